@@ -1,0 +1,57 @@
+# Every target sets itself up: a fresh machine needs only make and Python 3.11 or newer.
+PYTHON ?= python3
+JAX ?= 0.8.0
+
+VENV := .venv
+JAX_VENV := .venv-jax-$(JAX)
+BIN := $(VENV)/bin
+
+# Stamps carry the interpreter's name, so another PYTHON rebuilds the environment.
+MADE := .made-$(notdir $(PYTHON))
+PIP := -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help demo test check lint types test-jax clean
+.NOTPARALLEL:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+demo: $(VENV)/.demo  ## run the demo
+	$(BIN)/python -m braintrace demo
+
+test: $(VENV)/.dev  ## run the quick suite on two cores
+	$(BIN)/python -m pytest -q -n 2
+
+check: lint types test  ## everything CI runs
+
+lint: $(VENV)/.dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## pyright over src
+	$(BIN)/pyright
+
+test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
+	$(JAX_VENV)/bin/python -m pytest -q -n 2
+
+clean:  ## remove environments, caches and build outputs
+	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .hypothesis build dist out
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+%/$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'braintrace needs Python 3.11 or newer: name one with PYTHON=/path/to/python3.11.' >&2; exit 1; }
+	$(PYTHON) -m venv --clear $*
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/$(MADE) pyproject.toml
+	$(BIN)/python $(PIP) -e '.[plot,progress]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/$(MADE) pyproject.toml
+	$(BIN)/python $(PIP) -e '.[dev]'
+	@touch $@
+
+$(JAX_VENV)/.dev: $(JAX_VENV)/$(MADE) pyproject.toml
+	$(JAX_VENV)/bin/python $(PIP) 'jax==$(JAX)' 'jaxlib==$(JAX)' -e '.[dev]'
+	@touch $@

@@ -1,0 +1,56 @@
+"""Online learning of recurrent and spiking networks in JAX."""
+
+from . import nn as nn
+from . import verify as verify
+from ._errors import CompilationError as CompilationError
+from ._errors import NotSupportedError as NotSupportedError
+from ._version import __version__ as __version__
+from .frontend import ETraceGraph as ETraceGraph
+from .frontend import ModuleInfo as ModuleInfo
+from .frontend import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
+from .frontend import add_hidden_perturbation_in_module as add_hidden_perturbation_in_module
+from .frontend import compile_etrace_graph as compile_etrace_graph
+from .frontend import extract_module_info as extract_module_info
+from .frontend import find_hidden_groups_from_minfo as find_hidden_groups_from_minfo
+from .frontend import find_hidden_groups_from_module as find_hidden_groups_from_module
+from .frontend import (
+    find_hidden_param_op_relations_from_minfo as find_hidden_param_op_relations_from_minfo,
+)
+from .frontend import (
+    find_hidden_param_op_relations_from_module as find_hidden_param_op_relations_from_module,
+)
+from .graph import CompilationRecord as CompilationRecord
+from .graph import CompilationReport as CompilationReport
+from .graph import DiagnosticKind as DiagnosticKind
+from .graph import DiagnosticLevel as DiagnosticLevel
+from .graph import HiddenGroup as HiddenGroup
+from .graph import HiddenParamOpRelation as HiddenParamOpRelation
+from .graph import HiddenPerturbation as HiddenPerturbation
+from .learner import D_RTRL as D_RTRL
+from .learner import ES_D_RTRL as ES_D_RTRL
+from .learner import EligibilityTrace as EligibilityTrace
+from .learner import ETraceAlgorithm as ETraceAlgorithm
+from .learner import ETraceGraphExecutor as ETraceGraphExecutor
+from .learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
+from .learner import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
+from .learner import ETraceVmap as ETraceVmap
+from .learner import GradExpon as GradExpon
+from .learner import IODimVjpAlgorithm as IODimVjpAlgorithm
+from .learner import MultiStepData as MultiStepData
+from .learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from .learner import SequenceDriverMixin as SequenceDriverMixin
+from .learner import SingleStepData as SingleStepData
+from .learner import compile as compile
+from .learner import pp_prop as pp_prop
+from .ops import ETPPrimitive as ETPPrimitive
+from .ops import conv as conv
+from .ops import einsum as einsum
+from .ops import element_wise as element_wise
+from .ops import embedding as embedding
+from .ops import grouped_matmul as grouped_matmul
+from .ops import lora_matmul as lora_matmul
+from .ops import matmul as matmul
+from .ops import register_primitive as register_primitive
+from .ops import sparse_matmul as sparse_matmul
+
+__version_info__ = tuple(int(part) for part in __version__.split("."))

@@ -1,0 +1,25 @@
+"""The two error types of the library and the four-part message."""
+
+from __future__ import annotations
+
+
+class CompilationError(Exception):
+    """The model cannot be turned into an online learner; the message says why and what to do."""
+
+    __module__ = "braintrace"
+
+
+class NotSupportedError(Exception):
+    """The request is understood, but no correct answer exists for it."""
+
+    __module__ = "braintrace"
+
+
+def message(what: str, *, where: str | None = None, why: str, do: str) -> str:
+    """Compose an error text: what is wrong, where in the user's code, why, and what to do."""
+    lines = [what]
+    if where:
+        lines.append(f"  where: {where}")
+    lines.append(f"  why:   {why}")
+    lines.append(f"  do:    {do}")
+    return "\n".join(lines)

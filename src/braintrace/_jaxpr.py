@@ -1,0 +1,393 @@
+"""Everything that touches JAX internals: programs, their evaluation, primitives, source lines.
+
+A `Program` is a jaxpr with the calls inlined, in three kinds of record (`Var`, `Const`,
+`Equation`) that do not differ between JAX versions. The rest of the library sees only these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import source_info_util
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+Array = jax.Array
+
+# Calls that mean nothing beyond the equations inside them.
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
+_CUSTOM_DERIVATIVE = {"custom_jvp_call", "custom_vjp_call"}
+
+
+# Primitives whose output element depends on the operands' elements at the same place only.
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
+    ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne
+    neg nextafter not or polygamma population_count pow real reduce_precision rem round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeta
+    """.split()
+)
+
+
+# ------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Var:
+    """A value computed by a program; compared by identity."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def is_inexact(self) -> bool:
+        return is_inexact(self.dtype)
+
+    @property
+    def is_complex(self) -> bool:
+        return jax.dtypes.issubdtype(self.dtype, np.complexfloating)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Const:
+    """A literal written into the program."""
+
+    value: Any
+
+
+Atom = Var | Const
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    """One primitive applied to atoms."""
+
+    primitive: Any
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    params: dict[str, Any]
+    source: Any
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+    def where(self) -> str | None:
+        """The user's own file and line that made this equation."""
+        return user_line(self.source)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Program:
+    """A straight-line program: `consts` (closed-over arrays) and `inputs` to `outputs`."""
+
+    consts: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether values of this type carry a derivative (floating or complex, no PRNG keys)."""
+    return jax.dtypes.issubdtype(dtype, np.inexact)
+
+
+# ------------------------------------------------------------------------------------ tracing
+
+
+def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
+    """Trace `fun` on flat arrays; returns the program and its closed-over values."""
+    return flatten(jax.make_jaxpr(fun)(*args))
+
+
+def flatten(closed: Any) -> tuple[Program, tuple[Any, ...]]:
+    """Inline every call of a closed jaxpr; returns the program and its closed-over values."""
+    jaxpr = open_jaxpr(closed)
+    env: dict[Any, Atom] = {}
+    consts = tuple(_fresh(v) for v in jaxpr.constvars)
+    inputs = tuple(_fresh(v) for v in jaxpr.invars)
+    env.update(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+    equations: list[Equation] = []
+    outputs = _inline(jaxpr, env, equations)
+    return Program(consts, inputs, tuple(equations), outputs), tuple(closed.consts)
+
+
+def _inline(jaxpr: Any, env: dict[Any, Atom], equations: list[Equation]) -> tuple[Atom, ...]:
+    def read(atom: Any) -> Atom:
+        return Const(atom.val) if hasattr(atom, "val") else env[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = tuple(read(a) for a in eqn.invars)
+        inner = _called(eqn)
+        if inner is not None:
+            sub = open_jaxpr(inner)
+            sub_env: dict[Any, Atom] = {
+                v: Const(c) for v, c in zip(sub.constvars, _consts(inner), strict=True)
+            }
+            sub_env.update(zip(sub.invars, inputs, strict=True))
+            env.update(zip(eqn.outvars, _inline(sub, sub_env, equations), strict=True))
+        else:
+            outputs = tuple(_fresh(v) for v in eqn.outvars)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            equations.append(
+                Equation(eqn.primitive, inputs, outputs, eqn.params, eqn.source_info)
+            )
+    return tuple(read(a) for a in jaxpr.outvars)
+
+
+def _called(eqn: Any) -> Any:
+    if eqn.primitive.name in _INLINED:
+        return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return None
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr of a closed jaxpr (newer JAX has one class for both)."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _consts(jaxpr: Any) -> Sequence[Any]:
+    return getattr(jaxpr, "consts", ())
+
+
+def _fresh(var: Any) -> Var:
+    return Var(tuple(var.aval.shape), var.aval.dtype)
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(open_jaxpr(item), "eqns"):
+                yield open_jaxpr(item)
+
+
+def inner_equations(eqn: Any) -> Iterator[Any]:
+    """All JAX equations nested anywhere inside an equation's parameters."""
+    for jaxpr in inner_jaxprs(eqn.params):
+        for inner in jaxpr.eqns:
+            yield inner
+            yield from inner_equations(inner)
+
+
+def fingerprint(program: Program, consts: Sequence[Any]) -> tuple:
+    """What an analysis of the program may depend on, hashable.
+
+    Floating values are left out (an analysis never reads them); integers count, since indices
+    decide which element is read.
+    """
+    number: dict[Var, int] = {}
+
+    def name(atom: Atom) -> Any:
+        if isinstance(atom, Const):
+            # A literal that belongs to a running trace must never be met again after it.
+            leaked = isinstance(atom.value, jax.core.Tracer)
+            return object() if leaked else _value_key(atom.value)
+        return number.setdefault(atom, len(number))
+
+    heads = [(name(v), v.shape, str(v.dtype)) for v in (*program.consts, *program.inputs)]
+    body = [
+        (
+            e.name,
+            tuple(name(a) for a in e.inputs),
+            tuple((name(v), v.shape, str(v.dtype)) for v in e.outputs),
+            tuple(sorted((k, _param_key(v)) for k, v in e.params.items())),
+        )
+        for e in program.equations
+    ]
+    values = tuple(_value_key(c) for c in consts)
+    return (tuple(heads), tuple(body), tuple(name(o) for o in program.outputs), values)
+
+
+def _value_key(value: Any) -> Any:
+    if isinstance(value, jax.core.Tracer) or is_inexact(jax.numpy.result_type(value)):
+        return ("value", np.shape(value), str(jax.numpy.result_type(value)))
+    if jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.extended):
+        return ("key",)
+    array = np.asarray(value)
+    return (array.shape, str(array.dtype), array.tobytes())
+
+
+def _param_key(value: Any) -> str:
+    # Functions print with an address that changes from trace to trace; what they compute is
+    # in the jaxprs printed beside them.
+    text = str(value)
+    return "" if " at 0x" in text or text.startswith("Wrapped function") else text
+
+
+# --------------------------------------------------------------------------------- evaluation
+
+
+def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+    """Apply an equation to values (concrete or traced); returns the list of its outputs."""
+    found = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
+    with source_info_util.user_context(
+        eqn.source.traceback, name_stack=eqn.source.name_stack
+    ):
+        out = eqn.primitive.bind(*subfuns, *values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def evaluate(
+    program: Program,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    apply: Callable[[Equation, list[Any]], list[Any]] = bind,
+) -> list[Any]:
+    """Run a program; `apply` may replace what an equation does."""
+    env: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
+    env.update(zip(program.inputs, inputs, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.value if isinstance(atom, Const) else env[atom]
+
+    for eqn in program.equations:
+        env.update(zip(eqn.outputs, apply(eqn, [read(a) for a in eqn.inputs]), strict=True))
+    return [read(o) for o in program.outputs]
+
+
+def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+    """Like `bind`, but a custom reverse rule can also be differentiated forward.
+
+    A `custom_vjp` gives only ct_in = B(ct_out). B is linear, so the tangent it stands for is its
+    transpose, out_t = B^T(in_t).
+    """
+    if eqn.name != "custom_vjp_call":
+        return bind(eqn, values)
+
+    @jax.custom_jvp
+    def call(*args):
+        return bind(eqn, args)
+
+    @call.defjvp
+    def _(primals, tangents):
+        moving = [i for i, t in enumerate(tangents) if t.dtype != jax.dtypes.float0]
+
+        def of_moving(*args):
+            full = list(primals)
+            for i, a in zip(moving, args, strict=True):
+                full[i] = a
+            return bind(eqn, full)
+
+        out, pullback = jax.vjp(of_moving, *(primals[i] for i in moving))
+        push = jax.linear_transpose(lambda ct: pullback(ct), out)
+        return out, push(tuple(tangents[i] for i in moving))[0]
+
+    return call(*values)
+
+
+# -------------------------------------------------------------------------------- source lines
+
+_OWN_FOLDERS = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
+
+
+def hide_frames_of(module: Any) -> None:
+    """Never name a line inside this package as the user's own line."""
+    folder = os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    if folder not in _OWN_FOLDERS:
+        _OWN_FOLDERS.append(folder)
+
+
+def user_line(source: Any) -> str | None:
+    """`file:line (function)` of the innermost frame that belongs to the user."""
+    if source is None or source.traceback is None:
+        return None
+    for frame in source_info_util.user_frames(source.traceback):
+        if not any(frame.file_name.startswith(folder) for folder in _OWN_FOLDERS):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return None
+
+
+# ---------------------------------------------------------------------------------- primitives
+
+
+class DerivedPrimitive(Primitive):
+    """A single-output primitive whose every JAX rule follows from one plain function.
+
+    The static parameter `mapped` lists the `vmap`s the primitive went through, innermost first,
+    each as one axis (or None) per operand. `twin(mapped_axes, operands)` may rebind a mapped
+    call as another primitive; it returns None to decline.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Array]):
+        super().__init__(name)
+        self.function = function
+        self.twin: Callable[..., Any] | None = None
+        self.def_impl(lambda *args, **params: self.apply(params)(*args))
+        self.def_abstract_eval(self._abstract)
+        mlir.register_lowering(
+            self,
+            mlir.lower_fun(
+                lambda *args, **params: self.apply(params)(*args), multiple_results=False
+            ),
+        )
+        ad.primitive_jvps[self] = self._jvp
+        ad.primitive_transposes[self] = self._transpose
+        batching.primitive_batchers[self] = self._batch
+
+    def apply(self, params: dict[str, Any]) -> Callable[..., Array]:
+        """The plain function of the operands, under its static parameters and `vmap`s."""
+        static = {k: v for k, v in params.items() if k != "mapped"}
+        fun = lambda *args: self.function(*args, **static)
+        for axes in params.get("mapped", ()):
+            fun = jax.vmap(fun, in_axes=axes)
+        return fun
+
+    def _abstract(self, *avals, **params):
+        out = jax.eval_shape(
+            self.apply(params), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+        )
+        return jax.core.ShapedArray(out.shape, out.dtype)
+
+    def _jvp(self, primals, tangents, **params):
+        out = self.bind(*primals, **params)
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+
+        def of_moving(*args):
+            full = list(primals)
+            for i, a in zip(moving, args, strict=True):
+                full[i] = a
+            return self.apply(params)(*full)
+
+        point = tuple(primals[i] for i in moving)
+        return out, jax.jvp(of_moving, point, tuple(tangents[i] for i in moving))[1]
+
+    def _transpose(self, ct, *operands, **params):
+        linear = [i for i, o in enumerate(operands) if ad.is_undefined_primal(o)]
+        if isinstance(ct, ad.Zero):
+            return [ad.Zero(operands[i].aval) if i in linear else None for i in range(len(operands))]
+
+        def of_linear(*args):
+            full = list(operands)
+            for i, a in zip(linear, args, strict=True):
+                full[i] = a
+            return self.apply(params)(*full)
+
+        shapes = [
+            jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear
+        ]
+        cts = iter(jax.linear_transpose(of_linear, *shapes)(ct))
+        return [next(cts) if i in linear else None for i in range(len(operands))]
+
+    def _batch(self, operands, axes, **params):
+        axes = tuple(a if isinstance(a, int) else None for a in axes)
+        if self.twin is not None and not params.get("mapped"):
+            out = self.twin(operands, axes, params)
+            if out is not None:
+                return out, 0
+        mapped = (*params.get("mapped", ()), axes)
+        return self.bind(*operands, **{**params, "mapped": mapped}), 0

@@ -1,0 +1,187 @@
+"""A step, or a window of steps, whose ordinary derivative is the learning rule's gradient.
+
+The memory of a rule enters as an identity on the entry states with a derivative of its own: the
+cotangent `lam` that reaches it becomes <lam, trace> on the parameters, and nothing goes on to the
+past. Everything else is ordinary reverse mode inside the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._jaxpr import Equation, bind, evaluate
+from ..graph import Graph, split_cotangents
+from ..rules import Rule
+from ._observe import observe
+from ._worlds import evaluate_cut
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The arrays of a step: closed-over constants, arguments, and the three kinds of state."""
+
+    consts: tuple[Any, ...]
+    args: tuple[Any, ...]
+    params: tuple[Any, ...]
+    hidden: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+
+jax.tree_util.register_dataclass(
+    Values, data_fields=["consts", "args", "params", "hidden", "others"], meta_fields=[]
+)
+
+
+def init_traces(graph: Graph, rule: Rule, values: Values) -> list[Any]:
+    """Traces before the first step."""
+    weights = graph.operands(values.consts, values.params)
+    return [rule.init(r, w) for r, w in zip(graph.relations, weights, strict=True)]
+
+
+def single_step(
+    graph: Graph, rule: Rule, values: Values, traces: Sequence[Any]
+) -> tuple[list[Any], Values, list[Any]]:
+    """One step with recurrent entries cut; returns (outputs, values with new states, traces)."""
+    traces = lax.stop_gradient(list(traces))
+    after = _advance(graph, rule, values, traces)
+    entry = _remember(graph, rule, values, traces, after)
+    inputs = inputs_of(graph, values, entry)
+    outs = evaluate_cut(graph, values.consts, inputs, _tapped(graph, rule, values, after))
+    return (*_outputs(graph, values, outs), after)
+
+
+def window_step(
+    graph: Graph, rule: Rule | None, values: Values, traces: Sequence[Any]
+) -> tuple[list[Any], Values, list[Any]]:
+    """One step inside a window: nothing is cut, nothing is remembered; no rule, no traces."""
+    after = _advance(graph, rule, values, lax.stop_gradient(list(traces))) if rule else []
+    outs = evaluate(graph.step.program, values.consts, inputs_of(graph, values))
+    return (*_outputs(graph, values, outs), after)
+
+
+def enter_window(graph: Graph, rule: Rule, values: Values, traces: Sequence[Any]) -> Values:
+    """The entry states of a window, remembering what the traces hold."""
+    hidden = _remember(graph, rule, values, lax.stop_gradient(list(traces)), None)
+    return Values(values.consts, values.args, values.params, hidden, values.others)
+
+
+def inputs_of(graph: Graph, values: Values, hidden: Sequence[Any] | None = None) -> list[Any]:
+    """The program's flat inputs, with other entry states if `hidden` is given."""
+    step = graph.step
+    hidden = values.hidden if hidden is None else hidden
+    inputs: list[Any] = [None] * len(step.program.inputs)
+    inputs[: step.n_args] = values.args
+    for leaves, arrays in (
+        (step.params, values.params),
+        (step.hidden, hidden),
+        (step.others, values.others),
+    ):
+        for leaf, array in zip(leaves, arrays, strict=True):
+            inputs[leaf.position] = array
+    return inputs
+
+
+def _outputs(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
+    step = graph.step
+    new = Values(
+        values.consts,
+        values.args,
+        values.params,
+        tuple(outs[leaf.output] for leaf in step.hidden),
+        tuple(outs[leaf.output] for leaf in step.others),
+    )
+    return outs[: step.n_outs], new
+
+
+def _advance(graph: Graph, rule: Rule, values: Values, traces: list[Any]) -> list[Any]:
+    still: Values = lax.stop_gradient(values)
+    weights = graph.operands(still.consts, still.params)
+    seen = observe(graph, still.consts, inputs_of(graph, still))
+    return [
+        rule.advance(r, eps, o.x, o.f, o.D, w)
+        for r, eps, o, w in zip(graph.relations, traces, seen, weights, strict=True)
+    ]
+
+
+def _remember(
+    graph: Graph, rule: Rule, values: Values, before: list[Any], after: list[Any] | None
+) -> tuple[Any, ...]:
+    @jax.custom_vjp
+    def remember(params, hidden, saved):
+        return hidden
+
+    def forward(params, hidden, saved):
+        return hidden, (params, hidden, saved)
+
+    def backward(kept, cotangents):
+        params, hidden, (consts, before, after) = kept
+        weights, pull = jax.vjp(lambda p: graph.operands(consts, p), params)
+        lam = split_cotangents(graph.tangent.components, cotangents)
+        grads = []
+        for i, r in enumerate(graph.relations):
+            dtype = jnp.result_type(*lam)
+            at = jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1)
+            if after is None:
+                g = rule.recall_window(r, before[i], at, weights[i])
+            else:
+                g = rule.recall(r, before[i], after[i], at, weights[i])
+            grads.append({k: g.get(k, jnp.zeros_like(w)) for k, w in weights[i].items()})
+        return pull(grads)[0], tuple(jnp.zeros_like(h) for h in hidden), None
+
+    remember.defvjp(forward, backward)
+    if not graph.relations:
+        return lax.stop_gradient(values.hidden)
+    saved = lax.stop_gradient((values.consts, before, after))
+    return remember(values.params, values.hidden, saved)
+
+
+def _tapped(graph: Graph, rule: Rule, values: Values, after: list[Any]):
+    """How to apply an equation: an operator whose weight gradient the rule replaces, or plainly."""
+    if rule.tap is None:
+        return bind
+    relation_of = {r.site.equation: r for r in graph.relations}
+
+    def apply(eqn: Equation, operands: list[Any]) -> list[Any]:
+        r = relation_of.get(eqn)
+        return bind(eqn, operands) if r is None else [_tap(rule, r, operands, after[r.index])]
+
+    return apply
+
+
+def _tap(rule: Rule, r: Any, operands: list[Any], after: Any) -> Array:
+    op, eqn = r.operator, r.site.equation
+
+    @jax.custom_vjp
+    def call(operands, after):
+        return bind(eqn, operands)[0]
+
+    def forward(operands, after):
+        return bind(eqn, operands)[0], (operands, after)
+
+    def backward(kept, ct):
+        operands, after = kept
+        raw = {k: operands[i] for k, i in op.positions.items()}
+        weights, pull = jax.vjp(op.effective, raw)
+        assert rule.tap is not None
+        grads = rule.tap(r, after, ct, weights)
+        at = op.primitive.x_invar_index
+        x = None if at is None else operands[at]
+        if len(grads) < len(weights):  # an operand that is not trained: its ordinary cotangent
+            grads = {**op.pull(x, ct, weights), **grads}
+        out: list[Any] = [None] * len(operands)
+        for k, g in pull(grads)[0].items():
+            out[op.positions[k]] = g
+        if at is not None and jnp.issubdtype(x.dtype, jnp.inexact):
+            out[at] = jax.vjp(lambda v: op.call(v, raw), x)[1](ct)[0]
+        return out, None
+
+    call.defvjp(forward, backward)
+    return call(operands, lax.stop_gradient(after))

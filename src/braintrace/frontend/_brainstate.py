@@ -1,0 +1,276 @@
+"""The brainstate front end: a module's `update` as a step with named slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+import saiunit as u
+
+from .._errors import NotSupportedError, message
+from .._jaxpr import Program, Var, flatten, hide_frames_of, is_inexact
+from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Leaf, Step
+
+Path = tuple[Any, ...]
+
+hide_frames_of(brainstate)
+hide_frames_of(u)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ModuleInfo:
+    """One traced call of a model.
+
+    `states` are the states the call touched, by path; `records` what was noticed on the way.
+    """
+
+    model: brainstate.nn.Module
+    step: Step
+    consts: tuple[Any, ...]
+    states: Mapping[Path, brainstate.State]
+    arg_tree: Any
+    out_tree: Any
+    records: tuple[CompilationRecord, ...]
+    closed_jaxpr: Any
+
+    @property
+    def jaxpr(self) -> Any:
+        """The traced jaxpr, as JAX prints it."""
+        return getattr(self.closed_jaxpr, "jaxpr", self.closed_jaxpr)
+
+    @property
+    def hidden_path_to_invar(self) -> dict[Path, Var]:
+        """Entry variable of every hidden state."""
+        return {leaf.path: self.step.entry(leaf) for leaf in self.step.hidden}
+
+    @property
+    def hidden_path_to_outvar(self) -> dict[Path, Any]:
+        """Exit variable of every hidden state."""
+        return {leaf.path: self.step.exit(leaf) for leaf in self.step.hidden}
+
+    @property
+    def weight_path_to_invars(self) -> dict[Path, tuple[Var, ...]]:
+        """Entry variables of every parameter's leaves."""
+        out: dict[Path, tuple[Var, ...]] = {}
+        for leaf in self.step.params:
+            out[leaf.path] = (*out.get(leaf.path, ()), self.step.entry(leaf))
+        return out
+
+    @property
+    def invar_to_weight_path(self) -> dict[Var, Path]:
+        return {v: path for path, vs in self.weight_path_to_invars.items() for v in vs}
+
+    def leaves(self, kind: str) -> tuple[Any, ...]:
+        """Current arrays of the `params`, `hidden` or `others` slots."""
+        flat: dict[Path, list[Any]] = {}
+        out = []
+        for leaf in getattr(self.step, kind):
+            if leaf.path not in flat:
+                flat[leaf.path] = jax.tree.leaves(self.states[leaf.path].value)
+            out.append(flat[leaf.path][leaf.index])
+        return tuple(out)
+
+    def write(self, kind: str, arrays: tuple[Any, ...]) -> None:
+        """Store new arrays in the states of the `hidden` or `others` slots."""
+        new: dict[Path, list[Any]] = {}
+        for leaf, array in zip(getattr(self.step, kind), arrays, strict=True):
+            if leaf.path not in new:
+                new[leaf.path] = jax.tree.leaves(self.states[leaf.path].value)
+            new[leaf.path][leaf.index] = array
+        for path, flat in new.items():
+            state = self.states[path]
+            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+
+
+ModuleInfo.__module__ = "braintrace"
+
+
+def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) -> ModuleInfo:
+    """Trace one call of a model and sort its states into parameters, hidden states and others.
+
+    Args:
+        model: a module with initialised states.
+        *args: arguments of one step.
+        **kwargs: keyword arguments of one step.
+
+    Raises:
+        TypeError: `model` is not a brainstate module.
+        NotSupportedError: the step writes a parameter.
+        ValueError: a state leaves the step with another shape, type or unit.
+    """
+    if not isinstance(model, brainstate.nn.Module):
+        raise TypeError(
+            message(
+                f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+                why="the compiler traces the `update` of a module and reads its states by path",
+                do="subclass brainstate.nn.Module and write one step of the network in `update`",
+            )
+        )
+    paths = {id(state): path for path, state in model.states().items()}
+    records: list[CompilationRecord] = []
+    stateful = brainstate.transform.StatefulFunction(
+        lambda *a, **k: model(*a, **k), return_only_write=False
+    )
+    stateful.make_jaxpr(*args, **kwargs)
+    key = stateful.get_arg_cache_key(*args, **kwargs)
+    closed = stateful.get_jaxpr_by_cache(key)
+    trace = stateful.get_state_trace_by_cache(key)
+    out_shapes, state_shapes = stateful.get_out_shapes_by_cache(key)
+    program, consts = flatten(closed)
+
+    states: dict[Path, brainstate.State] = {}
+    for i, state in enumerate(trace.states):
+        path = paths.get(id(state))
+        if path is None:
+            path = (f"_unknown_path_{i}",)
+            records.append(_mismatch(state, path))
+        states[path] = state
+    args_flat, arg_tree = jax.tree.flatten((args, kwargs))
+    step = _sort(program, states, trace.been_writen, state_shapes, len(args_flat), out_shapes)
+    records += _unused(model, states)
+    return ModuleInfo(
+        model,
+        step,
+        consts,
+        states,
+        arg_tree,
+        jax.tree.structure(out_shapes),
+        tuple(records),
+        closed,
+    )
+
+
+def _sort(
+    program: Program,
+    states: Mapping[Path, brainstate.State],
+    written: list[bool],
+    state_shapes: Any,
+    n_args: int,
+    out_shapes: Any,
+) -> Step:
+    n_outs = len(jax.tree.leaves(out_shapes))
+    read = {a for eqn in program.equations for a in eqn.inputs if isinstance(a, Var)}
+    params: list[Leaf] = []
+    hidden: list[Leaf] = []
+    others: list[Leaf] = []
+    position, output = n_args, n_outs
+    for (path, state), changed, new in zip(states.items(), written, state_shapes, strict=True):
+        count = len(jax.tree.leaves(state.value))
+        is_param = isinstance(state, brainstate.ParamState)
+        if is_param and changed:
+            raise NotSupportedError(_written_parameter(path, program, output))
+        if changed:
+            _check_kept(path, state, new, program, position, output)
+        for i in range(count):
+            var = program.inputs[position + i]
+            exits = [o for k, o in enumerate(program.outputs) if k != output + i]
+            is_read = var in read or any(o is var for o in exits)
+            recurrent = isinstance(state, brainstate.HiddenState) or is_read
+            channels = isinstance(state, brainstate.HiddenGroupState)
+            leaf = Leaf(path, i, position + i, output + i, channels)
+            if is_param:
+                params.append(leaf)
+            elif changed and recurrent and is_inexact(var.dtype):
+                hidden.append(leaf)
+            else:
+                others.append(leaf)
+        position += count
+        output += count
+    return Step(program, n_args, n_outs, tuple(params), tuple(hidden), tuple(others))
+
+
+def _where(program: Program, output: int) -> str | None:
+    atom = program.outputs[output]
+    return next((e.where() for e in program.equations if atom in e.outputs), None)
+
+
+def _name(path: Path) -> str:
+    return ".".join(str(p) for p in path)
+
+
+def _written_parameter(path: Path, program: Program, output: int) -> str:
+    return message(
+        f"the step writes the parameter {_name(path)}.",
+        where=_where(program, output),
+        why="weights must stay constant while a trace is built; a weight that changes inside the "
+        "step is a state",
+        do="keep it in a brainstate.HiddenState, or update the parameter outside `update`",
+    )
+
+
+def _check_kept(
+    path: Path, state: brainstate.State, new: Any, program: Program, position: int, output: int
+) -> None:
+    old_tree, new_tree = jax.tree.structure(state.value), jax.tree.structure(new)
+    if old_tree != new_tree:
+        raise ValueError(
+            message(
+                f"state {_name(path)} enters the step as {_describe(state.value)} and leaves it as "
+                f"{_describe(new)}.",
+                where=_where(program, output),
+                why="a state must keep its unit and structure from step to step",
+                do="convert the new value before you assign it",
+            )
+        )
+    for i in range(old_tree.num_leaves):
+        before, after = program.inputs[position + i], program.outputs[output + i]
+        shape = after.shape if isinstance(after, Var) else np.shape(after.value)
+        dtype = after.dtype if isinstance(after, Var) else jax.numpy.result_type(after.value)
+        if (before.shape, before.dtype) != (shape, dtype):
+            raise ValueError(
+                message(
+                    f"state {_name(path)} enters the step as {before.dtype}{list(before.shape)} and "
+                    f"leaves it as {dtype}{list(shape)}.",
+                    where=_where(program, output + i),
+                    why="a state must keep its shape and type from step to step; a missing or extra "
+                    "batch axis is the usual cause",
+                    do="initialise the state with the shape and type of its new value (for a batch: "
+                    "brainstate.nn.init_all_states(model, batch_size=...))",
+                )
+            )
+
+
+def _describe(value: Any) -> str:
+    parts = []
+    for x in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity)):
+        unit = f" in {x.unit}" if isinstance(x, u.Quantity) else ""
+        parts.append(f"{x.dtype}{list(x.shape)}{unit}")
+    return ", ".join(parts)
+
+
+def _mismatch(state: brainstate.State, path: Path) -> CompilationRecord:
+    return CompilationRecord(
+        DiagnosticKind.STATE_MISMATCH,
+        DiagnosticLevel.INFO,
+        f"the step touches a {type(state).__name__} that is not an attribute of the model "
+        f"(random number generators usually are not); it is called {path[0]} here.",
+    )
+
+
+def _unused(model: brainstate.nn.Module, states: Mapping[Path, Any]) -> list[CompilationRecord]:
+    out = []
+    for path, state in model.states().items():
+        if path in states:
+            continue
+        if isinstance(state, brainstate.ParamState):
+            out.append(
+                CompilationRecord(
+                    DiagnosticKind.PARAMETER_UNUSED,
+                    DiagnosticLevel.WARNING,
+                    f"parameter {_name(path)} is never read by the step; its gradient is zero.",
+                    weight_path=path,
+                )
+            )
+        else:
+            out.append(
+                CompilationRecord(
+                    DiagnosticKind.STATE_MISMATCH,
+                    DiagnosticLevel.INFO,
+                    f"state {_name(path)} is never touched by the step.",
+                )
+            )
+    return out

@@ -1,0 +1,166 @@
+"""The compiled graph of a brainstate model, and the functions that find its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import brainstate
+
+from .._errors import NotSupportedError, message
+from ..graph import (
+    CompilationRecord,
+    CompilationReport,
+    DiagnosticKind,
+    Graph,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    HiddenPerturbation,
+    analyse,
+)
+from ._brainstate import ModuleInfo, Path, extract_module_info
+
+
+class ETraceGraph(NamedTuple):
+    """What a model's step consists of, seen by a learning rule."""
+
+    module_info: ModuleInfo
+    hidden_groups: tuple[HiddenGroup, ...]
+    hid_path_to_group: Mapping[Path, HiddenGroup]
+    hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
+    hidden_perturb: HiddenPerturbation | None
+    diagnostics: tuple[CompilationRecord, ...]
+    analysis: Graph
+
+    @property
+    def report(self) -> CompilationReport:
+        """A readable summary."""
+        return CompilationReport(
+            self.hidden_groups,
+            self.hidden_param_op_relations,
+            self.diagnostics,
+            [leaf.path for leaf in self.module_info.step.others],
+        )
+
+    def explain(
+        self,
+        *,
+        weight_path: Path | None = None,
+        hidden_path: Path | None = None,
+        kind: DiagnosticKind | None = None,
+    ) -> tuple[CompilationRecord, ...]:
+        """The diagnostics about one weight, one state or of one kind."""
+        return tuple(
+            d
+            for d in self.diagnostics
+            if (weight_path is None or d.weight_path == tuple(weight_path))
+            and (hidden_path is None or tuple(hidden_path) in d.hidden_paths)
+            and (kind is None or d.kind == kind)
+        )
+
+    def call_hidden_perturb(self, inputs: Sequence[Any], perturb_data: Sequence[Any]) -> list[Any]:
+        """Run the perturbed step on flat inputs."""
+        if self.hidden_perturb is None:
+            raise ValueError("the graph was compiled with include_hidden_perturb=False.")
+        return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
+
+    def dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return self._asdict()
+
+
+ETraceGraph.__module__ = "braintrace"
+
+
+def compile_etrace_graph(
+    model: brainstate.nn.Module,
+    *model_args: Any,
+    include_hidden_perturb: bool = True,
+    include_recurrent_mixing: bool = False,
+    **kwargs: Any,
+) -> ETraceGraph:
+    """Trace one step of a model and find its hidden groups and weight relations.
+
+    Args:
+        model: a module with initialised states.
+        *model_args: arguments of one step.
+        include_hidden_perturb: also build the perturbed step.
+        include_recurrent_mixing: reserved for rules that keep recurrent crossings.
+        **kwargs: keyword arguments of one step.
+
+    Raises:
+        NotSupportedError: recurrent mixing was asked for, or the step writes a parameter.
+    """
+    if include_recurrent_mixing:
+        raise NotSupportedError(
+            message(
+                "include_recurrent_mixing=True is not available.",
+                why="no rule of this version keeps paths through operators in the transition",
+                do="leave it out; windows (vjp_method='multi-step') keep recurrent paths exactly",
+            )
+        )
+    return graph_of(extract_module_info(model, *model_args, **kwargs), include_hidden_perturb)
+
+
+def graph_of(minfo: ModuleInfo, include_hidden_perturb: bool = True) -> ETraceGraph:
+    """The graph of a traced model."""
+    found = analyse(minfo.step, minfo.consts, minfo.states.get, minfo.records)
+    perturb = add_hidden_perturbation_from_minfo(minfo) if include_hidden_perturb else None
+    return ETraceGraph(
+        minfo,
+        found.groups,
+        _by_path(found.groups),
+        found.relations,
+        perturb,
+        found.records,
+        found,
+    )
+
+
+def _by_path(groups: Sequence[HiddenGroup]) -> dict[Path, HiddenGroup]:
+    return {path: g for g in groups for path in g.hidden_paths}
+
+
+def find_hidden_groups_from_minfo(
+    minfo: ModuleInfo,
+) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
+    """The hidden groups of a traced model, and the group of each state path."""
+    groups = graph_of(minfo, False).hidden_groups
+    return groups, _by_path(groups)
+
+
+def find_hidden_groups_from_module(
+    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
+    """The hidden groups of a model, and the group of each state path."""
+    return find_hidden_groups_from_minfo(extract_module_info(model, *args, **kwargs))
+
+
+def find_hidden_param_op_relations_from_minfo(
+    minfo: ModuleInfo, hid_path_to_group: Mapping[Path, HiddenGroup] | None = None
+) -> tuple[HiddenParamOpRelation, ...]:
+    """The weight relations of a traced model, only those into the given groups if any."""
+    relations = graph_of(minfo, False).hidden_param_op_relations
+    if hid_path_to_group is None:
+        return relations
+    return tuple(r for r in relations if any(p in hid_path_to_group for p in r.connected_hidden_paths))
+
+
+def find_hidden_param_op_relations_from_module(
+    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+) -> tuple[HiddenParamOpRelation, ...]:
+    """The weight relations of a model."""
+    return find_hidden_param_op_relations_from_minfo(extract_module_info(model, *args, **kwargs))
+
+
+def add_hidden_perturbation_from_minfo(minfo: ModuleInfo) -> HiddenPerturbation:
+    """The step of a traced model with a perturbation added to every new hidden state."""
+    states = tuple(minfo.states[leaf.path] for leaf in minfo.step.hidden)
+    return HiddenPerturbation(minfo.step, minfo.consts, states)
+
+
+def add_hidden_perturbation_in_module(
+    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+) -> HiddenPerturbation:
+    """The step of a model with a perturbation added to every new hidden state."""
+    return add_hidden_perturbation_from_minfo(extract_module_info(model, *args, **kwargs))

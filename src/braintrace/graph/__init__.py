@@ -1,0 +1,16 @@
+"""Analyses of a step: what reaches what, element by element."""
+
+from ._diagnostics import CompilationRecord as CompilationRecord
+from ._diagnostics import DiagnosticKind as DiagnosticKind
+from ._diagnostics import DiagnosticLevel as DiagnosticLevel
+from ._graph import Graph as Graph
+from ._graph import analyse as analyse
+from ._groups import HiddenGroup as HiddenGroup
+from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
+from ._slots import Slots as Slots
+from ._step import Leaf as Leaf
+from ._step import Step as Step
+from ._step import split_cotangents as split_cotangents
+from ._tangent import Pushed as Pushed
+from ._perturb import HiddenPerturbation as HiddenPerturbation
+from ._report import CompilationReport as CompilationReport

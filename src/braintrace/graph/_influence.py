@@ -1,0 +1,322 @@
+"""Influence maps: which source elements does each element of each tangent read?
+
+The abstract value of a variable is an integer array of its own shape with one more axis, the
+sources each element reads (NONE pads). Data movement is executed on these arrays; element-wise
+equations take the union; every other equation mixes elements: it is cut, its result counts as a
+constant, and what was cut is recorded. Sources are numbered through all entries, then all taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Var, bind
+from ._tangent import Tangent
+
+NONE = -1
+_MOST_SOURCES = 64  # per element; a union larger than this counts as mixing
+_MOST_KNOWN = 1 << 22  # elements of an integer array that is worth computing at compile time
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cut:
+    """An equation whose tangent is dropped, and the sources (by number) that reached it."""
+
+    equation: int
+    sources: frozenset[int]
+    reason: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Influence:
+    """The result of the walk.
+
+    `rows[c]` is (size of component c, m): the sources of each exit element. `offsets[s]` is the
+    number of the first element of source s (entries, then tap parts; one past the end last).
+    `lost[c]` are the cuts on paths that would have reached component c.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    offsets: np.ndarray
+    cuts: tuple[Cut, ...]
+    lost: tuple[frozenset[int], ...]
+
+    def source_of(self, elements: np.ndarray) -> np.ndarray:
+        """Which source an element number belongs to."""
+        return np.searchsorted(self.offsets, elements, side="right") - 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Value:
+    sources: np.ndarray  # (*shape, m)
+    lost: frozenset[int]  # positions in the list of cuts
+
+
+def influence(tangent: Tangent, known_inputs: dict[Var, np.ndarray]) -> Influence:
+    """Walk the tangent program; `known_inputs` are integer inputs whose value is known."""
+    sources = [*tangent.entries, *(v for tap in tangent.taps for v in tap)]
+    offsets = np.cumsum([0, *(v.size for v in sources)])
+    env: dict[Var, _Value] = {}
+    known: dict[Var, np.ndarray] = dict(known_inputs)
+    cuts: list[Cut] = []
+    for var, start in zip(sources, offsets[:-1], strict=True):
+        own = np.arange(start, start + var.size).reshape((*var.shape, 1))
+        env[var] = _Value(own, frozenset())
+
+    def value_of(atom: Atom) -> _Value | None:
+        return env.get(atom) if isinstance(atom, Var) else None
+
+    def known_of(atom: Atom) -> np.ndarray | None:
+        if isinstance(atom, Const):
+            return None if isinstance(atom.value, jax.core.Tracer) else atom.value
+        return known.get(atom)
+
+    for i, eqn in enumerate(tangent.program.equations):
+        values = [value_of(a) for a in eqn.inputs]
+        if all(v is None for v in values):
+            _fold(eqn, [known_of(a) for a in eqn.inputs], known)
+            continue
+        if eqn.name == "stop_gradient":
+            continue
+        lost = frozenset().union(*(v.lost for v in values if v is not None))
+        arrays = [None if v is None else v.sources for v in values]
+        result = _apply(eqn, arrays, [known_of(a) for a in eqn.inputs])
+        if isinstance(result, str):
+            met = [a[a != NONE] for a in arrays if a is not None]
+            numbers = np.unique(np.searchsorted(offsets, np.concatenate(met), side="right") - 1)
+            cuts.append(Cut(i, frozenset(numbers.tolist()), result))
+            lost |= {len(cuts) - 1}
+            result = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+        for var, array in zip(eqn.outputs, result, strict=True):
+            env[var] = _Value(array, lost)
+
+    rows, lost_at = [], []
+    for component, atom in zip(tangent.components, tangent.exits, strict=True):
+        value = value_of(atom)
+        size = int(np.prod(component.shape, dtype=np.int64))
+        rows.append(np.full((size, 0), NONE) if value is None else value.sources.reshape(size, -1))
+        lost_at.append(frozenset() if value is None else value.lost)
+    return Influence(tuple(rows), offsets, tuple(cuts), tuple(lost_at))
+
+
+def _fold(eqn: Equation, values: list[Any], known: dict[Var, np.ndarray]) -> None:
+    """Compute integers that depend on nothing: indices of gathers, slices and rolls."""
+    small = all(v.size <= _MOST_KNOWN for v in eqn.outputs)
+    plain = all(np.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
+    if not (small and plain and all(v is not None for v in values)):
+        return
+    with jax.ensure_compile_time_eval():
+        out = bind(eqn, values)
+    known.update((var, np.asarray(o)) for var, o in zip(eqn.outputs, out, strict=True))
+
+
+# A rule returns the source arrays of the outputs, or the reason why the equation mixes.
+Sources = np.ndarray | None
+Result = list[np.ndarray] | str
+
+
+def _apply(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    if eqn.name in ELEMENTWISE:
+        return _elementwise(eqn, arrays, known)
+    return _RULES.get(eqn.name, _mixing)(eqn, arrays, known)
+
+
+def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    return f"{eqn.name} mixes elements"
+
+
+def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Sets of sources per element: sorted, without doubles, as narrow as possible."""
+    if len(arrays) == 1:
+        return arrays[0]
+    both = np.sort(np.concatenate(arrays, axis=-1), axis=-1)[..., ::-1]
+    if both.shape[-1] > 1:
+        double = np.concatenate(
+            [np.zeros((*both.shape[:-1], 1), bool), both[..., 1:] == both[..., :-1]], axis=-1
+        )
+        both = np.sort(np.where(double, NONE, both), axis=-1)[..., ::-1]
+    width = int((both != NONE).sum(-1).max(initial=0))
+    return both[..., :width]
+
+
+def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    shape = eqn.outputs[0].shape
+    moving = [a for a in arrays if a is not None]
+    moving = [a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving]
+    out = union(moving)
+    if out.shape[-1] > _MOST_SOURCES:
+        return f"{eqn.name} joins more than {_MOST_SOURCES} elements"
+    return [out]
+
+
+def _columns(move: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Apply a data movement to each column of sources."""
+    return np.moveaxis(np.stack([move(c) for c in np.moveaxis(array, -1, 0)]), 0, -1)
+
+
+def _move(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]):
+    def rule(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+        array = arrays[0]
+        assert array is not None
+        if array.shape[-1] == 0:
+            return [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+        return [_columns(make(eqn), array)]
+
+    return rule
+
+
+def _broadcast_in_dim(eqn: Equation):
+    shape, dims = eqn.outputs[0].shape, eqn.params["broadcast_dimensions"]
+
+    def move(a: np.ndarray) -> np.ndarray:
+        full = [1] * len(shape)
+        for n, d in zip(a.shape, dims, strict=True):
+            full[d] = n
+        return np.broadcast_to(a.reshape(full), shape)
+
+    return move
+
+
+def _slice(eqn: Equation):
+    p = eqn.params
+    strides = p["strides"] or (1,) * len(p["start_indices"])
+    at = tuple(map(slice, p["start_indices"], p["limit_indices"], strides))
+    return lambda a: a[at]
+
+
+def _padded(a: np.ndarray, config: Any) -> np.ndarray:
+    for axis, (low, high, inner) in enumerate(config):
+        n = a.shape[axis]
+        shape = list(a.shape)
+        shape[axis] = max(n + (n - 1) * inner, 0) if n else 0
+        wide = np.full(shape, NONE)
+        wide[(slice(None),) * axis + (slice(None, None, inner + 1),)] = a
+        widths = [(0, 0)] * a.ndim
+        widths[axis] = (max(low, 0), max(high, 0))
+        wide = np.pad(wide, widths, constant_values=NONE)
+        stop = wide.shape[axis] - max(-high, 0)
+        a = wide[(slice(None),) * axis + (slice(max(-low, 0), stop),)]
+    return a
+
+
+def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, filler = arrays
+    config = eqn.params["padding_config"]
+    shape = eqn.outputs[0].shape
+    out = []
+    if array is not None:
+        out.append(_columns(lambda a: _padded(a, config), array) if array.shape[-1] else np.full((*shape, 0), NONE))
+    if filler is not None:
+        out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
+    return [union(out)]
+
+
+def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    parts = []
+    for atom, a in zip(eqn.inputs, arrays, strict=True):
+        shape = np.shape(atom.value) if isinstance(atom, Const) else atom.shape
+        part = np.full((*shape, width), NONE)
+        if a is not None:
+            part[..., : a.shape[-1]] = a
+        parts.append(part)
+    return [np.concatenate(parts, axis=eqn.params["dimension"])]
+
+
+def _split(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, axis = arrays[0], eqn.params["axis"]
+    assert array is not None
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis=axis)
+
+
+def _reduce(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, axes = arrays[0], eqn.params["axes"]
+    assert array is not None
+    if any(array.shape[a] != 1 for a in axes):
+        return f"{eqn.name} sums over units"
+    return [array.reshape((*eqn.outputs[0].shape, array.shape[-1]))]
+
+
+def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    # Without a contraction (or over an axis of length one) a product only moves and broadcasts.
+    contract, batch = eqn.params["dimension_numbers"]
+    shapes = [np.shape(a.value) if isinstance(a, Const) else a.shape for a in eqn.inputs]
+    if any(shapes[0][a] != 1 for a in contract[0]):
+        return "a matrix product mixes units"
+    free = [[i for i in range(len(s)) if i not in contract[k] and i not in batch[k]] for k, s in enumerate(shapes)]
+    out = []
+    for side, array in enumerate(arrays):
+        if array is None:
+            continue
+        order = [*batch[side], *free[side], *contract[side]]
+        moved = array.transpose([*order, array.ndim - 1])
+        nb, nf = len(batch[side]), len(free[side])
+        head = moved.shape[:nb]
+        own = moved.shape[nb : nb + nf]
+        other = (1,) * len(free[1 - side])
+        spread = (*head, *(other + own if side else own + other), array.shape[-1])
+        out.append(np.broadcast_to(moved.reshape(spread), (*eqn.outputs[0].shape, array.shape[-1])))
+    return [union(out)]
+
+
+def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """Gathers and slices at known places: run them on the source numbers."""
+    if any(k is None for k in known[1:]):
+        return f"{eqn.name} at an index that is not known at compile time"
+    array = arrays[0]
+    if array is None or any(a is not None for a in arrays[1:]):
+        return _mixing(eqn, arrays, known)
+    return [_columns(lambda a: _run(eqn, [a, *known[1:]]), array)]
+
+
+def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`scatter` and `dynamic_update_slice` at known places."""
+    first = 2 if eqn.name == "dynamic_update_slice" else 1
+    indices = known[first:] if first == 2 else known[1:2]
+    if any(k is None for k in indices):
+        return f"{eqn.name} at an index that is not known at compile time"
+    update_at = 1 if first == 2 else 2
+    shapes = [np.shape(a.value) if isinstance(a, Const) else a.shape for a in eqn.inputs]
+    width = max(a.shape[-1] for a in arrays if a is not None)
+
+    def column(at: int, k: int) -> np.ndarray:
+        a = arrays[at]
+        return a[..., k] if a is not None and k < a.shape[-1] else np.full(shapes[at], NONE)
+
+    columns = []
+    for k in range(width):
+        values: list[Any] = list(known)
+        values[0], values[update_at] = column(0, k), column(update_at, k)
+        columns.append(_run(eqn, values))
+    return [np.stack(columns, axis=-1)]
+
+
+def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        out = bind(eqn, [jax.numpy.asarray(v) for v in values])[0]
+    return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
+
+
+_RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
+    "broadcast_in_dim": _move(_broadcast_in_dim),
+    "reshape": _move(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "squeeze": _move(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "expand_dims": _move(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "transpose": _move(lambda e: lambda a: a.transpose(e.params["permutation"])),
+    "rev": _move(lambda e: lambda a: np.flip(a, e.params["dimensions"])),
+    "slice": _move(_slice),
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "split": _split,
+    "reduce_sum": _reduce,
+    "dot_general": _dot_general,
+    "gather": _indexed,
+    "dynamic_slice": _indexed,
+    "scatter": _overwrite,
+    "dynamic_update_slice": _overwrite,
+}

@@ -1,0 +1,72 @@
+"""A step whose new hidden states take an additive perturbation: dL/dp is dL/dh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jaxpr import Var, bind, evaluate
+from ._groups import HiddenGroup
+from ._step import Path, Step
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HiddenPerturbation:
+    """The step with `h = h_raw + p` at every hidden state; later readers in the step see `h`."""
+
+    step: Step
+    consts: tuple[Any, ...]
+    perturb_hidden_states: tuple[Any, ...] = ()
+
+    @property
+    def perturb_vars(self) -> tuple[Any, ...]:
+        return tuple(self.step.exit(leaf) for leaf in self.step.hidden)
+
+    @property
+    def perturb_hidden_paths(self) -> tuple[Path, ...]:
+        return tuple(leaf.path for leaf in self.step.hidden)
+
+    def init_perturb_data(self) -> list[Array]:
+        """Zeros, one array per hidden state."""
+        entries = [self.step.entry(leaf) for leaf in self.step.hidden]
+        return [jnp.zeros(v.shape, v.dtype) for v in entries]
+
+    def eval_jaxpr(self, inputs: Sequence[Any], perturb_data: Sequence[Array]) -> list[Any]:
+        """Run the step on its flat inputs with the perturbations added."""
+        step = self.step
+        if len(perturb_data) != len(step.hidden):
+            raise ValueError(f"expected {len(step.hidden)} perturbations, got {len(perturb_data)}.")
+        added: dict[Var, list[Array]] = {}
+        for leaf, p in zip(step.hidden, perturb_data, strict=True):
+            added.setdefault(step.exit(leaf), []).append(p)
+        made = {o for eqn in step.program.equations for o in eqn.outputs}
+
+        def apply(eqn, values):
+            outs = bind(eqn, values)
+            return [
+                sum(added[v], out) if v in added else out
+                for v, out in zip(eqn.outputs, outs, strict=True)
+            ]
+
+        outs = evaluate(step.program, self.consts, inputs, apply)
+        for leaf, p in zip(step.hidden, perturb_data, strict=True):
+            if step.exit(leaf) not in made:  # the state is an input passed on, or a constant
+                outs[leaf.output] = outs[leaf.output] + p
+        return outs
+
+    def perturb_data_to_hidden_group_data(
+        self, data: Sequence[Array], groups: Sequence[HiddenGroup]
+    ) -> list[Array]:
+        """Stack per-state arrays into one array per group."""
+        if len(data) != len(self.step.hidden):
+            raise ValueError(f"expected {len(self.step.hidden)} arrays, got {len(data)}.")
+        return [g.concat_hidden([data[i] for i in g.leaves]) for g in groups]
+
+
+HiddenPerturbation.__module__ = "braintrace"

@@ -1,0 +1,87 @@
+"""A read-only summary of what the compiler found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
+from ._groups import HiddenGroup
+from ._relations import HiddenParamOpRelation
+from ._step import Path
+
+_EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded")}
+
+
+class CompilationReport:
+    """Groups, traced weights, untraced weights and diagnostics of a compiled graph."""
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        hidden_groups: Sequence[HiddenGroup],
+        relations: Sequence[HiddenParamOpRelation],
+        diagnostics: Sequence[CompilationRecord],
+        dynamic_states: Sequence[Path] = (),
+    ):
+        self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
+        self.etrace_weights = [
+            (path, [g.index for g in r.hidden_groups])
+            for r in relations
+            for path in r.trainable_paths.values()
+        ]
+        self.excluded_weights: list[tuple[Path, str | None]] = [
+            (d.weight_path, d.kind.value)
+            for d in diagnostics
+            if d.kind in _EXCLUDED and d.weight_path is not None
+        ]
+        self.diagnostics = tuple(diagnostics)
+        self.dynamic_states = list(dynamic_states)
+        self._operators = {r.weight_path: r.primitive.name for r in relations}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers of groups, traced and untraced weights, warnings and errors."""
+        levels = [d.level for d in self.diagnostics]
+        return {
+            "hidden_groups": len(self.hidden_groups),
+            "etrace_weights": len(self.etrace_weights),
+            "excluded_weights": len(self.excluded_weights),
+            "warnings": levels.count(DiagnosticLevel.WARNING),
+            "errors": levels.count(DiagnosticLevel.ERROR),
+        }
+
+    def to_str(self, level: int = 1) -> str:
+        """The report as text; level 2 adds every warning, level 3 every diagnostic."""
+        lines = ["=" * 120, "Hidden groups"]
+        for index, paths in self.hidden_groups:
+            lines.append(f"  {index}: {', '.join(map(_name, paths))}")
+        if self.dynamic_states:
+            lines += ["Other states", *(f"  {_name(p)}" for p in self.dynamic_states)]
+        lines.append("Weights with an eligibility trace")
+        for path, groups in self.etrace_weights:
+            operator = self._operators.get(path, "")
+            lines.append(f"  {_name(path)}  {operator}  -> groups {groups}")
+        if self.excluded_weights:
+            lines.append("Weights trained by their gradient within the step")
+            lines += [f"  {_name(path)}  ({reason})" for path, reason in self.excluded_weights]
+        if level >= 2:
+            shown = [d for d in self.diagnostics if level >= 3 or d.level != DiagnosticLevel.INFO]
+            lines += ["Diagnostics"] * bool(shown)
+            lines += [f"  [{d.level.value}] {d.message}" for d in shown]
+        lines.append("=" * 120)
+        return "\n".join(lines)
+
+    def show(self, level: int = 1, *, file: TextIO | None = None) -> None:
+        """Print the report."""
+        print(self.to_str(level), file=file or sys.stdout)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{k}={v}" for k, v in self.counts.items())
+        return f"CompilationReport({counts})"
+
+
+def _name(path: Any) -> str:
+    return ".".join(str(p) for p in path)

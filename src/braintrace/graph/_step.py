@@ -1,0 +1,111 @@
+"""What a front end hands over: one step of a network as a program with named slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jaxpr import Program, Var
+
+Array = jax.Array
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of one named state: where it enters the program and where it leaves.
+
+    `channels` marks a state whose last axis counts the variables of one unit, not units.
+    """
+
+    path: Path
+    index: int
+    position: int
+    output: int
+    channels: bool = False
+
+    @property
+    def name(self) -> str:
+        dotted = ".".join(str(p) for p in self.path)
+        return f"{dotted}[{self.index}]" if self.index else dotted
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One step: program inputs are arguments, then states; outputs are results, then states."""
+
+    program: Program
+    n_args: int
+    n_outs: int
+    params: tuple[Leaf, ...]
+    hidden: tuple[Leaf, ...]
+    others: tuple[Leaf, ...]
+
+    def entry(self, leaf: Leaf) -> Var:
+        return self.program.inputs[leaf.position]
+
+    def exit(self, leaf: Leaf) -> Any:
+        return self.program.outputs[leaf.output]
+
+
+# A state is differentiated in real coordinates: a complex array counts as two components, an
+# array with channels as one per channel. Each component has one scalar per unit.
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One real number per unit: a part of a hidden leaf."""
+
+    leaf: int
+    channel: int | None
+    imaginary: bool
+    shape: tuple[int, ...]
+
+
+def components_of(step: Step) -> tuple[Component, ...]:
+    """The real components of all hidden leaves, in order."""
+    out = []
+    for i, leaf in enumerate(step.hidden):
+        var = step.entry(leaf)
+        shape = var.shape[:-1] if leaf.channels else var.shape
+        for channel in range(var.shape[-1]) if leaf.channels else (None,):
+            out += [Component(i, channel, im, shape) for im in ((False, True) if var.is_complex else (False,))]
+    return tuple(out)
+
+
+def split(components: Sequence[Component], leaves: Sequence[Array]) -> list[Array]:
+    """Real components of the hidden leaves."""
+    out = []
+    for c in components:
+        value = leaves[c.leaf] if c.channel is None else leaves[c.leaf][..., c.channel]
+        if jnp.iscomplexobj(value):
+            value = value.imag if c.imaginary else value.real
+        out.append(value)
+    return out
+
+
+def split_cotangents(components: Sequence[Component], leaves: Sequence[Array]) -> list[Array]:
+    """Real components of cotangents: JAX's cotangent of a + ib is dL/da - i dL/db."""
+    out = split(components, leaves)
+    return [-v if c.imaginary else v for c, v in zip(components, out, strict=True)]
+
+
+def join(components: Sequence[Component], values: Sequence[Array], n_leaves: int) -> list[Array]:
+    """The hidden leaves of real components; the inverse of `split`."""
+    out: list[Array] = []
+    for i in range(n_leaves):
+        parts = [(c, v) for c, v in zip(components, values, strict=True) if c.leaf == i]
+        if any(c.imaginary for c, _ in parts):
+            parts = [
+                (re[0], jax.lax.complex(re[1], im[1]))
+                for re, im in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        if parts[0][0].channel is None:
+            out.append(parts[0][1])
+        else:
+            out.append(jnp.stack([v for _, v in parts], axis=-1))
+    return out

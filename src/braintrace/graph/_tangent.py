@@ -1,0 +1,190 @@
+"""The linear program of the paths a rule keeps: from state entries and operator outputs to exits.
+
+`tangent_program` differentiates the step once, forward, with every trained operator's output
+replaced by a constant plus a perturbation. What remains between the tangents is linear, so the
+analysis of which element reaches which (`_influence`) has only linear primitives to understand,
+and the numbers D and f come from running the very same equations (`push`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._jaxpr import Atom, Const, Equation, Program, Var, bind, bind_forward, evaluate, trace
+from ._step import Component, Step, components_of, join, split
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tangent:
+    """The tangent program of a step.
+
+    `entries` are the tangents of the state components, `taps[i]` those of the i-th operator's
+    output (real part, and imaginary part when it is complex), `exits` the resulting tangents,
+    `xs` the operators' inputs (None for an operator of weights only).
+    """
+
+    program: Program
+    components: tuple[Component, ...]
+    entries: tuple[Var, ...]
+    taps: tuple[tuple[Var, ...], ...]
+    exits: tuple[Atom, ...]
+    xs: tuple[Atom | None, ...]
+
+
+def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equation]) -> Tangent:
+    """Differentiate the step along the paths that cross no trained operator."""
+    program = step.program
+    components = components_of(step)
+    index = {id(eqn): i for i, eqn in enumerate(operators)}
+    n_consts, n_inputs = len(program.consts), len(program.inputs)
+
+    def shape_of(v: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(v.shape, v.dtype)
+
+    point = [shape_of(v) for v in (*program.consts, *program.inputs)]
+    entry_shapes = jax.eval_shape(
+        lambda *h: split(components, h), *(shape_of(step.entry(leaf)) for leaf in step.hidden)
+    )
+    tap_shapes = [_parts_shape(eqn.outputs[0]) for eqn in operators]
+    flat_taps = [s for parts in tap_shapes for s in parts]
+
+    def fun(*flat):
+        values = flat[:n_consts]
+        inputs = list(flat[n_consts : n_consts + n_inputs])
+        d_entry = list(flat[n_consts + n_inputs :][: len(components)])
+        d_taps = list(flat[n_consts + n_inputs + len(components) :])
+
+        def kept(entry, taps):
+            taps = iter(_group(taps, tap_shapes))
+            by_op = list(taps)
+            seen: list[Any] = [None] * len(operators)
+
+            def apply(eqn, vals):
+                i = index.get(id(eqn))
+                if i is None:
+                    return bind_forward(eqn, vals)
+                at = eqn.primitive.x_invar_index
+                seen[i] = None if at is None else lax.stop_gradient(vals[at])
+                y = lax.stop_gradient(bind(eqn, vals)[0])
+                tap = by_op[i][0] if len(by_op[i]) == 1 else lax.complex(*by_op[i])
+                return [y + tap.astype(y.dtype)]
+
+            leaves = join(components, entry, len(step.hidden))
+            for leaf, value in zip(step.hidden, leaves, strict=True):
+                inputs[leaf.position] = value
+            outs = evaluate(program, values, inputs, apply)
+            exits = split(components, [outs[leaf.output] for leaf in step.hidden])
+            return exits, [x for x in seen if x is not None]
+
+        entry = split(components, [inputs[leaf.position] for leaf in step.hidden])
+        zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
+        _, d_exit, xs = jax.jvp(kept, (entry, zeros), (d_entry, d_taps), has_aux=True)
+        return [*d_exit, *xs]
+
+    linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
+    linear = _close(linear, extra)
+    linear = _prune(linear)
+    ins = linear.inputs[n_consts + n_inputs :]
+    outs = linear.outputs
+    xs = iter(outs[len(components) :])
+    return Tangent(
+        program=linear,
+        components=components,
+        entries=tuple(ins[: len(components)]),
+        taps=tuple(tuple(g) for g in _group(ins[len(components) :], tap_shapes)),
+        exits=tuple(outs[: len(components)]),
+        xs=tuple(next(xs) if e.primitive.x_invar_index is not None else None for e in operators),
+    )
+
+
+def _parts_shape(y: Var) -> list[jax.ShapeDtypeStruct]:
+    dtype = jnp.zeros((), y.dtype).real.dtype
+    return [jax.ShapeDtypeStruct(y.shape, dtype)] * (2 if y.is_complex else 1)
+
+
+def _group(flat: Sequence[Any], like: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    items = iter(flat)
+    return [[next(items) for _ in parts] for parts in like]
+
+
+def _close(program: Program, values: Sequence[Any]) -> Program:
+    # Arrays that the derivative rules brought along are literals of the program.
+    known: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
+
+    def sub(atom: Atom) -> Atom:
+        return known.get(atom, atom) if isinstance(atom, Var) else atom
+
+    equations = tuple(
+        Equation(e.primitive, tuple(sub(a) for a in e.inputs), e.outputs, e.params, e.source)
+        for e in program.equations
+    )
+    return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
+
+
+def _prune(program: Program) -> Program:
+    """Drop the equations no output needs."""
+    needed = {o for o in program.outputs if isinstance(o, Var)}
+    kept: list[Equation] = []
+    for eqn in reversed(program.equations):
+        if any(o in needed for o in eqn.outputs):
+            kept.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return Program(program.consts, program.inputs, tuple(reversed(kept)), program.outputs)
+
+
+class Pushed:
+    """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
+
+    `cut` holds the equations (by position) whose tangent is dropped. A tangent of None is zero.
+    """
+
+    def __init__(self, tangent: Tangent, values: Sequence[Any], cut: frozenset[int]):
+        self._tangent, self._cut = tangent, cut
+        self._primal: dict[Var, Any] = {}
+        program = tangent.program
+        moving = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
+        self._linear: list[tuple[int, Equation]] = []
+        still = [v for v in program.inputs if v not in moving]
+        self._primal.update(zip(still, values, strict=True))
+        for i, eqn in enumerate(program.equations):
+            if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
+                moving.update(eqn.outputs)
+                self._linear.append((i, eqn))
+            else:
+                out = bind(eqn, [self._read(a) for a in eqn.inputs])
+                self._primal.update(zip(eqn.outputs, out, strict=True))
+
+    def _read(self, atom: Atom) -> Any:
+        return atom.value if isinstance(atom, Const) else self._primal[atom]
+
+    def xs(self) -> list[Any]:
+        """The operators' inputs."""
+        return [None if x is None else self._read(x) for x in self._tangent.xs]
+
+    def push(self, seeds: dict[Var, Array]) -> list[Array | None]:
+        """Tangents at the exits for tangents `seeds` at entries or taps."""
+        env: dict[Var, Any] = dict(seeds)
+        primal = self._primal
+        for i, eqn in self._linear:
+            if i in self._cut or not any(a in env for a in eqn.inputs if isinstance(a, Var)):
+                continue
+            values = [
+                a.value
+                if isinstance(a, Const)
+                else env[a]
+                if a in env
+                else primal[a]
+                if a in primal
+                else jnp.zeros(a.shape, a.dtype)
+                for a in eqn.inputs
+            ]
+            env.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+        return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]

@@ -1,0 +1,387 @@
+"""Learners: a model and a rule behind brainstate's calling conventions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import saiunit as u
+from jax import lax
+
+from .._errors import CompilationError, message
+from ..engine import Values, enter_window, init_traces, single_step, window_step
+from ..frontend import ETraceGraph
+from ..graph import CompilationReport, Graph
+from ..rules import Rule
+from ._data import Call, unwrap
+from ._drivers import SequenceDriverMixin
+from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
+
+Array = jax.Array
+
+
+class EligibilityTrace(brainstate.ShortTermState):
+    """The trace of one relation: a dict of arrays."""
+
+    __module__ = "braintrace"
+
+
+class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
+    """A model that learns online.
+
+    Build one with `braintrace.compile`, or with the class of a rule and `compile_graph`. Call it
+    like the model: the call advances states and traces, and `brainstate.transform.grad` through it
+    gives the gradient of the rule.
+    """
+
+    __module__ = "braintrace"
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        rule: Rule,
+        *,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+    ):
+        super().__init__(name=name)
+        self.vjp_method = check_vjp_method(vjp_method)
+        self.executor = ETraceVjpGraphExecutor(model, self.vjp_method)
+        self.model4compile = model
+        self.rule = rule
+        self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        self.etraces: dict[str, EligibilityTrace] = {}
+        self._example: Any = None
+        self._runs: dict[Any, Any] = {}
+
+    # ------------------------------------------------------------------------------ compiling
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile_graph` was called."""
+        return self.executor.is_compiled
+
+    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model on example inputs, find its relations and allocate their traces.
+
+        A second call with the same shapes does nothing.
+
+        Raises:
+            CompilationError: the step has no hidden state, or no weight reaches one.
+        """
+        if brainstate.transform.in_new_state_probe():
+            return
+        call = unwrap((args, kwargs))
+        if self.is_compiled:
+            self._check_arguments(call)
+            return
+        step_args, step_kwargs = call.step
+        self.executor.compile_graph(*step_args, **step_kwargs)
+        try:
+            self._check_relations()
+            self._example = jax.tree.map(_aval, call.step)
+            self.init_etrace_state()
+        except BaseException:
+            self.executor.forget()
+            raise
+
+    def _check_relations(self) -> None:
+        graph = self.executor.graph
+        if not graph.module_info.step.hidden:
+            raise CompilationError(
+                message(
+                    "the model has no hidden state.",
+                    why="online learning follows states from step to step; `update` reads and "
+                    "writes none",
+                    do="keep the recurrent variables in brainstate.HiddenState and call "
+                    "brainstate.nn.init_all_states(model) before compiling",
+                )
+            )
+        if not graph.hidden_param_op_relations:
+            raise CompilationError(
+                message(
+                    "no weight reaches a hidden state through an ETP operator.",
+                    why="; ".join(d.message for d in graph.diagnostics if d.weight_path)
+                    or "`update` uses no ETP operator on a ParamState",
+                    do="write braintrace.matmul(x, w) (or another operator of braintrace) instead "
+                    "of x @ w for the weights to be trained online",
+                )
+            )
+
+    def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate zero traces for the compiled graph."""
+        graph = self.executor.graph
+        info = graph.module_info
+        values = Values(info.consts, (), info.leaves("params"), (), ())
+        traces = jax.eval_shape(lambda v: init_traces(graph.analysis, self.rule, v), values)
+        for relation, trace in zip(graph.hidden_param_op_relations, traces, strict=True):
+            key = f"{relation.index}:{'.'.join(map(str, relation.weight_path))}"
+            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), trace)
+            self.etraces[key] = EligibilityTrace(zeros)
+
+    # -------------------------------------------------------------------------------- calling
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
+        if not self.is_compiled:
+            raise ValueError(
+                message(
+                    f"{type(self).__name__} is called before it is compiled.",
+                    why="the traces have no shape yet",
+                    do="call learner.compile_graph(*example_inputs) first, or build the learner "
+                    "with braintrace.compile(model, rule, *example_inputs)",
+                )
+            )
+        call = unwrap((args, kwargs))
+        self._check_arguments(call)
+        step_args, step_kwargs = call.step
+        info, graph = self.executor.trace(*step_args, **step_kwargs)
+        self._check_layout(graph)
+        for state in self.param_states.values():
+            _ = state.value  # a parameter the step never reads still has a gradient, zero
+        values = Values(
+            info.consts,
+            call.leaves,
+            info.leaves("params"),
+            info.leaves("hidden"),
+            info.leaves("others"),
+        )
+        traces = [t.value for t in self.etraces.values()]
+        outs, new, traces = self._run(graph, call)(values, traces)
+        info.write("hidden", new.hidden)
+        info.write("others", new.others)
+        for state, value in zip(self.etraces.values(), traces, strict=True):
+            state.value = value
+        self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
+        return unflatten(info, outs)
+
+    def _run(self, graph: Graph, call: Call):
+        key = (id(graph), call.timed, call.length is None)
+        if key not in self._runs:
+            single = self.vjp_method == "single-step"
+            rule = self.rule
+            if call.length is None and single:
+                run = lambda values, traces: single_step(graph, rule, values, traces)
+            elif call.length is None:
+                run = lambda values, traces: window_step(
+                    graph, rule, enter_window(graph, rule, values, traces), traces
+                )
+            else:
+                run = lambda values, traces: _sequence(
+                    graph, rule, values, traces, call.timed, single
+                )
+            self._runs[key] = jax.jit(run)
+        return self._runs[key]
+
+    def _check_arguments(self, call: Call) -> None:
+        given = jax.tree.map(_aval, call.step)
+        want, got = jax.tree.structure(self._example), jax.tree.structure(given)
+        shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
+        if want == got and shapes(given) == shapes(self._example):
+            return
+        raise ValueError(
+            message(
+                f"the learner is compiled for {_describe(self._example)}, "
+                f"but called with {_describe(given)}.",
+                why="states and traces have the shapes and units of the compiled inputs",
+                do="call it with one step of these shapes; for another batch size call "
+                "learner.reset(batch_size=...), for sequences wrap them in MultiStepData or use "
+                "learner.etrace_grad",
+            )
+        )
+
+    def _check_layout(self, graph: Graph) -> None:
+        compiled = self.executor.graph.analysis
+        if graph is compiled:
+            return
+        paths = [r.weight_path for r in compiled.relations]
+        if [r.weight_path for r in graph.relations] != paths:
+            raise CompilationError(
+                message(
+                    "the model's weights reach other states than when it was compiled.",
+                    why="a Python-side switch or attribute changed the structure of `update`; the "
+                    "stored traces belong to the old one",
+                    do="build a new learner after changing the model's structure",
+                )
+            )
+
+    # ------------------------------------------------------------------------------ resetting
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Zero the traces and counters; with `batch_size`, for another number of samples.
+
+        The model's own states are not touched: use `reset`, or
+        `brainstate.nn.reset_all_states(learner)`, between sequences.
+        """
+        self.running_index.value = jnp.zeros((), jnp.int32)
+        if not self.is_compiled:
+            return
+        old = None if batch_size is None else self._batch_size()
+        resize = lambda a: a if not a.ndim or old is None else jnp.zeros((batch_size, *a.shape[1:]), a.dtype)
+        for state in self.etraces.values():
+            state.value = jax.tree.map(lambda a: jnp.zeros_like(resize(a)), state.value)
+        if old is not None:
+            self._example = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape[1:]), a.dtype)
+                if a.shape and a.shape[0] == old
+                else a,
+                self._example,
+            )
+
+    def reset(self, batch_size: int | None = None) -> None:
+        """Reset the model's states and the traces together: do this between sequences."""
+        if batch_size is None:
+            old = self._batch_size(required=False)
+            brainstate.nn.reset_all_states(self.model4compile, batch_size=old)
+        else:
+            self._batch_size()
+            brainstate.nn.reset_all_states(self.model4compile, batch_size=batch_size)
+        self.reset_state(batch_size)
+
+    def _batch_size(self, required: bool = True) -> int | None:
+        sizes = set()
+        for r in self.executor.graph.hidden_param_op_relations:
+            if r.operator.x is None:
+                sizes.add(r.slots.lanes[0] if r.slots.lanes else None)
+            else:
+                sizes.add(r.operator.y.shape[0] if r.primitive.batched else None)
+        if len(sizes) == 1 and None not in sizes:
+            return sizes.pop()
+        if not required:
+            return None
+        raise ValueError(
+            message(
+                "the learner has no batch axis to change.",
+                why="it was compiled without one, so batch_size has nothing to act on",
+                do="reset without batch_size, or compile with batched inputs and states",
+            )
+        )
+
+    # ------------------------------------------------------------------------------ inspecting
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled graph."""
+        return self.executor.graph
+
+    graph_executor = property(lambda self: self.executor)
+
+    @property
+    def report(self) -> CompilationReport:
+        """What the compiler found."""
+        if not self.is_compiled:
+            raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
+        return self.graph.report
+
+    def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
+        """Print the compilation report, or return its text."""
+        return self.executor.show_graph(verbose, return_msg)
+
+    @property
+    def param_states(self) -> Any:
+        """All parameters of the model, by path."""
+        return self.model4compile.states(brainstate.ParamState)
+
+    @property
+    def hidden_states(self) -> dict[Path, brainstate.State]:
+        """The states that carry memory, by path."""
+        states = self.model4compile.states()
+        paths = dict.fromkeys(leaf.path for leaf in self.graph.module_info.step.hidden)
+        return {p: states[p] for p in paths if p in states}
+
+    @property
+    def other_states(self) -> dict[Path, brainstate.State]:
+        """States that are neither parameters nor memory, by path."""
+        known = {*self.hidden_states, *self.param_states.keys()}
+        return {p: s for p, s in self.model4compile.states().items() if p not in known}
+
+    @property
+    def path_to_states(self) -> dict[Path, brainstate.State]:
+        return dict(self.model4compile.states().items())
+
+    @property
+    def state_id_to_path(self) -> dict[int, Path]:
+        return {id(s): p for p, s in self.path_to_states.items()}
+
+    def get_etrace_of(self, weight: brainstate.ParamState | Path | str) -> dict[str, Any]:
+        """The traces of a parameter, by relation.
+
+        Args:
+            weight: the ParamState, or its path in the model.
+
+        Raises:
+            ValueError: no relation carries this parameter.
+        """
+        if isinstance(weight, brainstate.State):
+            path = next((p for p, s in self.path_to_states.items() if s is weight), None)
+        else:
+            path = (weight,) if isinstance(weight, str) else tuple(weight)
+        found = {
+            key: state.value
+            for relation, (key, state) in zip(
+                self.graph.hidden_param_op_relations, self.etraces.items(), strict=True
+            )
+            if path in relation.trainable_paths.values()
+        }
+        if not found:
+            known = {p for r in self.graph.hidden_param_op_relations for p in r.trainable_paths.values()}
+            raise ValueError(
+                message(
+                    f"{path} has no eligibility trace.",
+                    why="the report lists the traced weights: "
+                    + ", ".join(".".join(map(str, p)) for p in sorted(known, key=str)),
+                    do="ask for one of these, or see learner.report for the reason",
+                )
+            )
+        return found
+
+
+class ETraceVjpAlgorithm(ETraceAlgorithm):
+    """A learner whose gradient is taken by reverse mode inside a step or a window."""
+
+    __module__ = "braintrace"
+
+
+def _sequence(
+    graph: Graph, rule: Rule, values: Values, traces: list, timed: tuple[bool, ...], single: bool
+) -> tuple[list, Values, list]:
+    """A window: one entry for all steps, or one per step under a single-step rule."""
+    entry = values if single else enter_window(graph, rule, values, traces)
+    moving = [a for a, t in zip(values.args, timed, strict=True) if t]
+
+    def body(carry, slices):
+        hidden, others, traces = carry
+        slices = iter(slices)
+        args = tuple(next(slices) if t else a for a, t in zip(values.args, timed, strict=True))
+        now = Values(values.consts, args, values.params, hidden, others)
+        outs, new, traces = (single_step if single else window_step)(graph, rule, now, traces)
+        return (new.hidden, new.others, traces), outs
+
+    start = (entry.hidden, entry.others, list(traces))
+    (hidden, others, traces), outs = lax.scan(body, start, moving)
+    return outs, Values(values.consts, values.args, values.params, hidden, others), traces
+
+
+def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _describe(tree: Any) -> str:
+    args, kwargs = tree
+    parts = [_describe_one(a) for a in args] + [f"{k}={_describe_one(v)}" for k, v in kwargs.items()]
+    return "(" + ", ".join(parts) + ")"
+
+
+def _describe_one(value: Any) -> str:
+    leaves = jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity))
+    parts = []
+    for x in leaves:
+        inner = x.mantissa if isinstance(x, u.Quantity) else x
+        unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
+        parts.append(f"{inner.dtype}{list(inner.shape)}{unit}")
+    return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
+
+

@@ -1,0 +1,195 @@
+"""From a model to a ready learner in one call."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._errors import message
+from ._algorithm import ETraceAlgorithm
+from ._data import MultiStepData, SingleStepData
+from ._drivers import SequenceDriverMixin
+from ._presets import D_RTRL, pp_prop
+
+RULES: dict[str, type[ETraceAlgorithm]] = {
+    "d_rtrl": D_RTRL,
+    "pp_prop": pp_prop,
+    "es_d_rtrl": pp_prop,
+    "esd_rtrl": pp_prop,
+}
+
+
+class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
+    """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
+
+    __module__ = "braintrace"
+
+    @property
+    def param_states(self) -> Any:
+        """All parameters of the model, by path."""
+        return self.module.param_states
+
+    @property
+    def report(self) -> Any:
+        """What the compiler found, for one sample."""
+        return self.module.report
+
+    @property
+    def graph(self) -> Any:
+        """The compiled graph of one sample."""
+        return self.module.graph
+
+    def reset(self) -> None:
+        """Reset the model's states and the traces of every sample."""
+        for state in (*self.module.hidden_states.values(), *self.module.etraces.values()):
+            state.value = jax.tree.map(jnp.zeros_like, state.value)
+
+
+def compile(
+    model: brainstate.nn.Module,
+    algorithm: str | type[ETraceAlgorithm],
+    *example_inputs: Any,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    verbose: int = 0,
+    vmap: bool = False,
+    **options: Any,
+) -> Any:
+    """Initialise a model's states and turn it into an online learner.
+
+    Args:
+        model: the network, one step in `update`.
+        algorithm: a rule by name ('d_rtrl', 'pp_prop', ...) or by class.
+        *example_inputs: arguments of one step; shapes count, values do not.
+        batch_size: batch axis for the states.
+        seed: seed of the state initialisation.
+        verbose: 1 prints the report, 2 adds warnings.
+        vmap: compile for one sample and map over the batch axis of the inputs.
+        **options: arguments of the rule, e.g. `vjp_method='multi-step'`.
+
+    Returns:
+        The learner, an `ETraceVmap` when `vmap` is set.
+
+    Raises:
+        ValueError: unknown rule name, missing inputs or batch size, bad options.
+        TypeError: `algorithm` is not a rule, or an option is unknown.
+        CompilationError: no weight can be learned online.
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = braintrace.nn.GRUCell(3, 4)
+        >>> learner = braintrace.compile(cell, 'd_rtrl', jnp.zeros((2, 3)), batch_size=2)
+        >>> learner(jnp.ones((2, 3))).shape
+        (2, 4)
+    """
+    rule = _rule(algorithm)
+    if not example_inputs:
+        raise ValueError(
+            message(
+                "no example inputs.",
+                why="the model is traced on the arguments of one step",
+                do="pass them: braintrace.compile(model, rule, x0)",
+            )
+        )
+    if isinstance(verbose, bool) or verbose not in (0, 1, 2):
+        raise ValueError(
+            message(f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them")
+        )
+    _check_options(rule, options)
+    seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
+    if not vmap:
+        with seeded:
+            brainstate.nn.init_all_states(model, batch_size=batch_size)
+        learner = rule(model, **options)
+        learner.compile_graph(*example_inputs)
+    else:
+        with seeded:
+            learner = _mapped(rule, model, example_inputs, batch_size, options)
+    if verbose:
+        learner.report.show(level=verbose)
+    return learner
+
+
+def _mapped(
+    rule: type[ETraceAlgorithm],
+    model: brainstate.nn.Module,
+    inputs: tuple[Any, ...],
+    batch_size: int | None,
+    options: dict[str, Any],
+) -> ETraceVmap:
+    if batch_size is None:
+        raise ValueError(
+            message(
+                "vmap=True without batch_size.",
+                why="the states of every sample are made at compile time",
+                do="pass batch_size=<number of samples>",
+            )
+        )
+    bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
+    for leaf in jax.tree.leaves(bare):
+        if not jnp.ndim(leaf) or jnp.shape(leaf)[0] != batch_size:
+            raise ValueError(
+                message(
+                    f"an input of shape {jnp.shape(leaf)} with vmap=True and batch_size={batch_size}.",
+                    why="axis 0 of every input counts the samples",
+                    do="put the batch on axis 0 and give every input the same batch size",
+                )
+            )
+    learner = rule(model, **options)
+    one = jax.tree.map(lambda a: a[0], tuple(bare))
+
+    @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)
+    def make():
+        brainstate.nn.init_all_states(model)
+        learner.compile_graph(*one)
+
+    make()
+    return ETraceVmap(learner, vmap_states="new")
+
+
+def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
+    if isinstance(algorithm, str):
+        found = RULES.get(algorithm.strip().lower())
+        if found is None:
+            raise ValueError(
+                message(
+                    f"unknown rule {algorithm!r}.",
+                    why=f"known names are {', '.join(sorted(RULES))}",
+                    do="choose one of them, or pass a learner class",
+                )
+            )
+        return found
+    if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
+        return algorithm
+    kind = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
+    raise TypeError(
+        message(
+            f"{kind} is not a rule.",
+            why="a rule is a name or a subclass of ETraceAlgorithm",
+            do=f"pass one of {', '.join(sorted(RULES))}",
+        )
+    )
+
+
+def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
+    known = [p for p in inspect.signature(rule).parameters.values() if p.name != "model"]
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return
+    names = [p.name for p in known]
+    unknown = sorted(set(options) - set(names))
+    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
+    if unknown or missing:
+        what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
+        what += [f"missing option(s) {', '.join(missing)}"] if missing else []
+        raise TypeError(
+            message(
+                f"{rule.__name__}: {'; '.join(what)}.",
+                why=f"its options are {', '.join(names)}",
+                do="pass these by name to braintrace.compile",
+            )
+        )

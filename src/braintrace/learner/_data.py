@@ -1,0 +1,108 @@
+"""Wrappers that say whether an argument holds one step or a sequence of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .._errors import message
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, slots=True)
+class SingleStepData:
+    """An argument of one step; in a window it is reused at every step."""
+
+    data: Any
+
+    def tree_flatten(self):
+        return (self.data,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, slots=True)
+class MultiStepData:
+    """An argument whose leading axis counts the steps of a window."""
+
+    data: Any
+
+    def tree_flatten(self):
+        return (self.data,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+SingleStepData.__module__ = MultiStepData.__module__ = "braintrace"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Arguments of a learner call without their wrappers.
+
+    `step` are the arguments of the first step, `leaves` all arrays in the same order, `timed`
+    says which of them have a leading axis of `length` steps (None: a plain step).
+    """
+
+    step: Any
+    leaves: tuple[Any, ...]
+    timed: tuple[bool, ...]
+    length: int | None
+
+
+def unwrap(arguments: Any) -> Call:
+    """Separate wrappers from data; all sequences must have the same, positive length."""
+
+    def wrapped(x: Any) -> bool:
+        return isinstance(x, (SingleStepData, MultiStepData))
+
+    nodes = jax.tree.leaves(arguments, is_leaf=wrapped)
+    lengths = {
+        x.shape[0] if getattr(x, "ndim", 0) else None
+        for n in nodes
+        if isinstance(n, MultiStepData)
+        for x in jax.tree.leaves(n.data)
+    }
+    if None in lengths:
+        raise ValueError(
+            message(
+                "MultiStepData holds a scalar.",
+                why="its leading axis must count the steps of the window",
+                do="wrap an argument that is the same at every step in SingleStepData",
+            )
+        )
+    if len(lengths) > 1:
+        raise ValueError(
+            message(
+                f"sequences of different lengths in one call: {sorted(lengths)}.",
+                why="all MultiStepData arguments advance in lockstep",
+                do="give them the same number of steps",
+            )
+        )
+    length = next(iter(lengths)) if lengths else None
+    if length == 0:
+        raise ValueError(
+            message(
+                "a sequence of zero steps.",
+                why="a window needs at least one step",
+                do="skip the call when there is nothing to learn from",
+            )
+        )
+    timed = [
+        isinstance(n, MultiStepData) for n in nodes for _ in jax.tree.leaves(n)
+    ]
+
+    def first(n: Any) -> Any:
+        if isinstance(n, MultiStepData):
+            return jax.tree.map(lambda x: x[0], n.data)
+        return n.data if isinstance(n, SingleStepData) else n
+
+    step = jax.tree.map(first, arguments, is_leaf=wrapped)
+    return Call(step, tuple(jax.tree.leaves(arguments)), tuple(timed), length)

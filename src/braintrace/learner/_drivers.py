@@ -1,0 +1,217 @@
+"""Sequence drivers: gradients and evolution over a whole sequence in one compiled scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ._data import MultiStepData, SingleStepData
+
+
+class SequenceDriverMixin:
+    """`etrace_grad` and `etrace_evolve` for anything that is called like a learner."""
+
+    __module__ = "braintrace"
+
+    def etrace_grad(
+        self,
+        *sequences: Any,
+        step_fn: Callable[..., Any] | None = None,
+        mask: Any = None,
+        chunk_size: int | None = None,
+        weights: Any = None,
+        reduction: str = "mean",
+        loss_output: str = "per_step",
+        has_aux: bool = False,
+        return_value: bool = False,
+    ) -> Any:
+        """Sum the online gradients of a sequence; memory does not grow with its length.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: `step_fn(*slices)` calls the learner once and returns the loss of the step
+                (or `(loss, aux)`). With windows, slices have a leading axis of `chunk_size`, the
+                learner takes them as `MultiStepData`, and the losses of the window are returned.
+            mask: weights of the steps' losses, shape (T,).
+            chunk_size: steps per window; None or 1 is one step at a time.
+            weights: the states to differentiate; default all parameters.
+            reduction: 'mean' divides by max(sum(mask), 1), 'sum' does not.
+            loss_output: 'per_step', 'masked' or 'scalar'.
+            has_aux: whether `step_fn` returns `(loss, aux)`.
+            return_value: whether to return the losses too.
+
+        Returns:
+            gradients, or (gradients, losses), (gradients, aux), (gradients, losses, aux).
+
+        Raises:
+            TypeError, ValueError: sequences, mask or options do not fit together.
+        """
+        if step_fn is None or not callable(step_fn):
+            raise TypeError(_text("etrace_grad needs step_fn.", "the loss is the user's", "pass step_fn=lambda x, y: loss(learner(x), y)"))
+        length = _length(sequences)
+        mask = _mask(mask, length)
+        chunk = _chunk(chunk_size)
+        if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
+            raise ValueError(
+                _text(
+                    f"chunk_size={chunk} on a learner that is not multi-step.",
+                    "a window needs reverse mode inside the window",
+                    "build the learner with vjp_method='multi-step'",
+                )
+            )
+        _choice("reduction", reduction, ("mean", "sum"))
+        _choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
+        weights = self.param_states if weights is None else weights  # type: ignore[attr-defined]
+
+        def weighted(m, *slices):
+            found = step_fn(*slices)
+            loss, aux = found if has_aux else (found, None)
+            expected = (chunk_here[0],) if chunk > 1 else ()
+            if jnp.shape(loss) != expected:
+                raise ValueError(
+                    _text(
+                        f"step_fn returned a loss of shape {jnp.shape(loss)}, expected {expected}.",
+                        "each step has one loss",
+                        "reduce the loss over the batch and features in step_fn",
+                    )
+                )
+            return jnp.sum(m * loss), (loss, aux)
+
+        chunk_here = [chunk]
+        grad = brainstate.transform.grad(weighted, weights, has_aux=True)
+
+        def body(total, slices):
+            grads, (loss, aux) = grad(*slices)
+            return jax.tree.map(jnp.add, total, grads), (loss, aux)
+
+        total = jax.tree.map(jnp.zeros_like, _values(weights))
+        head, tail = _windows((mask, *sequences), length, chunk)
+        results = []
+        if head is not None:
+            total, seen = brainstate.transform.scan(body, total, head)
+            results.append(_unfold(seen) if chunk > 1 else seen)
+        if tail is not None:
+            chunk_here[0] = length % chunk
+            total, seen = body(total, tail)
+            results.append(seen)
+        losses, aux = jax.tree.map(lambda *parts: jnp.concatenate(parts), *results) if len(results) > 1 else results[0]
+
+        scale = 1.0 / jnp.maximum(mask.sum(), 1) if reduction == "mean" else 1.0
+        grads = jax.tree.map(lambda g: g * jnp.asarray(scale, g.dtype), total)
+        if loss_output == "masked":
+            losses = losses * mask
+        elif loss_output == "scalar":
+            losses = (losses * mask).sum() * scale
+        out = (grads, *([losses] if return_value else []), *([aux] if has_aux else []))
+        return out[0] if len(out) == 1 else out
+
+    def etrace_evolve(
+        self,
+        *sequences: Any,
+        step_fn: Callable[..., Any] | None = None,
+        chunk_size: int | None = None,
+        return_outputs: bool = False,
+    ) -> Any:
+        """Advance states and traces over a sequence without a loss.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: what to do with the slices; default calls the learner with them.
+            chunk_size: steps per window; the default `step_fn` wraps windows in `MultiStepData`.
+            return_outputs: whether to return what `step_fn` returned, stacked over time.
+        """
+        length = _length(sequences)
+        chunk = _chunk(chunk_size)
+        if step_fn is None:
+            wrap = MultiStepData if chunk > 1 else lambda x: x
+            call = lambda *slices: self(*map(wrap, slices))  # type: ignore[operator]
+        else:
+            call = step_fn
+        head, tail = _windows(sequences, length, chunk)
+        results = []
+        if head is not None:
+            outs = brainstate.transform.for_loop(lambda *s: call(*s), *head)
+            results.append(_unfold(outs) if chunk > 1 else outs)
+        if tail is not None:
+            results.append(call(*tail))
+        if not return_outputs:
+            return None
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *results) if len(results) > 1 else results[0]
+
+
+def _text(what: str, why: str, do: str) -> str:
+    return message(what, why=why, do=do)
+
+
+def _length(sequences: tuple[Any, ...]) -> int:
+    if not sequences:
+        raise ValueError(_text("no sequence was given.", "there is nothing to step through", "pass at least one array with a leading time axis"))
+    for s in sequences:
+        for node in jax.tree.leaves(s, is_leaf=lambda x: isinstance(x, (SingleStepData, MultiStepData))):
+            if isinstance(node, (SingleStepData, MultiStepData)):
+                raise TypeError(_text("a sequence is wrapped in step data.", "the driver slices the arrays itself", "pass the bare arrays and wrap the slices in step_fn"))
+    leaves = [leaf for s in sequences for leaf in jax.tree.leaves(s)]
+    if not leaves or any(not jax.tree.leaves(s) for s in sequences):
+        raise ValueError(_text("an empty pytree was given as a sequence.", "it has no time axis", "leave it out"))
+    shapes = [np.shape(leaf) for leaf in leaves]
+    if any(not s for s in shapes):
+        raise ValueError(_text("a sequence holds a scalar.", "it has no time axis", "close over it in step_fn instead"))
+    lengths = {s[0] for s in shapes}
+    if len(lengths) > 1:
+        raise ValueError(_text(f"sequences of different lengths {sorted(lengths)}.", "they are sliced in lockstep along axis 0", "bring time to axis 0 and give all the same length"))
+    length = lengths.pop()
+    if length == 0:
+        raise ValueError(_text("a sequence of zero steps.", "a gradient needs at least one step", "skip empty sequences"))
+    return int(length)
+
+
+def _mask(mask: Any, length: int) -> jax.Array:
+    if mask is None:
+        return jnp.ones(length)
+    mask = jnp.asarray(mask)
+    if mask.shape != (length,):
+        raise ValueError(_text(f"mask has shape {mask.shape}, expected ({length},).", "it weighs the loss of each step", "give one number per step"))
+    return mask.astype(jnp.result_type(mask, jnp.float32)) if mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer) else mask
+
+
+def _chunk(chunk_size: Any) -> int:
+    if chunk_size is None:
+        return 1
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)):
+        raise TypeError(_text(f"chunk_size is a {type(chunk_size).__name__}.", "it counts steps", "pass a positive integer"))
+    if chunk_size < 1:
+        raise ValueError(_text(f"chunk_size={chunk_size}.", "a window has at least one step", "pass a positive integer"))
+    return int(chunk_size)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(_text(f"unknown {name} {value!r}.", f"known are {', '.join(choices)}", "choose one of them"))
+
+
+def _values(weights: Any) -> Any:
+    if isinstance(weights, brainstate.State):
+        return weights.value
+    if isinstance(weights, (list, tuple)):
+        return type(weights)(w.value for w in weights)
+    return {k: w.value for k, w in weights.items()}
+
+
+def _windows(sequences: tuple[Any, ...], length: int, chunk: int) -> tuple[Any, Any]:
+    """Full windows stacked on a new axis (None if there is none), and the shorter last one."""
+    if chunk == 1:
+        return sequences, None
+    whole = length // chunk * chunk
+    head = jax.tree.map(lambda a: a[:whole].reshape((whole // chunk, chunk, *a.shape[1:])), sequences)
+    tail = jax.tree.map(lambda a: a[whole:], sequences)
+    return head if whole else None, tail if whole < length else None
+
+
+def _unfold(tree: Any) -> Any:
+    return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])) if a.ndim > 1 else a, tree)

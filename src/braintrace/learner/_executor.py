@@ -1,0 +1,163 @@
+"""Tracing a model call by call, and reusing what was learnt about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import jax
+
+from .._errors import message
+from .._jaxpr import fingerprint
+from ..engine import Values, group_jacobians, observe, step_inputs, window_step
+from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
+from ..graph import Graph
+
+Path = tuple[Any, ...]
+
+
+class ETraceGraphExecutor:
+    """Holds the compiled graph of a model.
+
+    Every call traces the model again, so values that `update` takes from its surroundings are
+    those of the call; the analysis is reused whenever the traced program is the same.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(self, model: brainstate.nn.Module):
+        if not isinstance(model, brainstate.nn.Module):
+            raise TypeError(
+                message(
+                    f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+                    why="a learner is made from a module that describes one step",
+                    do="subclass brainstate.nn.Module and write the step in `update`",
+                )
+            )
+        self.model = model
+        self._graph: ETraceGraph | None = None
+        self._known: dict[Any, Graph] = {}
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._graph is not None
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled graph."""
+        if self._graph is None:
+            raise ValueError(
+                message(
+                    "the graph is not compiled yet.",
+                    why="shapes are known only from example inputs",
+                    do="call compile_graph(*example_inputs) first",
+                )
+            )
+        return self._graph
+
+    @property
+    def states(self) -> dict[Path, brainstate.State]:
+        """The states the step touches, by path."""
+        return dict(self.graph.module_info.states)
+
+    path_to_states = states
+
+    @property
+    def state_id_to_path(self) -> dict[int, Path]:
+        return {id(s): p for p, s in self.states.items()}
+
+    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+        """Trace and analyse the model on example inputs."""
+        info = extract_module_info(self.model, *args, **kwargs)
+        self._graph = graph_of(info)
+        self._known[_key(info)] = self._graph.analysis
+
+    def forget(self) -> None:
+        """Drop the compiled graph."""
+        self._graph = None
+        self._known.clear()
+
+    def trace(self, *args: Any, **kwargs: Any) -> tuple[ModuleInfo, Graph]:
+        """Trace the model at its present states and surroundings."""
+        info = extract_module_info(self.model, *args, **kwargs)
+        key = _key(info)
+        if key not in self._known:
+            self._known[key] = graph_of(info, False).analysis
+        return info, self._known[key]
+
+    def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
+        """Print the compilation report, or return its text."""
+        text = self.graph.report.to_str(level=2)
+        if verbose and not return_msg:
+            print(text)
+        return text if return_msg else None
+
+
+class ETraceVjpGraphExecutor(ETraceGraphExecutor):
+    """An executor that also evaluates the Jacobians of a step."""
+
+    __module__ = "braintrace"
+
+    def __init__(self, model: brainstate.nn.Module, vjp_method: str = "single-step"):
+        super().__init__(model)
+        self.vjp_method = check_vjp_method(vjp_method)
+
+    @property
+    def is_single_step_vjp(self) -> bool:
+        return self.vjp_method == "single-step"
+
+    @property
+    def is_multi_step_vjp(self) -> bool:
+        return self.vjp_method == "multi-step"
+
+    def solve_h2w_h2h_jacobian(self, *args: Any, **kwargs: Any) -> tuple:
+        """Run one step without storing anything.
+
+        Returns:
+            `(out, hiddens, others, (xs, fs), Ds)`: outputs, new states by path, per relation the
+            operator's input and tail, per hidden group the block Jacobian (*varshape, S, S).
+        """
+        info, graph = self.trace(*args, **kwargs)
+        values = values_of(info, args, kwargs)
+        outs, new, _ = window_step(graph, None, values, [])
+        inputs = step_inputs(graph, values)
+        seen = observe(graph, values.consts, inputs)
+        hiddens = {leaf.path: v for leaf, v in zip(graph.step.hidden, new.hidden, strict=True)}
+        others = {leaf.path: v for leaf, v in zip(graph.step.others, new.others, strict=True)}
+        out = unflatten(info, outs)
+        jacobians = group_jacobians(graph, values.consts, inputs)
+        return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
+
+
+def check_vjp_method(vjp_method: str) -> str:
+    """Accept 'single-step' and 'multi-step'."""
+    if vjp_method not in ("single-step", "multi-step"):
+        raise ValueError(
+            message(
+                f"unknown vjp_method {vjp_method!r}.",
+                why="a gradient is taken per step or per window",
+                do="choose 'single-step' or 'multi-step'",
+            )
+        )
+    return vjp_method
+
+
+def values_of(info: ModuleInfo, args: Any, kwargs: Any) -> Values:
+    """The present arrays of a traced call."""
+    return Values(
+        info.consts,
+        tuple(jax.tree.leaves((args, kwargs))),
+        info.leaves("params"),
+        info.leaves("hidden"),
+        info.leaves("others"),
+    )
+
+
+def unflatten(info: ModuleInfo, outs: list[Any]) -> Any:
+    """Outputs of the step in the structure `update` returned."""
+    return jax.tree.unflatten(info.out_tree, outs)
+
+
+def _key(info: ModuleInfo) -> Any:
+    leaves = (info.step.params, info.step.hidden, info.step.others)
+    return fingerprint(info.step.program, info.consts), leaves, info.arg_tree

@@ -1,0 +1,156 @@
+"""The learners of this version: a rule and its constructor arguments."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import brainstate
+import jax.numpy as jnp
+
+from .._errors import message
+from ..rules import factored, per_weight
+from ._algorithm import ETraceVjpAlgorithm
+
+
+class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
+    """A trace per weight, carried along by the element-wise Jacobian of the states.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        name: name of the learner.
+        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
+        fast_solve: accepted; there is one path.
+        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
+        chunked_trace: accepted; there is one path.
+
+    Example:
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> cell = braintrace.nn.GRUCell(3, 4)
+        >>> _ = brainstate.nn.init_all_states(cell)
+        >>> learner = braintrace.D_RTRL(cell)
+        >>> learner.compile_graph(jnp.zeros(3))
+        >>> learner(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        trace_dtype: Any = None,
+        chunked_trace: bool = True,
+    ):
+        dtype = _trace_dtype(trace_dtype)
+        super().__init__(model, per_weight(dtype), name=name, vjp_method=vjp_method)
+        self.fast_solve, self.trace_dtype, self.chunked_trace = fast_solve, dtype, chunked_trace
+
+
+class D_RTRL(ParamDimVjpAlgorithm):
+    """Diagonal real-time recurrent learning: `ParamDimVjpAlgorithm` with its defaults."""
+
+    __module__ = "braintrace"
+
+
+class IODimVjpAlgorithm(ETraceVjpAlgorithm):
+    """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        decay_or_rank: a float in [0, 1) is the decay, an integer r >= 1 stands for the decay
+            (r - 1) / (r + 1); a pair gives the input's and the tail's separately.
+        name: name of the learner.
+        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
+        fast_solve: accepted; there is one path.
+        trace_dtype: storage type of the traces.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: Any,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        trace_dtype: Any = None,
+    ):
+        pair = decay_or_rank if isinstance(decay_or_rank, (tuple, list)) else (decay_or_rank,) * 2
+        if len(pair) != 2:
+            raise ValueError(
+                message(
+                    f"decay_or_rank has {len(pair)} entries.",
+                    why="there is one decay for the input and one for the tail",
+                    do="pass one number, or a pair of numbers",
+                )
+            )
+        self.decay_x, self.decay_f = (_decay(d) for d in pair)
+        dtype = _trace_dtype(trace_dtype)
+        rule = factored(self.decay_x, self.decay_f, dtype)
+        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        self.fast_solve, self.trace_dtype = fast_solve, dtype
+
+    @property
+    def decay(self) -> float:
+        """The common decay of both factors."""
+        if self.decay_x != self.decay_f:
+            raise AttributeError("The factors have different decays: use decay_x and decay_f.")
+        return self.decay_x
+
+
+class pp_prop(IODimVjpAlgorithm):
+    """Pre- and postsynaptic factors: `IODimVjpAlgorithm` with its defaults."""
+
+    __module__ = "braintrace"
+
+
+ES_D_RTRL = pp_prop
+
+
+def _decay(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            message(
+                f"decay_or_rank is a {type(value).__name__}.",
+                why="a float is a decay, an integer a rank",
+                do="pass a float in [0, 1) or an integer >= 1",
+            )
+        )
+    if isinstance(value, numbers.Integral):
+        if value < 1:
+            raise ValueError(
+                message(
+                    f"decay_or_rank={value}.",
+                    why="an integer is a rank r, which stands for the decay (r - 1) / (r + 1)",
+                    do="pass an integer >= 1, or a float in [0, 1)",
+                )
+            )
+        return (int(value) - 1) / (int(value) + 1)
+    if not 0 <= value < 1:
+        raise ValueError(
+            message(
+                f"decay_or_rank={value}.",
+                why="a decay outside [0, 1) does not forget",
+                do="pass a float in [0, 1), or an integer >= 1",
+            )
+        )
+    return float(value)
+
+
+def _trace_dtype(dtype: Any) -> Any:
+    if dtype is None:
+        return None
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            message(
+                f"trace_dtype={dtype!r} is not a floating type.",
+                why="a trace holds derivatives",
+                do="pass e.g. jnp.bfloat16 or jnp.float32",
+            )
+        )
+    return jnp.dtype(dtype)

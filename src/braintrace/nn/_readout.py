@@ -1,0 +1,98 @@
+"""A leaky read-out of rates or spikes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import jax.numpy as jnp
+import saiunit as u
+from brainstate.nn import init
+
+from .._errors import message
+from ..ops import matmul
+from ._linear import Init, Size, batched, initial
+
+_ZERO = init.ZeroInit()
+_KAIMING = init.KaimingNormal()
+_TAU = 5.0 * u.ms
+
+
+class LeakyRateReadout(brainstate.nn.Module):
+    """Leaky integration of a weighted input, `r = exp(-dt / tau) r + x @ W`.
+
+    The time step is `brainstate.environ.get_dt()` at construction.
+
+    Args:
+        in_size: size of the input.
+        out_size: number of outputs.
+        tau: time constant, a number or one per output, in the kind of unit that dt has.
+        w_init: initialiser of the weight.
+        r_init: initialiser of the state.
+        name: name of the layer.
+
+    Raises:
+        ValueError: if dt is not set, or dt / tau is not a plain number.
+
+    Example:
+        >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
+        >>> with brainstate.environ.context(dt=1.0 * u.ms):
+        ...     readout = braintrace.nn.LeakyRateReadout(3, 2)
+        >>> readout.init_state()
+        >>> readout(jnp.ones(3)).shape
+        (2,)
+    """
+
+    __module__ = "braintrace.nn"
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Any = _TAU,
+        w_init: Init = _KAIMING,
+        r_init: Init = _ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.in_size, self.out_size = in_size, out_size
+        self.tau = tau
+        self.r_init = r_init
+        self.decay = _decay(tau)
+        self.W = brainstate.ParamState(initial(w_init, (self.in_size[-1], self.out_size[-1])))
+
+    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Make the state, with a leading batch axis if `batch_size` is given."""
+        self.r = brainstate.HiddenState(batched(self.r_init, self.out_size, batch_size))
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Set the state to its initial value."""
+        self.r.value = batched(self.r_init, self.out_size, batch_size)
+
+    def update(self, x: Any) -> Any:
+        """Advance one step; returns the new state."""
+        self.r.value = self.decay * self.r.value + matmul(x, self.W.value)
+        return self.r.value
+
+
+def _decay(tau: Any) -> Any:
+    try:
+        dt = brainstate.environ.get_dt()
+    except KeyError as error:
+        raise ValueError(
+            message(
+                "LeakyRateReadout: the time step dt is not set.",
+                why="the decay of the read-out is exp(-dt / tau).",
+                do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
+            )
+        ) from error
+    ratio = u.maybe_decimal(dt / tau)
+    if isinstance(ratio, u.Quantity):
+        raise ValueError(
+            message(
+                f"LeakyRateReadout: dt is {dt} and tau is {tau}.",
+                why="dt / tau must be a plain number.",
+                do="give both a unit of time, or neither.",
+            )
+        )
+    return jnp.exp(-ratio)

@@ -1,0 +1,14 @@
+"""ETP operators: what a weight goes through to take part in online learning."""
+
+from ._conv import conv as conv
+from ._einsum import einsum as einsum
+from ._element_wise import element_wise as element_wise
+from ._embedding import embedding as embedding
+from ._grouped import grouped_matmul as grouped_matmul
+from ._lora import lora_matmul as lora_matmul
+from ._matmul import matmul as matmul
+from ._operator import ETPPrimitive as ETPPrimitive
+from ._operator import Operator as Operator
+from ._operator import Rules as Rules
+from ._operator import register_primitive as register_primitive
+from ._sparse import sparse_matmul as sparse_matmul

@@ -1,0 +1,111 @@
+"""Contractions `y = einsum(equation, x, w)` of one input with one weight, and their features.
+
+Letters of x alone are summed; every letter of w is in x or in y. With `free` = the letters of y
+that are not in w, dy/dw in trace coordinates is x itself:
+
+    y[free, w∩y] = Σ x[free, w∩x] w[w]      features[free, w] = x[free, w∩x], constant along w∖x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._operator import Rules, Weights
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class EinsumForm:
+    """The letters of the axes of x, of the weight and of y."""
+
+    x: str
+    w: str
+    y: str
+
+    @staticmethod
+    def parse(equation: str) -> EinsumForm:
+        """Split a well-formed equation `x,w->y`."""
+        operands, y = equation.split("->")
+        x, w = operands.split(",")
+        return EinsumForm(x, w, y)
+
+    def apply(self, x: Array, w: Array) -> Array:
+        """y, as one `dot_general` whose axes can be followed (see `_ties`)."""
+        dtype = jnp.result_type(x, w)
+        x, w = self._summed(x).astype(dtype), w.astype(dtype)
+        left = self._kept
+        shared = [l for l in left if l in self.w]
+        batch = [l for l in shared if l in self.y]
+        contracted = [l for l in shared if l not in self.y]
+        index = lambda letters, spec: tuple(spec.index(l) for l in letters)
+        out = lax.dot_general(
+            x,
+            w,
+            (
+                (index(contracted, left), index(contracted, self.w)),
+                (index(batch, left), index(batch, self.w)),
+            ),
+        )
+        order = batch + [l for s in (left, self.w) for l in s if l not in shared]
+        return jnp.transpose(out, index(self.y, order))
+
+    def features(self, x: Array) -> Array:
+        """dy/dw, broadcastable to (*free, *w.shape)."""
+        x = self._summed(x)
+        size = dict(zip(self._kept, x.shape, strict=True))
+        order = [l for l in self.y if l not in self.w] + [l for l in self.w if l in size]
+        x = jnp.transpose(x, [self._kept.index(l) for l in order])
+        free = [size[l] for l in self.y if l not in self.w]
+        return x.reshape((*free, *(size.get(l, 1) for l in self.w)))
+
+    @property
+    def _kept(self) -> str:
+        return "".join(l for l in self.x if l in self.w or l in self.y)
+
+    def _summed(self, x: Array) -> Array:
+        gone = tuple(i for i, l in enumerate(self.x) if l not in self._kept)
+        return jnp.sum(x, axis=gone) if gone else x
+
+
+def biased(form: EinsumForm) -> Callable[..., Array]:
+    """The contraction as a primitive's function, with an optional bias on the last axes of y."""
+
+    def function(x: Array, weight: Array, bias: Array | None = None, *, has_bias: bool = False):
+        y = form.apply(x, weight)
+        return y if bias is None else y + bias
+
+    return function
+
+
+def biased_features(form: EinsumForm) -> Callable[..., Weights]:
+    """The features of `biased(form)`, whatever its other static parameters."""
+
+    def features(x: Array, shapes: dict[str, Any], **static: Any) -> Weights:
+        return with_bias_features(form.features(x), shapes)
+
+    return features
+
+
+def with_bias_features(weight: Array, shapes: dict[str, Any]) -> Weights:
+    """Add a bias, where there is one: a row of the weight whose input is 1."""
+    out = {"weight": weight}
+    if "bias" in shapes:
+        out["bias"] = jnp.ones(shapes["bias"].shape, shapes["bias"].dtype)
+    return out
+
+
+def biased_rules(form: EinsumForm) -> Rules:
+    """Hand-written forms for `biased(form)`."""
+    return Rules(features=biased_features(form))
+
+
+def weight_and_bias(params: dict[str, Any]) -> dict[str, int]:
+    """Positions of the trained operands of `biased`."""
+    return {"weight": 1, "bias": 2} if params.get("has_bias") else {"weight": 1}

@@ -1,0 +1,53 @@
+"""A trained array that acts directly on the state, with no input: `y = fn(w)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._operator import Rules, Weights, register_primitive
+from ._units import Hook, attach, hooked
+
+Array = jax.Array
+
+
+def _features(x: None, shapes: dict[str, Any]) -> Weights:
+    return {"weight": jnp.ones(shapes["weight"].shape, shapes["weight"].dtype)}
+
+
+etp_elemwise = register_primitive(
+    "etp_elemwise",
+    lambda weight: weight,
+    gradient_enabled=True,
+    trainable_invars_fn=lambda params: {"weight": 0},
+    x_invar_index=None,
+    rules=Rules(features=_features),
+)
+
+
+def element_wise(weight: Any, fn: Hook = None, *, weight_fn: Hook = None) -> Any:
+    """Mark a parameter that acts element by element (a time constant, a bias) as trained online.
+
+    Args:
+        weight: the parameter, of any shape.
+        fn: differentiable function of its numbers, identity by default.
+        weight_fn: another spelling of `fn`.
+
+    Returns:
+        `fn(weight)`, in the unit of the weight.
+
+    Raises:
+        TypeError: if both spellings are used.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, braintrace
+        >>> float(braintrace.element_wise(jnp.zeros(()), jax.nn.sigmoid))
+        0.5
+    """
+    if fn is not None and weight_fn is not None:
+        raise TypeError("element_wise: fn and weight_fn are two names of one function; pass one.")
+    name = "fn" if fn is not None else "weight_fn"
+    w = hooked("element_wise", "weight", weight, name, fn if fn is not None else weight_fn)
+    return attach(etp_elemwise.bind(w.value), w.unit)

@@ -1,0 +1,119 @@
+"""Look-up in a trained table: a matrix product with one-hot rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from .._jaxpr import is_inexact
+from ._einsum_form import EinsumForm
+from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._twin import becomes, folds
+from ._units import Hook, Operand, attach, hooked, operand
+
+Array = jax.Array
+
+
+def _one_hot(x: Array, shapes: dict[str, Any]) -> Array:
+    table = shapes["weight"]
+    return jax.nn.one_hot(jnp.clip(x, 0, table.shape[0] - 1), table.shape[0], dtype=table.dtype)
+
+
+def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
+    form = EinsumForm.parse(equation)
+
+    def function(x: Array, weight: Array) -> Array:
+        return jnp.take(weight, jnp.clip(x, 0, weight.shape[0] - 1), axis=0, mode="clip")
+
+    def linear(x: Array, weights: Weights) -> Array:
+        # The input is indices, or what `represent` made of them (perhaps filtered in time).
+        table = weights["weight"]
+        return form.apply(x, table) if is_inexact(x.dtype) else function(x, table)
+
+    def features(x: Array, shapes: dict[str, Any]) -> Weights:
+        rows = x if is_inexact(x.dtype) else _one_hot(x, shapes)
+        return {"weight": form.features(rows)}
+
+    rules = Rules(linear=linear, features=features, represent=_one_hot)
+    return register_primitive(name, function, batched=batched, rules=rules)
+
+
+etp_emb = _primitive("etp_emb", "bv,vd->bd", batched=True)
+etp_emb_v = _primitive("etp_emb_v", "v,vd->d", batched=False)
+etp_emb.twin = folds(etp_emb)
+etp_emb_v.twin = becomes(etp_emb)
+
+
+def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
+    """Look up rows of a trained table.
+
+    Indices outside the table are an error where their values are known; inside `jit` they are
+    clipped to the first and last row.
+
+    Args:
+        indices: one integer, or integers of shape (batch,).
+        weight: table of shape (rows, features).
+        weight_fn: differentiable function of the table's numbers.
+
+    Returns:
+        The rows, of shape (features,) or (batch, features), in the table's unit.
+
+    Raises:
+        TypeError: if the indices are not integers.
+        NotImplementedError: if the indices have two axes or more.
+        ValueError: if the table is no matrix, or an index is outside it.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> braintrace.embedding(jnp.array([2, 0]), jnp.eye(3)).tolist()
+        [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    op = "embedding"
+    i = operand(op, "indices", indices)
+    table = hooked(op, "weight", weight, "weight_fn", weight_fn)
+    if not jnp.issubdtype(i.value.dtype, jnp.integer):
+        raise TypeError(
+            message(
+                f"{op}: indices are {i.value.dtype}.",
+                why="rows of the table are counted by integers.",
+                do="convert them with .astype(int), or multiply by a one-hot array with matmul.",
+            )
+        )
+    if i.ndim > 1:
+        raise NotImplementedError(
+            message(
+                f"{op}: {i} has {i.ndim} axes.",
+                why="the indices are one integer or (batch,), so that every trace knows its batch.",
+                do="reshape the indices into one axis and the result back.",
+            )
+        )
+    if table.ndim != 2:
+        raise ValueError(
+            message(
+                f"{op}: {table} has {table.ndim} axes.",
+                why="the table is (rows, features).",
+                do="reshape it to two axes.",
+            )
+        )
+    _check_range(i, table.shape[0])
+    return attach((etp_emb if i.ndim else etp_emb_v).bind(i.value, table.value), table.unit)
+
+
+def _check_range(indices: Operand, rows: int) -> None:
+    try:
+        values = np.asarray(indices.value)
+    except jax.errors.TracerArrayConversionError:
+        return
+    bad = values[(values < 0) | (values >= rows)]
+    if bad.size:
+        raise ValueError(
+            message(
+                f"embedding: index {int(bad.flat[0])} is outside the table's {rows} rows.",
+                why="rows are counted from 0, and negative indices do not count from the end.",
+                do=f"keep the indices between 0 and {rows - 1}.",
+            )
+        )

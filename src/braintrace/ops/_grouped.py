@@ -1,0 +1,84 @@
+"""Grouped dense layers: one matrix per group of units, `y[g] = x[g] @ W[g] + b[g]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._errors import message
+from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
+from ._operator import register_primitive
+from ._twin import becomes, folds
+from ._units import Hook, bias_operand, bind, expect_shape, hooked, operand
+
+_GMV = EinsumForm.parse("gk,gkn->gn")
+_GMM = EinsumForm.parse("bgk,gkn->bgn")
+
+etp_gmm = register_primitive(
+    "etp_gmm",
+    biased(_GMM),
+    batched=True,
+    trainable_invars_fn=weight_and_bias,
+    rules=biased_rules(_GMM),
+)
+etp_gmv = register_primitive(
+    "etp_gmv", biased(_GMV), trainable_invars_fn=weight_and_bias, rules=biased_rules(_GMV)
+)
+etp_gmm.twin = folds(etp_gmm)
+etp_gmv.twin = becomes(etp_gmm)
+
+
+def grouped_matmul(
+    x: Any, weight: Any, bias: Any = None, *, weight_fn: Hook = None, bias_fn: Hook = None
+) -> Any:
+    """Multiply every group of units by its own trained matrix.
+
+    Args:
+        x: input of shape (groups, in) or (batch, groups, in).
+        weight: matrices of shape (groups, in, out).
+        bias: optional, of shape (groups, out), in the unit of the product.
+        weight_fn: differentiable function of the weight's numbers.
+        bias_fn: the same for the bias.
+
+    Returns:
+        The products, of shape (groups, out) or (batch, groups, out).
+
+    Raises:
+        ValueError: if the shapes do not fit.
+        saiunit.UnitMismatchError: if the bias has another unit than the product.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> braintrace.grouped_matmul(jnp.ones((5, 2, 3)), jnp.ones((2, 3, 4))).shape
+        (5, 2, 4)
+    """
+    op = "grouped_matmul"
+    x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
+    if x_.ndim not in (2, 3):
+        raise ValueError(
+            message(
+                f"{op}: {x_} has {x_.ndim} axes.",
+                why="the input is (groups, in) or (batch, groups, in).",
+                do="reshape the leading axes into one.",
+            )
+        )
+    if w.ndim != 3:
+        raise ValueError(
+            message(
+                f"{op}: {w} has {w.ndim} axes.",
+                why="the weight is one matrix per group, (groups, in, out).",
+                do="reshape it to three axes, or use braintrace.matmul for one matrix.",
+            )
+        )
+    if x_.shape[-2:] != w.shape[:2]:
+        raise ValueError(
+            message(
+                f"{op}: {x_} does not fit {w}.",
+                why=f"the last two axes of x, {x_.shape[-2:]}, meet the first two of the weight, "
+                f"{w.shape[:2]}.",
+                do="make groups and inputs agree.",
+            )
+        )
+    unit = x_.unit * w.unit
+    b = bias_operand(op, bias, unit, bias_fn)
+    expect_shape(op, b, (w.shape[0], w.shape[2]))
+    return bind(etp_gmv if x_.ndim == 2 else etp_gmm, x_, w, bias=b, unit=unit)

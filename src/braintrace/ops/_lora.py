@@ -1,0 +1,110 @@
+"""Low-rank layers: `y = alpha x @ B @ A + b`, which are dense layers in the effective B @ A."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._errors import message
+from ._einsum_form import EinsumForm, biased, biased_features
+from ._matmul import check_product
+from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._twin import becomes, folds
+from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+
+Array = jax.Array
+
+
+def _trainable(params: dict[str, Any]) -> dict[str, int]:
+    keys = {"lora_b": 1, "lora_a": 2}
+    return {**keys, "bias": 3} if params.get("has_bias") else keys
+
+
+def _effective(weights: Weights, *, alpha: complex = 1.0, has_bias: bool = False) -> Weights:
+    out = {"weight": alpha * (weights["lora_b"] @ weights["lora_a"])}
+    return {**out, "bias": weights["bias"]} if has_bias else out
+
+
+def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
+    form = EinsumForm.parse(equation)
+    dense = biased(form)
+
+    def function(x, lora_b, lora_a, bias=None, *, alpha=1.0, has_bias=False):
+        y = alpha * form.apply(form.apply(x, lora_b), lora_a)
+        return y if bias is None else y + bias
+
+    def linear(x: Array, weights: Weights, **static: Any) -> Array:
+        return dense(x, weights["weight"], weights.get("bias"))
+
+    rules = Rules(effective=_effective, linear=linear, features=biased_features(form))
+    return register_primitive(
+        name, function, batched=batched, trainable_invars_fn=_trainable, rules=rules
+    )
+
+
+etp_lora_mm = _primitive("etp_lora_mm", "bi,io->bo", batched=True)
+etp_lora_mv = _primitive("etp_lora_mv", "i,io->o", batched=False)
+etp_lora_mm.twin = folds(etp_lora_mm)
+etp_lora_mv.twin = becomes(etp_lora_mm)
+
+
+def lora_matmul(
+    x: Any,
+    B: Any,
+    A: Any,
+    *,
+    alpha: Any = 1.0,
+    bias: Any = None,
+    b_fn: Hook = None,
+    a_fn: Hook = None,
+    bias_fn: Hook = None,
+) -> Any:
+    """Multiply by a trained matrix of low rank: `alpha * x @ b_fn(B) @ a_fn(A) + bias_fn(bias)`.
+
+    Args:
+        x: input of shape (in,) or (batch, in).
+        B: factor that faces the input, (in, rank).
+        A: factor that faces the output, (rank, out).
+        alpha: scale of the product.
+        bias: optional vector of shape (out,), in the unit of the product.
+        b_fn: differentiable function of the numbers of B.
+        a_fn: the same for A.
+        bias_fn: the same for the bias.
+
+    Returns:
+        The product, of shape (out,) or (batch, out).
+
+    Raises:
+        ValueError: if the shapes do not fit.
+        saiunit.UnitMismatchError: if the bias has another unit than the product.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> braintrace.lora_matmul(jnp.ones((2, 8)), jnp.ones((8, 1)), jnp.ones((1, 4))).shape
+        (2, 4)
+    """
+    op = "lora_matmul"
+    x_ = operand(op, "x", x)
+    b, a = hooked(op, "B", B, "b_fn", b_fn), hooked(op, "A", A, "a_fn", a_fn)
+    if isinstance(alpha, np.number):
+        alpha = alpha.item()
+    if not isinstance(alpha, (int, float, complex)):
+        # A scale that is itself computed, or has a unit, belongs to the factor.
+        scale, alpha = operand(op, "alpha", alpha), 1.0
+        b = Operand(b.label, b.value * scale.value, b.unit * scale.unit)
+    check_product(op, x_, b)
+    if a.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise ValueError(
+            message(
+                f"{op}: {b} does not fit {a}.",
+                why="the factors are (in, rank) and (rank, out).",
+                do="give both the same rank.",
+            )
+        )
+    unit = x_.unit * b.unit * a.unit
+    c = bias_operand(op, bias, unit, bias_fn)
+    expect_shape(op, c, a.shape[1:])
+    primitive = etp_lora_mv if x_.ndim == 1 else etp_lora_mm
+    return bind(primitive, x_, b, a, bias=c, unit=unit, alpha=alpha)

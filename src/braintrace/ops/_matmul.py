@@ -1,0 +1,89 @@
+"""Dense layers: `y = x @ W + b`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._errors import message
+from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
+from ._operator import register_primitive
+from ._twin import becomes, folds
+from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+
+_MV = EinsumForm.parse("i,io->o")
+_MM = EinsumForm.parse("bi,io->bo")
+
+etp_mm = register_primitive(
+    "etp_mm",
+    biased(_MM),
+    batched=True,
+    trainable_invars_fn=weight_and_bias,
+    rules=biased_rules(_MM),
+)
+etp_mv = register_primitive(
+    "etp_mv", biased(_MV), trainable_invars_fn=weight_and_bias, rules=biased_rules(_MV)
+)
+etp_mm.twin = folds(etp_mm)
+etp_mv.twin = becomes(etp_mm)
+
+
+def matmul(
+    x: Any, weight: Any, bias: Any = None, *, weight_fn: Hook = None, bias_fn: Hook = None
+) -> Any:
+    """Multiply by a trained matrix: `x @ weight_fn(weight) + bias_fn(bias)`.
+
+    Args:
+        x: input of shape (in,) or (batch, in).
+        weight: matrix of shape (in, out).
+        bias: optional vector of shape (out,), in the unit of the product.
+        weight_fn: differentiable function of the weight's numbers, e.g. a mask.
+        bias_fn: the same for the bias.
+
+    Returns:
+        The product, of shape (out,) or (batch, out).
+
+    Raises:
+        ValueError: if the shapes do not fit.
+        saiunit.UnitMismatchError: if the bias has another unit than the product.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> braintrace.matmul(jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.zeros(4)).shape
+        (2, 4)
+    """
+    op = "matmul"
+    x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
+    check_product(op, x_, w)
+    unit = x_.unit * w.unit
+    b = bias_operand(op, bias, unit, bias_fn)
+    expect_shape(op, b, w.shape[1:])
+    return bind(etp_mv if x_.ndim == 1 else etp_mm, x_, w, bias=b, unit=unit)
+
+
+def check_product(op: str, x: Operand, weight: Operand) -> None:
+    """Refuse shapes that are not (in,) or (batch, in) times (in, out)."""
+    if x.ndim not in (1, 2):
+        raise ValueError(
+            message(
+                f"{op}: {x} has {x.ndim} axes.",
+                why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+                do="reshape the leading axes into one, or use braintrace.nn.Linear, which does.",
+            )
+        )
+    if weight.ndim != 2:
+        raise ValueError(
+            message(
+                f"{op}: {weight} has {weight.ndim} axes.",
+                why="the weight is a matrix (in, out).",
+                do="reshape it to two axes, or use braintrace.einsum.",
+            )
+        )
+    if x.shape[-1] != weight.shape[0]:
+        raise ValueError(
+            message(
+                f"{op}: {x} does not fit {weight}.",
+                why=f"the last axis of x, {x.shape[-1]}, meets the first axis of the weight, "
+                f"{weight.shape[0]}.",
+                do="make these two sizes equal.",
+            )
+        )

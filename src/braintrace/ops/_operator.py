@@ -1,0 +1,318 @@
+"""The operator record: `y = f(x, *weights, **static)` and the mathematics derived from it.
+
+Everything a learning rule asks of an operator is a method of `Operator`, an ETP primitive bound
+to one equation's shapes and static parameters. Each has a default derived from the plain function;
+an `ETPPrimitive` may carry faster hand-written `rules` for the same mathematics.
+
+The trace of a weight has one entry per (free output position, weight element): axes of the output
+that are tied to a weight axis (see `_ties`) are shared, the remaining ones are free. `spread` takes
+numbers that live at output elements to these coordinates, `features` is dy/dw in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._jaxpr import DerivedPrimitive, Var, trace
+from ._ties import aval, tied_axes
+
+Array = jax.Array
+Weights = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Optional hand-written forms of what `Operator` derives; each must equal the derived one.
+
+    Attributes:
+        effective: `(weights, **static) -> effective weights`, the operand the operator is linear
+            in, when that is a function of the weights alone.
+        linear: `(x, effective, **static) -> y`; required with `effective`.
+        features: `(x, shapes, **static) -> {key: array}` broadcastable to (*free, *weight.shape),
+            or None to decline.
+        spread: `(key, values, lead, **static) -> values` in trace coordinates, or None where
+            axes ties describe it; with it, `free` gives the free shape.
+        free: `(key, y_shape, **static) -> shape` of the free positions.
+        represent: `(x, shapes, **static) -> x` as a floating array in which y is linear.
+    """
+
+    effective: Callable[..., Weights] | None = None
+    linear: Callable[..., Array] | None = None
+    features: Callable[..., Weights | None] | None = None
+    spread: Callable[..., Array | None] | None = None
+    free: Callable[..., tuple[int, ...] | None] | None = None
+    represent: Callable[..., Array] | None = None
+
+
+def _weight_only(params: dict[str, Any]) -> dict[str, int]:
+    return {"weight": 1}
+
+
+class ETPPrimitive(DerivedPrimitive):
+    """A JAX primitive whose weights take part in online learning; made by `register_primitive`."""
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Array],
+        *,
+        batched: bool = False,
+        gradient_enabled: bool = False,
+        trainable_invars_fn: Callable[[dict[str, Any]], dict[str, int]] | None = None,
+        x_invar_index: int | None = 0,
+        rules: Rules | None = None,
+    ):
+        super().__init__(name, function)
+        self.batched = batched
+        self.gradient_enabled = gradient_enabled
+        self.trainable_invars = trainable_invars_fn or _weight_only
+        self.x_invar_index = x_invar_index
+        self.rules = rules or Rules()
+
+
+def register_primitive(
+    name: str,
+    impl_fn: Callable[..., Array],
+    *,
+    batched: bool = False,
+    gradient_enabled: bool = False,
+    trainable_invars_fn: Callable[[dict[str, Any]], dict[str, int]] | None = None,
+    x_invar_index: int | None = 0,
+    y_outvar_index: int = 0,
+    rules: Rules | None = None,
+) -> ETPPrimitive:
+    """Make an operator out of a plain JAX function; every rule it needs is derived.
+
+    Args:
+        name: name of the primitive, as reports show it.
+        impl_fn: `impl_fn(*arrays, **static) -> array`.
+        batched: whether the first axis of `x` and of the result is a batch.
+        gradient_enabled: accepted for compatibility; an operator without a trained weight is
+            always seen through.
+        trainable_invars_fn: static parameters -> {key: position of the weight}; default
+            `{'weight': 1}`.
+        x_invar_index: position of the input, None for an operator of weights only.
+        y_outvar_index: must be 0, operators have one output.
+        rules: hand-written forms of derived rules, for speed.
+
+    Returns:
+        The primitive; call `primitive.bind(x, weight, **static)` in a model.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> scale = braintrace.register_primitive('scale_rows', lambda x, w: x * w[:, None])
+        >>> scale.bind(jnp.ones((2, 3)), jnp.arange(2.)).shape
+        (2, 3)
+    """
+    if not callable(impl_fn):
+        raise TypeError(f"impl_fn must be a function of arrays, got {type(impl_fn).__name__}.")
+    if y_outvar_index != 0:
+        raise ValueError("An operator has one output: y_outvar_index must be 0.")
+    return ETPPrimitive(
+        name,
+        impl_fn,
+        batched=batched,
+        gradient_enabled=gradient_enabled,
+        trainable_invars_fn=trainable_invars_fn,
+        x_invar_index=x_invar_index,
+        rules=rules,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """An ETP primitive bound to the shapes and static parameters of one use of it.
+
+    `operands` are the shapes of all operands, `y` that of the result.
+    """
+
+    primitive: ETPPrimitive
+    params: Mapping[str, Any]
+    operands: tuple[Any, ...]
+    y: Any
+    positions: dict[str, int] = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(
+            self, "positions", dict(self.primitive.trainable_invars(dict(self.params)))
+        )
+
+    @staticmethod
+    def of(
+        primitive: ETPPrimitive, params: Mapping[str, Any], inputs: tuple, output: Var
+    ) -> Operator:
+        """Bind from the atoms of an equation."""
+        shapes = tuple(
+            aval(a)
+            if isinstance(a, Var)
+            else jax.ShapeDtypeStruct(np.shape(a.value), jnp.result_type(a.value))
+            for a in inputs
+        )
+        return Operator(primitive, params, shapes, aval(output))
+
+    # ------------------------------------------------------------------ the function itself
+
+    @property
+    def x(self) -> Any:
+        """Shape of the input, None for an operator of weights only."""
+        i = self.primitive.x_invar_index
+        return None if i is None else self.operands[i]
+
+    @cached_property
+    def _static(self) -> dict[str, Any]:
+        return {k: v for k, v in self.params.items() if k != "mapped"}
+
+    @property
+    def plain(self) -> bool:
+        """Whether the operator is used as written, not under vmap: hand-written rules apply."""
+        return not self.params.get("mapped")
+
+    def call(self, x: Array | None, weights: Weights) -> Array:
+        """y as a function of the input and the weights."""
+        return self.primitive.apply(dict(self.params))(*self._arrange(x, weights))
+
+    def _arrange(self, x: Any, weights: Mapping[str, Any]) -> list[Any]:
+        out: list[Any] = [None] * len(self.operands)
+        if self.primitive.x_invar_index is not None:
+            out[self.primitive.x_invar_index] = x
+        for key, i in self.positions.items():
+            out[i] = weights[key]
+        return out
+
+    def effective(self, weights: Weights) -> Weights:
+        """The operand the trace belongs to, as a function of the weights alone."""
+        rule = self.primitive.rules.effective
+        return rule(weights, **self._static) if rule and self.plain else dict(weights)
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        """Shapes of the effective weights."""
+        raw = {k: self.operands[i] for k, i in self.positions.items()}
+        return dict(jax.eval_shape(self.effective, raw))
+
+    def apply(self, x: Array | None, effective: Weights) -> Array:
+        """y as a function of the input and the effective weights."""
+        rule = self.primitive.rules.linear
+        if rule and self.plain:
+            return rule(x, effective, **self._static)
+        return self.call(x, effective)
+
+    def represent(self, x: Array | None) -> Array | None:
+        """The input as an array that can be filtered in time."""
+        rule = self.primitive.rules.represent
+        return rule(x, self.shapes, **self._static) if rule and self.plain else x
+
+    def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
+        """Pull a cotangent of y back to the effective weights."""
+        out, vjp = jax.vjp(lambda w: self.apply(x, w), effective)
+        return vjp(c.astype(out.dtype))[0]
+
+    @cached_property
+    def constant_keys(self) -> frozenset[str]:
+        """Weights whose pull-back does not read the input: rows with the constant input 1."""
+        if self.x is None:
+            return frozenset(self.shapes)
+        x = jax.eval_shape(self.represent, self.x)
+        names = list(self.shapes)
+
+        def pulled(x, c, *values):
+            out = self.pull(x, c, dict(zip(names, values, strict=True)))
+            return [out[k] for k in names]
+
+        program, _ = trace(pulled, x, self.y, *(self.shapes[k] for k in names))
+        reads = {program.inputs[0]}
+        for eqn in program.equations:
+            if any(a in reads for a in eqn.inputs if isinstance(a, Var)):
+                reads.update(eqn.outputs)
+        return frozenset(k for k, o in zip(names, program.outputs, strict=True) if o not in reads)
+
+    # ---------------------------------------------------------------------- trace coordinates
+
+    @cached_property
+    def ties(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Per weight, the tied pairs (axis of y, axis of the weight)."""
+        names = list(self.shapes)
+        values = tuple(self.shapes[k] for k in names)
+        inputs = () if self.x is None else (jax.eval_shape(self.represent, self.x),)
+
+        def fun(*args):
+            x = args[0] if inputs else None
+            return self.apply(x, dict(zip(names, args[len(inputs) :], strict=True)))
+
+        return {k: tied_axes(fun, inputs + values, len(inputs) + i) for i, k in enumerate(names)}
+
+    def _free_axes(self, key: str) -> list[int]:
+        tied = [a for a, _ in self.ties[key]]
+        return [a for a in range(len(self.y.shape)) if a not in tied]
+
+    def free_shape(self, key: str) -> tuple[int, ...]:
+        """Sizes of the output axes that no axis of this weight is tied to."""
+        rule = self.primitive.rules.free
+        if rule and self.plain:
+            shape = rule(key, self.y.shape, **self._static)
+            if shape is not None:
+                return shape
+        return tuple(self.y.shape[a] for a in self._free_axes(key))
+
+    def trace_shape(self, key: str) -> tuple[int, ...]:
+        """Shape of a weight's trace: free positions, then the weight."""
+        return self.free_shape(key) + tuple(self.shapes[key].shape)
+
+    def spread(self, key: str, values: Array, lead: int = 0) -> Array:
+        """Take values at output elements, (*lead, *y, *rest), to trace coordinates.
+
+        The result broadcasts against (*lead, *free, *weight.shape, *rest).
+        """
+        rule = self.primitive.rules.spread
+        if rule and self.plain:
+            out = rule(key, values, lead, **self._static)
+            if out is not None:
+                return out
+        free = self._free_axes(key)
+        tied = sorted(self.ties[key], key=lambda pair: pair[1])
+        n = len(self.y.shape)
+        order = [*range(lead), *(lead + a for a in free), *(lead + a for a, _ in tied)]
+        order += range(lead + n, values.ndim)
+        values = jnp.transpose(values, order)
+        start = lead + len(free)
+        tied_axes_of_w = [w for _, w in tied]
+        shape = list(values.shape[:start])
+        sizes = iter(values.shape[start : start + len(tied)])
+        shape += [
+            next(sizes) if w in tied_axes_of_w else 1 for w in range(len(self.shapes[key].shape))
+        ]
+        return values.reshape((*shape, *values.shape[start + len(tied) :]))
+
+    def features(self, x: Array | None, effective: Weights) -> Weights:
+        """dy/dw in trace coordinates, broadcastable to `trace_shape`, for every weight."""
+        rule = self.primitive.rules.features
+        if rule and self.plain:
+            out = rule(x, self.shapes, **self._static)
+            if out is not None:
+                return out
+        x = self.represent(x)
+        return {k: self._derived_features(k, x, effective) for k in self.shapes}
+
+    def _derived_features(self, key: str, x: Array | None, effective: Weights) -> Array:
+        # One pull-back per free position, of the cotangent that is 1 on all of its tied elements:
+        # each weight element meets exactly one of them.
+        free, n = self._free_axes(key), len(self.y.shape)
+        sizes = tuple(self.y.shape[a] for a in free)
+        count = int(np.prod(sizes, dtype=np.int64))
+        basis = jnp.eye(count, dtype=self.y.dtype).reshape((count, *sizes))
+        shape = [self.y.shape[a] if a in free else 1 for a in range(n)]
+        basis = jnp.broadcast_to(basis.reshape((count, *shape)), (count, *self.y.shape))
+        pull = jax.vmap(lambda c: self.pull(x, c, effective)[key])
+        out = pull(basis)
+        if jnp.iscomplexobj(basis) and not jnp.iscomplexobj(out):
+            out = out - 1j * pull(1j * basis)
+        return out.reshape(self.trace_shape(key))

@@ -1,0 +1,151 @@
+"""Sparse layers: `y = x @ S(w) + b`, with one trained number per non-zero of a fixed structure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import message
+from ._einsum_form import weight_and_bias, with_bias_features
+from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._structure import Structure, structure_of
+from ._twin import becomes, folds
+from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+
+Array = jax.Array
+
+
+def _presynaptic(x: Array, structure: Structure) -> Array:
+    # The input at every non-zero; 0 at entries that only pad the data vector.
+    return x.at[structure.rows].get(mode="fill", fill_value=0)
+
+
+def _multiply(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    structure: Structure,
+    has_bias: bool = False,
+) -> Array:
+    # Non-zeros first, so that gather and scatter move whole rows of the batch.
+    weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
+    products = _presynaptic(jnp.moveaxis(x, -1, 0), structure) * weight
+    out = jnp.zeros((structure.shape[1], *x.shape[:-1]), products.dtype)
+    y = jnp.moveaxis(out.at[structure.cols].add(products, mode="promise_in_bounds"), 0, -1)
+    return y if bias is None else y + bias
+
+
+def _features(x: Array, shapes: dict[str, Any], *, structure: Structure, **static: Any) -> Weights:
+    taken = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
+    return with_bias_features(taken, shapes)
+
+
+def _free(key: str, y: tuple[int, ...], **static: Any) -> tuple[int, ...] | None:
+    return y[:-1] if key == "weight" else None
+
+
+def _primitive(name: str, rank: int) -> ETPPrimitive:
+    def spread(key: str, values: Array, lead: int, *, structure: Structure, **static: Any):
+        # A non-zero is tied to the one output unit of its column.
+        if key != "weight":
+            return None
+        return jnp.take(values, structure.cols, axis=lead + rank - 1)
+
+    return register_primitive(
+        name,
+        _multiply,
+        batched=rank == 2,
+        trainable_invars_fn=weight_and_bias,
+        rules=Rules(features=_features, spread=spread, free=_free),
+    )
+
+
+etp_sp_mm = _primitive("etp_sp_mm", 2)
+etp_sp_mv = _primitive("etp_sp_mv", 1)
+etp_sp_mm.twin = folds(etp_sp_mm)
+etp_sp_mv.twin = becomes(etp_sp_mm)
+
+
+def sparse_matmul(
+    x: Any,
+    weight: Any = None,
+    *,
+    sparse_mat: Any,
+    bias: Any = None,
+    weight_fn: Hook = None,
+    bias_fn: Hook = None,
+    weight_data: Any = None,
+) -> Any:
+    """Multiply by a sparse matrix whose non-zeros are trained: `x @ S(weight_fn(weight)) + bias`.
+
+    Args:
+        x: input of shape (in,) or (batch, in).
+        weight: the non-zeros, in the order of the structure's own data vector (for scipy formats
+            without one, of its `tocoo()`); a single number serves all of them.
+        sparse_mat: structure of shape (in, out): CSR, CSC or COO of brainevent or saiunit, BCOO
+            or BCSR of jax, or any scipy.sparse matrix. Its own numbers are not read.
+        bias: optional vector of shape (out,), in the unit of the product.
+        weight_fn: differentiable function of the numbers of the weight.
+        bias_fn: the same for the bias.
+        weight_data: another spelling of `weight`.
+
+    Returns:
+        The product, of shape (out,) or (batch, out).
+
+    Raises:
+        TypeError: if the structure is of no known format, or the weight is missing.
+        ValueError: if the shapes do not fit.
+        saiunit.UnitMismatchError: if the bias has another unit than the product.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, braintrace
+        >>> from jax.experimental.sparse import BCOO
+        >>> mat = BCOO.fromdense(np.eye(3))
+        >>> braintrace.sparse_matmul(jnp.ones(3), jnp.arange(3.), sparse_mat=mat).tolist()
+        [0.0, 1.0, 2.0]
+    """
+    op = "sparse_matmul"
+    if (weight is None) == (weight_data is None):
+        raise TypeError(f"{op}: weight and weight_data are two names of one array; pass one.")
+    weight = weight if weight_data is None else weight_data
+    structure = structure_of(sparse_mat)
+    x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
+    if w.shape in ((), (1,)):
+        w = Operand(w.label, jnp.broadcast_to(w.value, (structure.size,)), w.unit)
+    _check_shapes(x_, w, structure)
+    unit = x_.unit * w.unit
+    b = bias_operand(op, bias, unit, bias_fn)
+    expect_shape(op, b, structure.shape[1:])
+    primitive = etp_sp_mv if x_.ndim == 1 else etp_sp_mm
+    return bind(primitive, x_, w, bias=b, unit=unit, structure=structure)
+
+
+def _check_shapes(x: Operand, w: Operand, structure: Structure) -> None:
+    if x.ndim not in (1, 2):
+        raise ValueError(
+            message(
+                f"sparse_matmul: {x} has {x.ndim} axes.",
+                why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+                do="reshape the leading axes into one.",
+            )
+        )
+    if x.shape[-1] != structure.shape[0]:
+        raise ValueError(
+            message(
+                f"sparse_matmul: {x} does not fit sparse_mat {structure.shape}.",
+                why=f"the last axis of x, {x.shape[-1]}, meets the rows of the matrix, "
+                f"{structure.shape[0]}.",
+                do="make these two sizes equal, or transpose the matrix.",
+            )
+        )
+    if w.shape != (structure.size,):
+        raise ValueError(
+            message(
+                f"sparse_matmul: {w} does not have the shape ({structure.size},).",
+                why=f"sparse_mat stores {structure.size} numbers.",
+                do="give one weight per stored number, in the order of sparse_mat.data.",
+            )
+        )

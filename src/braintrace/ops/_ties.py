@@ -1,0 +1,167 @@
+"""Which axes of an operator's output are axes of its weight.
+
+An output axis `a` is *tied* to a weight axis `b` when y[..., i_a, ...] reads only weights with
+i_b = i_a. Ties are found by one walk over the operator's program that carries, for every axis of
+every value, the weight axis it runs along (or None). What the table does not know drops all
+ties, which is always sound: the trace is then merely larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jaxpr import ELEMENTWISE, Atom, Equation, Var, trace
+
+# Per axis of a value: the weight axis it runs along. A value that does not read the weight: None.
+Axes = tuple[int | None, ...]
+
+
+def tied_axes(fun: Callable, args: tuple[Any, ...], index: int) -> tuple[tuple[int, int], ...]:
+    """Pairs (output axis, axis of operand `index`) tied in `fun`; each axis at most once."""
+    program, _ = trace(fun, *args)
+    env: dict[Var, Axes] = {}
+    source = program.inputs[index]
+    env[source] = tuple(range(len(source.shape)))
+
+    def read(atom: Atom) -> Axes | None:
+        return env.get(atom) if isinstance(atom, Var) else None
+
+    for eqn in program.equations:
+        axes = [read(a) for a in eqn.inputs]
+        if all(a is None for a in axes):
+            continue
+        rule = _RULES.get(eqn.name, _elementwise if eqn.name in ELEMENTWISE else _unknown)
+        for out in eqn.outputs:
+            env[out] = rule(eqn, out, axes)
+
+    out = program.outputs[0]
+    found = read(out)
+    pairs: list[tuple[int, int]] = []
+    for y_axis, w_axis in enumerate(found or ()):
+        if w_axis is not None and all(w_axis != w for _, w in pairs):
+            pairs.append((y_axis, w_axis))
+    return tuple(pairs)
+
+
+def _unknown(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    return (None,) * len(out.shape)
+
+
+def _agree(rows: list[Axes | None], rank: int) -> Axes:
+    known = [r for r in rows if r is not None]
+    if any(len(r) != rank for r in known):
+        return (None,) * rank
+    return tuple(c[0] if len(set(c)) == 1 else None for c in zip(*known, strict=True))
+
+
+def _elementwise(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    # An operand axis of size 1 may be stretched without an equation of its own.
+    rows: list[Axes | None] = []
+    for atom, row in zip(eqn.inputs, axes, strict=True):
+        if row is not None and len(row) == len(out.shape):
+            sizes = zip(row, atom.shape, out.shape, strict=True)  # type: ignore[union-attr]
+            row = tuple(a if n == m else None for a, n, m in sizes)
+        rows.append(row)
+    return _agree(rows, len(out.shape))
+
+
+def _broadcast_in_dim(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    source, result = axes[0] or (), [None] * len(out.shape)
+    for i, o in enumerate(eqn.params["broadcast_dimensions"]):
+        if eqn.inputs[0].shape[i] == out.shape[o]:  # type: ignore[union-attr]
+            result[o] = source[i]  # type: ignore[call-overload]
+    return tuple(result)
+
+
+def _transpose(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    return tuple((axes[0] or ())[p] for p in eqn.params["permutation"])
+
+
+def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    # An axis survives when the sizes before it have the same product on both sides.
+    shape, source = eqn.inputs[0].shape, axes[0] or ()  # type: ignore[union-attr]
+    start = {int(np.prod(shape[:i])): i for i, n in enumerate(shape) if n != 1}
+    result: list[int | None] = []
+    for o, n in enumerate(out.shape):
+        i = start.get(int(np.prod(out.shape[:o])))
+        result.append(source[i] if i is not None and n != 1 and shape[i] == n else None)
+    return tuple(result)
+
+
+def _squeeze(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    gone = eqn.params["dimensions"]
+    return tuple(a for i, a in enumerate(axes[0] or ()) if i not in gone)
+
+
+def _reduce(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    return tuple(a for i, a in enumerate(axes[0] or ()) if i not in eqn.params["axes"])
+
+
+def _slice(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    shape = eqn.inputs[0].shape  # type: ignore[union-attr]
+    return tuple(
+        a if n == m else None for a, n, m in zip(axes[0] or (), shape, out.shape, strict=True)
+    )
+
+
+def _concatenate(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    merged = list(_agree(axes, len(out.shape)))
+    merged[eqn.params["dimension"]] = None
+    return tuple(merged)
+
+
+def _dot_general(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    # The output axes are: batch axes, free axes of the left, free axes of the right.
+    contract, batch = eqn.params["dimension_numbers"]
+    n_batch = len(batch[0])
+    ranks = [len(a.shape) for a in eqn.inputs]  # type: ignore[union-attr]
+    free = [
+        [i for i in range(ranks[s]) if i not in contract[s] and i not in batch[s]] for s in (0, 1)
+    ]
+    rows: list[Axes | None] = []
+    for side in (0, 1):
+        source = axes[side]
+        if source is None:
+            continue
+        offset = n_batch + (len(free[0]) if side else 0)
+        row: list[int | None] = [None] * len(out.shape)
+        for o, i in enumerate(batch[side]):
+            row[o] = source[i]
+        for k, i in enumerate(free[side]):
+            row[offset + k] = source[i]
+        rows.append(tuple(row))
+    return _agree(rows, len(out.shape))
+
+
+def _conv(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    if axes[0] is not None or eqn.params["batch_group_count"] != 1:
+        return _unknown(eqn, out, axes)
+    dims = eqn.params["dimension_numbers"]
+    result: list[int | None] = [None] * len(out.shape)
+    result[dims.out_spec[1]] = (axes[1] or ())[dims.rhs_spec[0]]
+    return tuple(result)
+
+
+_RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "slice": _slice,
+    "concatenate": _concatenate,
+    "dot_general": _dot_general,
+    "conv_general_dilated": _conv,
+    "reduce_sum": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "reduce_prod": _reduce,
+}
+
+
+def aval(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of an array, a variable or a shape record."""
+    return jax.ShapeDtypeStruct(tuple(x.shape), x.dtype)

@@ -1,0 +1,59 @@
+"""`vmap` over the input alone is a batch: the same operator with one more, or a longer, batch axis.
+
+So a weight that all mapped calls share stays one weight of one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._operator import ETPPrimitive
+
+Array = jax.Array
+Twin = Callable[[Sequence[Array], tuple[int | None, ...], dict[str, Any]], Array | None]
+
+
+def _input_only(axes: tuple[int | None, ...]) -> bool:
+    return axes[0] is not None and all(a is None for a in axes[1:])
+
+
+def becomes(batched: ETPPrimitive) -> Twin:
+    """For an operator without batch: the mapped axis is the batch axis of `batched`."""
+
+    def twin(operands, axes, params):
+        if not _input_only(axes):
+            return None
+        x, *weights = operands
+        return batched.bind(jnp.moveaxis(x, axes[0], 0), *weights, **params)
+
+    return twin
+
+
+def folds(
+    primitive: ETPPrimitive,
+    batch_axes: Callable[[Sequence[Array], dict[str, Any]], tuple[int, int] | None] | None = None,
+) -> Twin:
+    """For an operator with batch: the mapped axis joins the batch axis and leaves it again.
+
+    `batch_axes(operands, params)` gives the batch axis of x and of y (default 0, 0), or None
+    where the batch may not grow.
+    """
+
+    def twin(operands, axes, params):
+        found = (0, 0) if batch_axes is None else batch_axes(operands, params)
+        if not _input_only(axes) or found is None:
+            return None
+        at_x, at_y = found
+        x, *weights = operands
+        x = jnp.moveaxis(x, axes[0], at_x)
+        sizes = x.shape[at_x : at_x + 2]
+        x = x.reshape((*x.shape[:at_x], sizes[0] * sizes[1], *x.shape[at_x + 2 :]))
+        y = primitive.bind(x, *weights, **params)
+        y = y.reshape((*y.shape[:at_y], *sizes, *y.shape[at_y + 1 :]))
+        return jnp.moveaxis(y, at_y, 0)
+
+    return twin

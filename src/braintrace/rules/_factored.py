@@ -1,0 +1,82 @@
+"""Two low-pass factors per operator instead of one trace per weight.
+
+    eps_x_t = a_x eps_x_{t-1} + x_t              (a bias has the input 1)
+    eps_f_t = a_f D_t eps_f_{t-1} + (1 - a_f) f_t
+    g_t     = pull(eps_x_t, a_f <lam_t, eps_f_{t-1}> + (1 - a_f) ct_t) / (1 - a_f^t)
+
+where ct_t is the cotangent of the operator's output within the step, and t counts trace steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..graph import HiddenParamOpRelation as Relation
+from ._per_weight import _mix
+from ._rule import Grads, Rule
+
+Array = jax.Array
+
+
+def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
+    """Filter input and tail separately, with the decays `decay_x` and `decay_f`."""
+
+    def stored(value: Array) -> Array:
+        return value if trace_dtype is None else value.astype(trace_dtype)
+
+    def init(r: Relation, weights: Grads) -> dict[str, Any]:
+        op = r.operator
+        y = jnp.zeros((), op.y.dtype)
+        shape = r.slots.shape + (r.slots.width,)
+        trace: dict[str, Any] = {
+            "f": stored(jnp.zeros(shape, y.dtype)),
+            "one": jnp.zeros((), y.real.dtype),
+            "steps": jnp.zeros((), jnp.int32),
+        }
+        if op.x is not None:
+            x = jax.eval_shape(op.represent, op.x)
+            trace["x"] = stored(jnp.zeros(x.shape, x.dtype))
+        return trace
+
+    def advance(r: Relation, eps: dict, x: Array, f: Array, D: Array, weights: Grads) -> dict:
+        old = eps["f"].astype(f.dtype)
+        out = {
+            "f": stored(decay_f * _mix(D, old) + (1 - decay_f) * f),
+            "one": decay_x * eps["one"] + 1,
+            "steps": eps["steps"] + 1,
+        }
+        if "x" in eps:
+            seen = r.operator.represent(x)
+            out["x"] = stored(decay_x * eps["x"].astype(seen.dtype) + seen)
+        return jax.tree.map(lambda new, before: new.astype(before.dtype), out, dict(eps))
+
+    def pulled(r: Relation, eps: dict, steps: Array, ct: Array, weights: Grads) -> Grads:
+        op = r.operator
+        correction = 1 - jnp.asarray(decay_f, eps["one"].dtype) ** steps
+        ct = ct / jnp.where(correction > 0, correction, 1).astype(ct.real.dtype)
+        x = None if op.x is None else eps["x"].astype(jax.eval_shape(op.represent, op.x).dtype)
+        grads = op.pull(x, ct, weights)
+        one = eps["one"]
+        return {
+            k: grads[k] * one.astype(grads[k].real.dtype) if k in op.constant_keys else grads[k]
+            for k in r.keys
+        }
+
+    def remembered(r: Relation, eps: dict, lam: Array) -> Array:
+        total = (lam * eps["f"].astype(jnp.result_type(lam, eps["f"]))).sum(-1)
+        return total.sum(0) if r.slots.lanes else total
+
+    def recall(r: Relation, before: dict, after: dict, lam: Array, weights: Grads) -> Grads:
+        ct = decay_f * remembered(r, before, lam)
+        return pulled(r, after, after["steps"], ct, weights)
+
+    def recall_window(r: Relation, before: dict, lam: Array, weights: Grads) -> Grads:
+        return pulled(r, before, before["steps"], remembered(r, before, lam), weights)
+
+    def tap(r: Relation, after: dict, ct: Array, weights: Grads) -> Grads:
+        return pulled(r, after, after["steps"], (1 - decay_f) * ct, weights)
+
+    return Rule(init, advance, recall, recall_window, tap)

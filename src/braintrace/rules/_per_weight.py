@@ -1,0 +1,89 @@
+"""The trace of every weight, propagated with the kept Jacobian.
+
+    eps_t = D_t eps_{t-1} + f_t (x) x_t          per weight element and slot
+    g_t   = dL_t/dw | entry fixed + <lam_t, eps_{t-1}>
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..graph import HiddenParamOpRelation as Relation
+from ._rule import Grads, Rule
+
+Array = jax.Array
+
+
+def per_weight(trace_dtype=None) -> Rule:
+    """One trace entry per (free output position, weight element, slot).
+
+    Args:
+        trace_dtype: type the trace is stored in; None keeps the type of its products.
+    """
+
+    def stored(eps: Array) -> Array:
+        return eps if trace_dtype is None else eps.astype(trace_dtype)
+
+    def init(r: Relation, weights: Grads) -> Grads:
+        dtypes = _dtypes(r, weights)
+        return {
+            k: stored(
+                jnp.zeros(r.slots.lanes + r.operator.trace_shape(k) + (r.slots.width,), dtypes[k])
+            )
+            for k in r.keys
+        }
+
+    def advance(r: Relation, eps: Grads, x: Array, f: Array, D: Array, weights: Grads) -> Grads:
+        features = r.operator.features(x, weights)
+        lead = len(r.slots.lanes)
+        dtypes = _dtypes(r, weights)
+        out = {}
+        for k in r.keys:
+            old = eps[k].astype(dtypes[k])
+            grown = features[k][..., None] * r.operator.spread(k, f, lead)
+            if not jnp.issubdtype(dtypes[k], jnp.complexfloating):
+                grown = grown.real
+            out[k] = stored(_mix(r.operator.spread(k, D, lead), old) + grown.astype(dtypes[k]))
+        return out
+
+    def recall(r: Relation, before: Grads, after: Grads, lam: Array, weights: Grads) -> Grads:
+        return contract(r, before, lam, weights)
+
+    def recall_window(r: Relation, before: Grads, lam: Array, weights: Grads) -> Grads:
+        return contract(r, before, lam, weights)
+
+    return Rule(init, advance, recall, recall_window)
+
+
+def contract(r: Relation, eps: Grads, signal: Array, weights: Grads) -> Grads:
+    """<signal, eps>: sum over slots, lanes and free positions, for each weight."""
+    lead = len(r.slots.lanes)
+    out = {}
+    for k in r.keys:
+        weight = weights[k]
+        product = r.operator.spread(k, signal, lead) * eps[k].astype(
+            jnp.result_type(eps[k], weight, signal)
+        )
+        extra = product.ndim - 1 - weight.ndim
+        total = product.sum((*range(extra), product.ndim - 1))
+        out[k] = total.astype(weight.dtype)
+    return out
+
+
+def _mix(D: Array, eps: Array) -> Array:
+    if D.shape[-1] == 1:
+        return D[..., 0] * eps
+    return (D * eps[..., None, :]).sum(-1)
+
+
+def _dtypes(r: Relation, weights: Grads) -> dict:
+    # A real weight has a real trace: slots are real, and Re(f dy/dw) is what moves them.
+    op = r.operator
+    y = jnp.zeros((), op.y.dtype)
+    out = {}
+    for k in r.keys:
+        w = jnp.zeros((), weights[k].dtype)
+        base = jnp.result_type(y.real, w.real)
+        out[k] = jnp.result_type(base, jnp.complex64) if jnp.iscomplexobj(w) else base
+    return out

@@ -1,0 +1,297 @@
+"""Every operator, alone and under `vmap`, satisfies the mathematics of the operator record."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace._jaxpr import Equation, bind, evaluate, trace
+from braintrace.ops import ETPPrimitive, Operator, register_primitive
+
+
+def close(a, b):
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-9, atol=1e-9), a, b)
+
+
+def inexact(args):
+    return [i for i, a in enumerate(args) if jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact)]
+
+
+def random_like(a, seed=1):
+    out = np.random.default_rng(seed).normal(size=a.shape)
+    if jnp.issubdtype(a.dtype, jnp.complexfloating):
+        out = out + 1j * np.random.default_rng(seed + 1).normal(size=a.shape)
+    return jnp.asarray(out, a.dtype)
+
+
+def uses(fun, *args):
+    """The operators in a function, each with the values of its operands."""
+    program, consts = trace(fun, *args)
+    found = []
+
+    def apply(eqn: Equation, values):
+        if isinstance(eqn.primitive, ETPPrimitive):
+            op = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
+            found.append((op, values))
+        return bind(eqn, values)
+
+    evaluate(program, consts, args, apply)
+    return found
+
+
+def operands(op, values):
+    i = op.primitive.x_invar_index
+    raw = {k: jnp.asarray(values[p]) for k, p in op.positions.items()}
+    return None if i is None else values[i], op.effective(raw), raw
+
+
+def check(pairs, *args):
+    """Compare pairs of arrays that one compiled function computes."""
+    for a, b in jax.jit(pairs)(*args):
+        close(a, b)
+
+
+def check_record(op, values):
+    """features × spread is the pull-back, the pull-back is reverse mode, shapes are as declared."""
+
+    def pairs(values):
+        x, effective, raw = operands(op, values)
+        c = random_like(op.y)
+        pulled = op.pull(x, c, effective)
+        features = op.features(x, effective)
+        assert set(features) == set(effective) == set(op.shapes)
+        for key, w in effective.items():
+            full = lambda a, key=key: jnp.broadcast_to(a, op.trace_shape(key))
+            spread = full(op.spread(key, c))
+            total = (spread * full(features[key])).sum(tuple(range(len(op.free_shape(key)))))
+            yield total if jnp.iscomplexobj(w) else total.real, pulled[key]
+            # More leading and trailing axes: what a trace of several states asks for.
+            many = op.spread(key, jnp.stack([c, 2 * c])[..., None], lead=1)
+            yield full(many[1, ..., 0]), 2 * spread
+        # Reverse mode of the function as called, through the effective weights.
+        direct = jax.vjp(lambda w: op.call(x, w), raw)[1](c)[0]
+        yield jax.vjp(op.effective, raw)[1](pulled)[0], direct
+        # The represented input is the same input.
+        yield op.apply(op.represent(x), effective), op.call(x, raw)
+        yield op.pull(op.represent(x), c, effective), pulled
+
+    check(lambda v: list(pairs(v)), values)
+
+
+def test_operator_value_and_derivatives_are_those_of_the_formula(case):
+    at = inexact(case.args)
+    point = [case.args[i] for i in at]
+    c = random_like(case.plain(*case.args))
+    close(case.call(*case.args), case.plain(*case.args))
+
+    def everything(fun, point):
+        def of(point):
+            full = list(case.args)
+            for i, a in zip(at, point, strict=True):
+                full[i] = a
+            return fun(*full)
+
+        slope = jax.grad(lambda p: jnp.vdot(c, jnp.sin(of(p))))
+        tangents = [random_like(a) for a in point]
+        return of(point), jax.jvp(of, (point,), (tangents,)), jax.jvp(slope, (point,), (tangents,))
+
+    check(lambda p: [(everything(case.call, p), everything(case.plain, p))], point)
+
+
+def test_operator_record_holds(case):
+    ((op, values),) = uses(case.call, *case.args)
+    check_record(op, values)
+
+
+def at_every_output(op, key, features):
+    """dy/dw of shape (*y, *weight), from features and spread."""
+    n = int(np.prod(op.y.shape))
+    unit = jnp.eye(n).reshape((n, *op.y.shape))
+    full = jnp.broadcast_to(op.spread(key, unit, lead=1) * features, (n, *op.trace_shape(key)))
+    free = len(op.free_shape(key))
+    return full.sum(tuple(range(1, 1 + free))).reshape((*op.y.shape, *op.shapes[key].shape))
+
+
+def test_operator_gives_the_jacobian(case):
+    ((op, values),) = uses(case.call, *case.args)
+
+    def pairs(values):
+        x, effective, _ = operands(op, values)
+        features = op.features(x, effective)
+        jacobian = jax.jacrev(lambda w: op.apply(x, w))(effective)
+        return [(at_every_output(op, k, features[k]), jacobian[k]) for k in effective]
+
+    check(pairs, values)
+
+
+def test_operator_features_equal_the_derived_ones(case):
+    ((op, values),) = uses(case.call, *case.args)
+    primitive = op.primitive
+    bare = ETPPrimitive(
+        primitive.name,
+        primitive.function,
+        trainable_invars_fn=primitive.trainable_invars,
+        x_invar_index=primitive.x_invar_index,
+        rules=replace(primitive.rules, features=None, spread=None, free=None),
+    )
+    derived = Operator(bare, op.params, op.operands, op.y)
+
+    def pairs(values):
+        x, effective, _ = operands(op, values)
+        written, expected = op.features(x, effective), derived.features(x, effective)
+        for k in effective:
+            if derived.trace_shape(k) == op.trace_shape(k):
+                yield jnp.broadcast_to(written[k], op.trace_shape(k)), expected[k]
+            else:  # a hand-written spread ties what the derived one leaves free
+                yield at_every_output(op, k, written[k]), at_every_output(derived, k, expected[k])
+
+    check(lambda v: list(pairs(v)), values)
+
+
+def stack(a, n=2):
+    a = jnp.asarray(a)
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return jnp.stack([a] * n)
+    return jnp.stack([a * (i + 1.0) for i in range(n)])
+
+
+def mappings(case):
+    """Which operands each of two nested vmaps runs over."""
+    n = len(case.args)
+    everything = (0,) * n
+    if case.x is None:
+        return [[everything], [everything, everything]]
+    x_only, weights_only = (0,) + (None,) * (n - 1), (None,) + (0,) * (n - 1)
+    first_weight = (None, 0) + (None,) * (n - 2)
+    return [
+        [x_only],
+        [weights_only],
+        [first_weight],
+        [everything],
+        [x_only, x_only],
+        [x_only, weights_only],
+        [weights_only, x_only],
+    ]
+
+
+def test_operator_survives_vmap(case):
+    for axes_list in mappings(case):
+        call, plain, args = case.call, case.plain, list(case.args)
+        for axes in axes_list:
+            call, plain = jax.vmap(call, axes), jax.vmap(plain, axes)
+            args = [a if axis is None else stack(a) for a, axis in zip(args, axes, strict=True)]
+        check(lambda a, f=call, g=plain: [(f(*a), g(*a))], args)
+        ((op, values),) = uses(call, *args)
+        check_record(op, values)
+
+
+def test_vmap_over_the_last_axis_equals_moving_it_first(case):
+    if case.x is None or case.x.ndim == 0:
+        return
+    axes = (-1,) + (None,) * len(case.weights)
+    x = jnp.moveaxis(stack(case.x), 0, -1)
+    close(jax.vmap(case.call, axes)(x, *case.weights), jax.vmap(case.plain, axes)(x, *case.weights))
+
+
+def test_vmap_over_the_input_keeps_one_shared_weight(case):
+    if case.x is None or "batch" in case.name:
+        return
+    axes = (0,) + (None,) * len(case.weights)
+    ((op, _),) = uses(jax.vmap(case.call, axes), stack(case.x), *case.weights)
+    assert op.primitive.batched and "mapped" not in op.params
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+def test_operator_keeps_its_dtype(case, dtype):
+    cast = lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
+    args = [cast(a) for a in case.args]
+    if case.name == "elemwise_fn" and dtype.startswith("complex"):
+        return
+    out = case.call(*args)
+    assert out.dtype == jnp.dtype(dtype)
+    tol = {"bfloat16": 0.2, "float16": 2e-2}.get(dtype, 1e-4)
+    exact = np.asarray(case.plain(*case.args))
+    np.testing.assert_allclose(np.asarray(out).astype(complex), exact, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("x, w", [("complex128", "float64"), ("float64", "complex128")])
+def test_operator_record_holds_for_mixed_complex(case, x, w):
+    if case.x is None or not inexact([case.x]):
+        return
+    turn = lambda a, d: a.astype(d) * (1 + 0.5j) if d == "complex128" else a
+    args = [turn(case.x, x), *(turn(a, w) for a in case.weights)]
+    check(lambda a: [(case.call(*a), case.plain(*a))], args)
+    ((op, values),) = uses(case.call, *args)
+    check_record(op, values)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8"])
+def test_operator_takes_spikes_as_integers(case, dtype):
+    if case.x is None or not inexact([case.x]):
+        return
+    spikes = (case.x > 0).astype(dtype)
+    out = case.call(spikes, *case.weights)
+    assert out.dtype == jnp.float64
+    close(out, case.plain(spikes.astype(float), *case.weights))
+
+
+def test_operator_takes_numpy(case):
+    close(case.call(*map(np.asarray, case.args)), case.plain(*case.args))
+
+
+# ------------------------------------------------------------------------------ custom operators
+
+
+def scale_rows(x, w, *, power=1):
+    return x * w[:, None] ** power
+
+
+def test_custom_operator_needs_only_its_function():
+    primitive = register_primitive("scale_rows", scale_rows)
+    x, w = jnp.arange(6.0).reshape(2, 3), jnp.asarray([2.0, 3.0])
+    call = lambda x, w: primitive.bind(x, w, power=2)
+    close(call(x, w), scale_rows(x, w, power=2))
+    close(jax.grad(lambda w: call(x, w).sum())(w), 2 * w * x.sum(1))
+    ((op, values),) = uses(call, x, w)
+    assert op.ties == {"weight": ((0, 0),)} and op.trace_shape("weight") == (3, 2)
+    check_record(op, values)
+    for axes in [(0, None), (None, 0), (0, 0)]:
+        args = [a if axis is None else stack(a) for a, axis in zip((x, w), axes, strict=True)]
+        ((op, values),) = uses(jax.vmap(call, axes), *args)
+        assert op.primitive is primitive
+        check_record(op, values)
+
+
+def test_custom_operator_may_mix_everything():
+    primitive = register_primitive("mixer", lambda x, w: jnp.cumsum(x[::-1] * jnp.sort(w)))
+    ((op, values),) = uses(primitive.bind, jnp.arange(3.0), jnp.asarray([3.0, 1.0, 2.0]))
+    assert op.trace_shape("weight") == (3, 3)
+    check_record(op, values)
+
+
+def test_custom_operator_with_several_weights():
+    primitive = register_primitive(
+        "affine",
+        lambda gain, x, offset: gain * x + offset,
+        trainable_invars_fn=lambda params: {"gain": 0, "offset": 2},
+        x_invar_index=1,
+    )
+    ((op, values),) = uses(primitive.bind, jnp.ones(3), jnp.arange(3.0), jnp.ones(3))
+    assert op.constant_keys == {"offset"}
+    check_record(op, values)
+
+
+def test_constant_keys_are_the_weights_whose_input_is_one(case):
+    ((op, _),) = uses(case.call, *case.args)
+    assert op.constant_keys == (
+        frozenset({"weight"}) if case.x is None else set(op.shapes) & {"bias"}
+    )
+
+
+def test_register_primitive_refuses_what_it_cannot_use():
+    with pytest.raises(TypeError, match="must be a function"):
+        register_primitive("bad", 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="y_outvar_index must be 0"):
+        register_primitive("bad", scale_rows, y_outvar_index=1)

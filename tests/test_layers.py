@@ -1,0 +1,217 @@
+"""The layers of DESIGN section 7, held by reading every import and name under `src/braintrace`.
+
+A check takes a path inside the package and the file's text, and returns its complaints. Each is
+run on every file, and on snippets that break it.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
+
+CORE = {"errors", "jaxpr", "ops", "graph"}
+LEARNING = CORE | {"rules", "engine", "frontend", "learner"}
+# Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
+MAY_IMPORT = {
+    "version": set(),
+    "errors": set(),
+    "jaxpr": {"errors"},
+    "ops": {"errors", "jaxpr"},
+    "nn": {"errors", "ops"},
+    "graph": {"errors", "jaxpr", "ops"},
+    "rules": {"errors", "ops", "graph"},
+    "engine": CORE | {"rules"},
+    "frontend": CORE,
+    "learner": LEARNING,
+    "verify": LEARNING | {"nn", "show", "version"},
+    "show": LEARNING | {"verify", "version"},
+    "cli": LEARNING | {"nn", "verify", "show", "version", "init"},
+    "init": LEARNING | {"nn", "verify", "show", "version"},
+    "main": {"cli"},
+}
+MAY_IMPORT_BRAINSTATE = {"frontend", "learner", "nn", "verify"}
+JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
+# Names a room may not say. The lookarounds let ordinary words through: convert, exploration.
+UNSPEAKABLE = {
+    "ops": re.compile(r"rtrl|pp_?prop", re.I),
+    "rules": re.compile(r"matmul|conv(?!e)|(?<!exp)lora|embedding", re.I),
+}
+DATE = re.compile(r"\b(19|20)\d\d-\d\d-\d\d\b")
+ISSUE = re.compile(r"#\d+\b")
+
+
+def room(path: str) -> str:
+    return PurePosixPath(path).parts[0].removesuffix(".py").strip("_")
+
+
+def imported(path: str, source: str) -> Iterator[str]:
+    """Absolute dotted names; `from a import b` counts as `a.b`."""
+    package = ("braintrace", *PurePosixPath(path).parent.parts)
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                head = package[: len(package) + 1 - level] if level else ()
+                parts = (*head, module) if module else head
+                yield from (".".join((*parts, name.name)) for name in names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def words(source: str) -> Iterator[tuple[bool, str]]:
+    """Every token's text, and whether it is a comment."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        yield token.type == tokenize.COMMENT, token.string
+
+
+def rooms_imported(path: str, source: str) -> set[str]:
+    ours = [name.split(".") for name in imported(path, source) if within(name, "braintrace")]
+    # A name that is no room comes from the package's own `__init__.py`.
+    rooms = {parts[1].strip("_") if len(parts) > 1 else "init" for parts in ours}
+    return {name if name in MAY_IMPORT else "init" for name in rooms} - {room(path)}
+
+
+def check_rooms(path: str, source: str) -> list[str]:
+    here = room(path)
+    if here not in MAY_IMPORT:
+        return [f"unknown room {here}"]
+    beyond = rooms_imported(path, source) - MAY_IMPORT[here]
+    return [f"{here} may not import {other}" for other in sorted(beyond)]
+
+
+def check_brainstate(path: str, source: str) -> list[str]:
+    if room(path) in MAY_IMPORT_BRAINSTATE:
+        return []
+    return [name for name in imported(path, source) if within(name, "brainstate")]
+
+
+def check_jax_internals(path: str, source: str) -> list[str]:
+    if path == "_jaxpr.py":
+        return []
+    nodes = ast.walk(ast.parse(source))
+    spelled = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)]
+    return [name for name in (*imported(path, source), *spelled) if within(name, *JAX_INTERNALS)]
+
+
+def check_names(path: str, source: str) -> list[str]:
+    if (unspeakable := UNSPEAKABLE.get(room(path))) is None:
+        return []
+    said = [path, *(text for comment, text in words(source) if not comment)]
+    return [match.group() for text in said for match in unspeakable.finditer(text)]
+
+
+def check_history(path: str, source: str) -> list[str]:
+    comments = [text for comment, text in words(source) if comment]
+    issues = [match.group() for text in comments for match in ISSUE.finditer(text)]
+    return issues + [match.group() for match in DATE.finditer(source)]
+
+
+def check_acyclic(links: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(links).prepare()
+    except CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
+
+
+CHECKS = (check_rooms, check_brainstate, check_jax_internals, check_names, check_history)
+FILES = {
+    file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8")
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_package_keeps(check):
+    complaints = {path: check(path, source) for path, source in FILES.items()}
+    assert {path: found for path, found in complaints.items() if found} == {}
+
+
+def test_rooms_do_not_import_in_circles():
+    links: dict[str, set[str]] = {}
+    for path, source in FILES.items():
+        links.setdefault(room(path), set()).update(rooms_imported(path, source))
+    assert check_acyclic(links) == []
+
+
+BROKEN = [
+    (check_rooms, "utils/_x.py", ""),
+    (check_rooms, "_helpers.py", ""),
+    (check_rooms, "_errors.py", "from . import _jaxpr"),
+    (check_rooms, "_jaxpr.py", "from .ops import Op"),
+    (check_rooms, "ops/_x.py", "from ..graph import Relation"),
+    (check_rooms, "ops/__init__.py", "from ..rules import Rule"),
+    (check_rooms, "nn/_x.py", "from braintrace.graph._walk import walk"),
+    (check_rooms, "graph/_x.py", "import braintrace.engine"),
+    (check_rooms, "graph/_x.py", "from braintrace import Learner"),
+    (check_rooms, "graph/deep/_x.py", "from ...rules import Rule"),
+    (check_rooms, "rules/_x.py", "from .._jaxpr import walk"),
+    (check_rooms, "rules/_x.py", "def late():\n    from ..engine import run"),
+    (check_rooms, "engine/_x.py", "from .. import frontend"),
+    (check_rooms, "frontend/_x.py", "from ..rules import Rule"),
+    (check_rooms, "learner/_x.py", "from .. import nn"),
+    (check_rooms, "show/_x.py", "from ..nn import Linear"),
+    (check_rooms, "verify/_x.py", "from ..cli import main"),
+    (check_rooms, "__init__.py", "from .cli import main as main"),
+    (check_brainstate, "graph/_x.py", "import brainstate"),
+    (check_brainstate, "rules/_x.py", "from brainstate.transform import jit"),
+    (check_brainstate, "engine/_x.py", "import brainstate.nn as nn"),
+    (check_brainstate, "ops/_x.py", "from brainstate import State"),
+    (check_brainstate, "_jaxpr.py", "import brainstate"),
+    (check_jax_internals, "graph/_x.py", "from jax._src import core"),
+    (check_jax_internals, "graph/_jaxpr.py", "from jax import core"),
+    (check_jax_internals, "ops/_x.py", "import jax.extend.core as jex"),
+    (check_jax_internals, "engine/_x.py", "from jax.interpreters import ad"),
+    (check_jax_internals, "engine/_x.py", "import jax\njax.core.Jaxpr"),
+    (check_names, "ops/_rtrl.py", ""),
+    (check_names, "ops/_x.py", "def D_RTRL(): ..."),
+    (check_names, "ops/_x.py", "kind = 'pp_prop'"),
+    (check_names, "ops/_x.py", "f'{x} PPProp'"),
+    (check_names, "rules/_x.py", "jnp.matmul(a, b)"),
+    (check_names, "rules/_x.py", "if op is etp_conv_p: ..."),
+    (check_names, "rules/_x.py", "class LoRATrace: ..."),
+    (check_names, "rules/_x.py", "'sparse_matmul'"),
+    (check_names, "rules/_x.py", "from ..ops import embedding"),
+    (check_history, "graph/_x.py", "x = 1  # fixed on 2025-01-01"),
+    (check_history, "graph/_x.py", "'''Since 2025-01-01.'''"),
+    (check_history, "graph/_x.py", "x = 1  # see #123"),
+]
+KEPT = [
+    (check_rooms, "_jaxpr.py", "from ._errors import TraceError"),
+    (check_rooms, "graph/_x.py", "from . import _y\nfrom ..ops import Op\nimport saiunit"),
+    (check_rooms, "cli/_x.py", "import braintrace\nfrom .. import nn, verify"),
+    (check_rooms, "__init__.py", "from ._version import __version__\nfrom .nn import Linear"),
+    (check_rooms, "__main__.py", "from .cli import main"),
+    (check_brainstate, "frontend/_x.py", "import brainstate"),
+    (check_brainstate, "ops/_x.py", "import brainstate_like, saiunit"),
+    (check_jax_internals, "_jaxpr.py", "from jax.extend import core"),
+    (check_jax_internals, "ops/_x.py", "import jax\njax.lax.dot_general"),
+    (check_names, "rules/_x.py", "'''By convention, exploration.'''"),
+    (check_names, "graph/_x.py", "'rtrl and matmul'"),
+    (check_history, "graph/_x.py", "colour = '#123456'  # item 3 of 12"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "source"), BROKEN)
+def test_check_notices_a_break(check, path, source):
+    assert check(path, source)
+
+
+@pytest.mark.parametrize(("check", "path", "source"), KEPT)
+def test_check_lets_good_code_pass(check, path, source):
+    assert check(path, source) == []
+
+
+def test_check_notices_a_circle():
+    assert check_acyclic({"verify": {"show"}, "show": {"verify"}})
+    assert check_acyclic({"verify": {"show"}, "show": {"graph"}}) == []
