@@ -28,14 +28,14 @@ lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev  ## pyright over src
-	$(BIN)/pyright
+types: $(VENV)/.dev  ## mypy over src
+	$(BIN)/mypy
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
 	$(JAX_VENV)/bin/python -m pytest -q -n 2
 
 clean:  ## remove environments, caches and build outputs
-	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .hypothesis build dist out
+	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 %/$(MADE):

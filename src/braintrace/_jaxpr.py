@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 import jax
@@ -66,6 +67,16 @@ class Const:
 
     value: Any
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.value)
+
+    @property
+    def dtype(self) -> Any:
+        return (
+            self.value.dtype if hasattr(self.value, "dtype") else jax.numpy.result_type(self.value)
+        )
+
 
 Atom = Var | Const
 
@@ -99,6 +110,11 @@ class Program:
     outputs: tuple[Atom, ...]
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a value belongs to a running trace, so that it may differ from call to call."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def is_inexact(dtype: Any) -> bool:
     """Whether values of this type carry a derivative (floating or complex, no PRNG keys)."""
     return jax.dtypes.issubdtype(dtype, np.inexact)
@@ -113,39 +129,61 @@ def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
 
 
 def flatten(closed: Any) -> tuple[Program, tuple[Any, ...]]:
-    """Inline every call of a closed jaxpr; returns the program and its closed-over values."""
+    """Inline every call of a closed jaxpr; returns the program and its closed-over values.
+
+    Floating literals count as closed-over values: two traces that differ in them alone are the
+    same program.
+    """
     jaxpr = open_jaxpr(closed)
+    flat = _Flattener()
     env: dict[Any, Atom] = {}
-    consts = tuple(_fresh(v) for v in jaxpr.constvars)
+    for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+        env[var] = flat.constant(_fresh(var), value)
     inputs = tuple(_fresh(v) for v in jaxpr.invars)
-    env.update(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
-    equations: list[Equation] = []
-    outputs = _inline(jaxpr, env, equations)
-    return Program(consts, inputs, tuple(equations), outputs), tuple(closed.consts)
+    outputs = flat.inline(jaxpr, env)
+    program = Program(tuple(flat.consts), inputs, tuple(flat.equations), outputs)
+    return program, tuple(flat.values)
 
 
-def _inline(jaxpr: Any, env: dict[Any, Atom], equations: list[Equation]) -> tuple[Atom, ...]:
-    def read(atom: Any) -> Atom:
-        return Const(atom.val) if hasattr(atom, "val") else env[atom]
+class _Flattener:
+    def __init__(self):
+        self.consts: list[Var] = []
+        self.values: list[Any] = []
+        self.equations: list[Equation] = []
 
-    for eqn in jaxpr.eqns:
-        inputs = tuple(read(a) for a in eqn.invars)
-        inner = _called(eqn)
-        if inner is not None:
-            sub = open_jaxpr(inner)
-            sub_env: dict[Any, Atom] = {
-                v: Const(c) for v, c in zip(sub.constvars, _consts(inner), strict=True)
-            }
-            sub_env.update(zip(sub.invars, inputs, strict=True))
-            env.update(zip(eqn.outvars, _inline(sub, sub_env, equations), strict=True))
-        else:
-            outputs = tuple(_fresh(v) for v in eqn.outvars)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            equations.append(
-                Equation(eqn.primitive, inputs, outputs, eqn.params, eqn.source_info)
-            )
-    return tuple(read(a) for a in jaxpr.outvars)
+    def constant(self, var: Var, value: Any) -> Var:
+        self.consts.append(var)
+        self.values.append(value)
+        return var
+
+    def literal(self, aval: Any, value: Any) -> Atom:
+        if is_inexact(aval.dtype):
+            return self.constant(Var(tuple(aval.shape), aval.dtype), np.asarray(value, aval.dtype))
+        return Const(value)
+
+    def inline(self, jaxpr: Any, env: dict[Any, Atom]) -> tuple[Atom, ...]:
+        def read(atom: Any) -> Atom:
+            return self.literal(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
+
+        for eqn in jaxpr.eqns:
+            inputs = tuple(read(a) for a in eqn.invars)
+            inner = _called(eqn)
+            if inner is not None:
+                sub = open_jaxpr(inner)
+                sub_env: dict[Any, Atom] = {
+                    v: self.constant(_fresh(v), c)
+                    for v, c in zip(sub.constvars, getattr(inner, "consts", ()), strict=True)
+                }
+                sub_env.update(zip(sub.invars, inputs, strict=True))
+                env.update(zip(eqn.outvars, self.inline(sub, sub_env), strict=True))
+            else:
+                outputs = tuple(_fresh(v) for v in eqn.outvars)
+                env.update(zip(eqn.outvars, outputs, strict=True))
+                self.equations.append(
+                    Equation(eqn.primitive, inputs, outputs, eqn.params, eqn.source_info)
+                )
+        return tuple(read(a) for a in jaxpr.outvars)
 
 
 def _called(eqn: Any) -> Any:
@@ -157,10 +195,6 @@ def _called(eqn: Any) -> Any:
 def open_jaxpr(jaxpr: Any) -> Any:
     """The jaxpr of a closed jaxpr (newer JAX has one class for both)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _consts(jaxpr: Any) -> Sequence[Any]:
-    return getattr(jaxpr, "consts", ())
 
 
 def _fresh(var: Any) -> Var:
@@ -183,49 +217,77 @@ def inner_equations(eqn: Any) -> Iterator[Any]:
             yield from inner_equations(inner)
 
 
-def fingerprint(program: Program, consts: Sequence[Any]) -> tuple:
+def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False) -> tuple:
     """What an analysis of the program may depend on, hashable.
 
-    Floating values are left out (an analysis never reads them); integers count, since indices
-    decide which element is read.
+    Floating values are left out unless `values` is set (an analysis never reads them); integers
+    count, since indices decide which element is read.
     """
     number: dict[Var, int] = {}
 
     def name(atom: Atom) -> Any:
-        if isinstance(atom, Const):
-            # A literal that belongs to a running trace must never be met again after it.
-            leaked = isinstance(atom.value, jax.core.Tracer)
-            return object() if leaked else _value_key(atom.value)
-        return number.setdefault(atom, len(number))
+        return _value_key(atom.value, values) if isinstance(atom, Const) else number[atom]
 
-    heads = [(name(v), v.shape, str(v.dtype)) for v in (*program.consts, *program.inputs)]
-    body = [
+    def declare(var: Var) -> tuple:
+        return (number.setdefault(var, len(number)), var.shape, str(var.dtype))
+
+    heads = tuple(declare(v) for v in (*program.consts, *program.inputs))
+    body = tuple(
         (
             e.name,
             tuple(name(a) for a in e.inputs),
-            tuple((name(v), v.shape, str(v.dtype)) for v in e.outputs),
-            tuple(sorted((k, _param_key(v)) for k, v in e.params.items())),
+            tuple(declare(v) for v in e.outputs),
+            _params_key(e, derivatives=not values),
         )
         for e in program.equations
-    ]
-    values = tuple(_value_key(c) for c in consts)
-    return (tuple(heads), tuple(body), tuple(name(o) for o in program.outputs), values)
+    )
+    known = tuple(_value_key(c, values) for c in consts)
+    return heads, body, tuple(name(o) for o in program.outputs), known
 
 
-def _value_key(value: Any) -> Any:
-    if isinstance(value, jax.core.Tracer) or is_inexact(jax.numpy.result_type(value)):
-        return ("value", np.shape(value), str(jax.numpy.result_type(value)))
-    if jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.extended):
-        return ("key",)
+def _value_key(value: Any, exact: bool) -> Any:
+    dtype = Const(value).dtype
+    traced = is_traced(value)
+    if traced and exact:
+        return object()  # belongs to a running trace: equal to nothing met later
+    if traced or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return ("traced" if traced else "key", np.shape(value), str(dtype))
+    if is_inexact(dtype) and not exact:
+        return ("value", np.shape(value), str(dtype))
     array = np.asarray(value)
     return (array.shape, str(array.dtype), array.tobytes())
 
 
+def _params_key(eqn: Equation, derivatives: bool) -> Any:
+    names = [eqn.name, *(e.primitive.name for e in inner_equations(eqn))]
+    custom = derivatives and any(n in _CUSTOM_DERIVATIVE for n in names)
+    plain = tuple(sorted((k, _param_key(v)) for k, v in eqn.params.items()))
+    return (plain, _derivative_key(eqn)) if custom else plain
+
+
 def _param_key(value: Any) -> str:
-    # Functions print with an address that changes from trace to trace; what they compute is
-    # in the jaxprs printed beside them.
+    # Functions print with an address that changes from trace to trace. What they compute is
+    # printed beside them, or told by `_derivative_key`.
     text = str(value)
     return "" if " at 0x" in text or text.startswith("Wrapped function") else text
+
+
+def _derivative_key(eqn: Equation) -> tuple:
+    """A custom derivative is a Python function: recognise it by what it computes."""
+    point = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    moving = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
+
+    def pushed(*args):
+        def of_moving(*values):
+            full = list(args[: len(point)])
+            for i, v in zip(moving, values, strict=True):
+                full[i] = v
+            return bind_forward(eqn, full)
+
+        return jax.jvp(of_moving, tuple(args[i] for i in moving), args[len(point) :])
+
+    program, consts = trace(pushed, *point, *(point[i] for i in moving))
+    return fingerprint(program, consts, values=True)
 
 
 # --------------------------------------------------------------------------------- evaluation
@@ -235,9 +297,7 @@ def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs."""
     found = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
-    with source_info_util.user_context(
-        eqn.source.traceback, name_stack=eqn.source.name_stack
-    ):
+    with source_info_util.user_context(eqn.source.traceback, name_stack=eqn.source.name_stack):
         out = eqn.primitive.bind(*subfuns, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -292,7 +352,7 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
 
 # -------------------------------------------------------------------------------- source lines
 
-_OWN_FOLDERS = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
+_OWN_FOLDERS = [os.path.dirname(os.path.abspath(m)) + os.sep for m in (__file__, jax.__file__)]
 
 
 def hide_frames_of(module: Any) -> None:
@@ -307,9 +367,22 @@ def user_line(source: Any) -> str | None:
     if source is None or source.traceback is None:
         return None
     for frame in source_info_util.user_frames(source.traceback):
-        if not any(frame.file_name.startswith(folder) for folder in _OWN_FOLDERS):
+        if _is_users(frame.file_name):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return None
+
+
+def failing_line(error: BaseException) -> str | None:
+    """`file:line (function)` of the innermost frame of an error that belongs to the user."""
+    frames = [(f.f_code, line) for f, line in walk_tb(error.__traceback__)]
+    for code, line in reversed(frames):
+        if _is_users(code.co_filename):
+            return f"{code.co_filename}:{line} ({code.co_name})"
+    return None
+
+
+def _is_users(file_name: str) -> bool:
+    return not any(file_name.startswith(folder) for folder in _OWN_FOLDERS)
 
 
 # ---------------------------------------------------------------------------------- primitives
@@ -369,7 +442,9 @@ class DerivedPrimitive(Primitive):
     def _transpose(self, ct, *operands, **params):
         linear = [i for i, o in enumerate(operands) if ad.is_undefined_primal(o)]
         if isinstance(ct, ad.Zero):
-            return [ad.Zero(operands[i].aval) if i in linear else None for i in range(len(operands))]
+            return [
+                ad.Zero(operands[i].aval) if i in linear else None for i in range(len(operands))
+            ]
 
         def of_linear(*args):
             full = list(operands)

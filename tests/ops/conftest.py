@@ -171,6 +171,12 @@ CASES = [
 ]
 
 
+# One use of every operator, for what does not depend on the details of a use.
+SAMPLES = """mv_bias mm_bias gmv gmm_bias emb_v emb elemwise einsum_turned sp_mv sp_mm_bias lora_mv
+lora_bias conv1d""".split()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", CASES, ids=[c.name for c in CASES])
+    for name, cases in (("case", CASES), ("sample", [c for c in CASES if c.name in SAMPLES])):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, cases, ids=[c.name for c in cases])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._jaxpr import Equation, bind, evaluate, trace
+from braintrace._jaxpr import trace
 from braintrace.ops import ETPPrimitive, Operator, register_primitive
 
 
@@ -20,6 +20,8 @@ def inexact(args):
 
 
 def random_like(a, seed=1):
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return jnp.arange(int(np.prod(a.shape)), dtype=a.dtype).reshape(a.shape)
     out = np.random.default_rng(seed).normal(size=a.shape)
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
         out = out + 1j * np.random.default_rng(seed + 1).normal(size=a.shape)
@@ -27,18 +29,12 @@ def random_like(a, seed=1):
 
 
 def uses(fun, *args):
-    """The operators in a function, each with the values of its operands."""
-    program, consts = trace(fun, *args)
-    found = []
-
-    def apply(eqn: Equation, values):
+    """The operators in a function, each with arbitrary values of its operands."""
+    program, _ = trace(fun, *args)
+    for eqn in program.equations:
         if isinstance(eqn.primitive, ETPPrimitive):
             op = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
-            found.append((op, values))
-        return bind(eqn, values)
-
-    evaluate(program, consts, args, apply)
-    return found
+            yield op, [random_like(a, seed=2 + i) for i, a in enumerate(op.operands)]
 
 
 def operands(op, values):
@@ -95,7 +91,7 @@ def test_operator_value_and_derivatives_are_those_of_the_formula(case):
 
         slope = jax.grad(lambda p: jnp.vdot(c, jnp.sin(of(p))))
         tangents = [random_like(a) for a in point]
-        return of(point), jax.jvp(of, (point,), (tangents,)), jax.jvp(slope, (point,), (tangents,))
+        return jax.jvp(of, (point,), (tangents,)), jax.jvp(slope, (point,), (tangents,))
 
     check(lambda p: [(everything(case.call, p), everything(case.plain, p))], point)
 
@@ -164,35 +160,50 @@ def mappings(case):
     if case.x is None:
         return [[everything], [everything, everything]]
     x_only, weights_only = (0,) + (None,) * (n - 1), (None,) + (0,) * (n - 1)
-    first_weight = (None, 0) + (None,) * (n - 2)
     return [
         [x_only],
         [weights_only],
-        [first_weight],
         [everything],
         [x_only, x_only],
-        [x_only, weights_only],
         [weights_only, x_only],
     ]
 
 
+def mapped(case, axes_list):
+    call, plain, args = case.call, case.plain, list(case.args)
+    for axes in axes_list:
+        call, plain = jax.vmap(call, axes), jax.vmap(plain, axes)
+        args = [a if axis is None else stack(a) for a, axis in zip(args, axes, strict=True)]
+    return call, plain, args
+
+
 def test_operator_survives_vmap(case):
-    for axes_list in mappings(case):
-        call, plain, args = case.call, case.plain, list(case.args)
-        for axes in axes_list:
-            call, plain = jax.vmap(call, axes), jax.vmap(plain, axes)
-            args = [a if axis is None else stack(a) for a, axis in zip(args, axes, strict=True)]
-        check(lambda a, f=call, g=plain: [(f(*a), g(*a))], args)
+    uses_of = [mapped(case, axes_list) for axes_list in mappings(case)]
+    for call, _, args in uses_of:
+        assert len(list(uses(call, *args))) == 1
+    check(
+        lambda many: [(f(*a), g(*a)) for (f, g, _), a in zip(uses_of, many, strict=True)],
+        [args for _, _, args in uses_of],
+    )
+
+
+def test_operator_record_holds_under_vmap(sample):
+    n = len(sample.args)
+    everything, weights_only = (0,) * n, (None,) + (0,) * (n - 1)
+    for axes_list in [[everything]] if n == 1 else [[weights_only], [everything, everything]]:
+        call, _, args = mapped(sample, axes_list)
         ((op, values),) = uses(call, *args)
+        assert len(op.params["mapped"]) == len(axes_list)
         check_record(op, values)
 
 
-def test_vmap_over_the_last_axis_equals_moving_it_first(case):
-    if case.x is None or case.x.ndim == 0:
+def test_vmap_over_the_last_axis_equals_moving_it_first(sample):
+    if sample.x is None or sample.x.ndim == 0:
         return
-    axes = (-1,) + (None,) * len(case.weights)
-    x = jnp.moveaxis(stack(case.x), 0, -1)
-    close(jax.vmap(case.call, axes)(x, *case.weights), jax.vmap(case.plain, axes)(x, *case.weights))
+    axes = (-1,) + (None,) * len(sample.weights)
+    args = [jnp.moveaxis(stack(sample.x), 0, -1), *sample.weights]
+    call, plain = jax.vmap(sample.call, axes), jax.vmap(sample.plain, axes)
+    check(lambda a: [(call(*a), plain(*a))], args)
 
 
 def test_vmap_over_the_input_keeps_one_shared_weight(case):
@@ -203,42 +214,40 @@ def test_vmap_over_the_input_keeps_one_shared_weight(case):
     assert op.primitive.batched and "mapped" not in op.params
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
-def test_operator_keeps_its_dtype(case, dtype):
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_operator_keeps_its_dtype(sample, dtype):
     cast = lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
-    args = [cast(a) for a in case.args]
-    if case.name == "elemwise_fn" and dtype.startswith("complex"):
-        return
-    out = case.call(*args)
+    args = [cast(a) for a in sample.args]
+    out = sample.call(*args)
     assert out.dtype == jnp.dtype(dtype)
-    tol = {"bfloat16": 0.2, "float16": 2e-2}.get(dtype, 1e-4)
-    exact = np.asarray(case.plain(*case.args))
+    tol = {"bfloat16": 0.2}.get(dtype, 1e-4)
+    exact = np.asarray(sample.plain(*sample.args))
     np.testing.assert_allclose(np.asarray(out).astype(complex), exact, rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize("x, w", [("complex128", "float64"), ("float64", "complex128")])
-def test_operator_record_holds_for_mixed_complex(case, x, w):
-    if case.x is None or not inexact([case.x]):
+def test_operator_record_holds_for_mixed_complex(sample, x, w):
+    if sample.x is None or not inexact([sample.x]):
         return
     turn = lambda a, d: a.astype(d) * (1 + 0.5j) if d == "complex128" else a
-    args = [turn(case.x, x), *(turn(a, w) for a in case.weights)]
-    check(lambda a: [(case.call(*a), case.plain(*a))], args)
-    ((op, values),) = uses(case.call, *args)
+    args = [turn(sample.x, x), *(turn(a, w) for a in sample.weights)]
+    check(lambda a: [(sample.call(*a), sample.plain(*a))], args)
+    ((op, values),) = uses(sample.call, *args)
     check_record(op, values)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8"])
-def test_operator_takes_spikes_as_integers(case, dtype):
-    if case.x is None or not inexact([case.x]):
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_operator_takes_spikes_as_integers(sample, dtype):
+    if sample.x is None or not inexact([sample.x]):
         return
-    spikes = (case.x > 0).astype(dtype)
-    out = case.call(spikes, *case.weights)
+    spikes = (sample.x > 0).astype(dtype)
+    out = sample.call(spikes, *sample.weights)
     assert out.dtype == jnp.float64
-    close(out, case.plain(spikes.astype(float), *case.weights))
+    close(out, sample.plain(spikes.astype(float), *sample.weights))
 
 
-def test_operator_takes_numpy(case):
-    close(case.call(*map(np.asarray, case.args)), case.plain(*case.args))
+def test_operator_takes_numpy(sample):
+    close(sample.call(*map(np.asarray, sample.args)), sample.plain(*sample.args))
 
 
 # ------------------------------------------------------------------------------ custom operators

@@ -50,9 +50,9 @@ def single_step(
     graph: Graph, rule: Rule, values: Values, traces: Sequence[Any]
 ) -> tuple[list[Any], Values, list[Any]]:
     """One step with recurrent entries cut; returns (outputs, values with new states, traces)."""
-    traces = lax.stop_gradient(list(traces))
-    after = _advance(graph, rule, values, traces)
-    entry = _remember(graph, rule, values, traces, after)
+    before = lax.stop_gradient(list(traces))
+    after = _advance(graph, rule, values, before)
+    entry = _remember(graph, rule, values, before, after)
     inputs = inputs_of(graph, values, entry)
     outs = evaluate_cut(graph, values.consts, inputs, _tapped(graph, rule, values, after))
     return (*_outputs(graph, values, outs), after)
@@ -179,7 +179,7 @@ def _tap(rule: Rule, r: Any, operands: list[Any], after: Any) -> Array:
         out: list[Any] = [None] * len(operands)
         for k, g in pull(grads)[0].items():
             out[op.positions[k]] = g
-        if at is not None and jnp.issubdtype(x.dtype, jnp.inexact):
+        if at is not None and jnp.issubdtype(operands[at].dtype, jnp.inexact):
             out[at] = jax.vjp(lambda v: op.call(v, raw), x)[1](ct)[0]
         return out, None
 

@@ -40,10 +40,18 @@ def observe(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[
         }
         slots = relation.slots
         dtype = jnp.result_type(*(v.dtype for v in (*tangent.entries, *parts)))
-        f = jnp.stack([_arrival(slots.arrival[k], arrivals, slots, dtype) for k in range(slots.width)], -1)
+        f = jnp.stack(
+            [_arrival(slots.arrival[k], arrivals, slots, dtype) for k in range(slots.width)], -1
+        )
         D = jnp.stack(
             [
-                jnp.stack([_total([p(by_colour[c], dtype) for c, p in cell], slots, dtype) for cell in row], -1)
+                jnp.stack(
+                    [
+                        _total([p(by_colour[c], dtype) for c, p in cell], slots, dtype)
+                        for cell in row
+                    ],
+                    -1,
+                )
                 for row in slots.transition
             ],
             -2,

@@ -42,9 +42,7 @@ def evaluate_cut(
 
     env: dict[tuple[Var, int], Any] = {}
     entry = {graph.step.entry(leaf): 1 << k for k, leaf in enumerate(graph.step.hidden)}
-    for var, value in zip(
-        (*program.consts, *program.inputs), (*consts, *inputs), strict=True
-    ):
+    for var, value in zip((*program.consts, *program.inputs), (*consts, *inputs), strict=True):
         env[var, 0] = value
         if var in entry:
             env[var, entry[var]] = lax.stop_gradient(value)

@@ -8,11 +8,10 @@ from typing import Any
 
 import brainstate
 import jax
-import numpy as np
 import saiunit as u
 
 from .._errors import NotSupportedError, message
-from .._jaxpr import Program, Var, flatten, hide_frames_of, is_inexact
+from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact
 from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Leaf, Step
 
 Path = tuple[Any, ...]
@@ -115,7 +114,11 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
     stateful = brainstate.transform.StatefulFunction(
         lambda *a, **k: model(*a, **k), return_only_write=False
     )
-    stateful.make_jaxpr(*args, **kwargs)
+    try:
+        stateful.make_jaxpr(*args, **kwargs)
+    except Exception as error:
+        error.add_note(_failed(model, args, kwargs, error))
+        raise
     key = stateful.get_arg_cache_key(*args, **kwargs)
     closed = stateful.get_jaxpr_by_cache(key)
     trace = stateful.get_state_trace_by_cache(key)
@@ -141,6 +144,25 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
         jax.tree.structure(out_shapes),
         tuple(records),
         closed,
+    )
+
+
+def _failed(model: Any, args: Any, kwargs: Any, error: Exception) -> str:
+    """The note on an error of the user's own `update`."""
+    states = {
+        path: state
+        for path, state in model.states().items()
+        if not isinstance(state, brainstate.ParamState)
+    }
+    listed = ", ".join(f"{_name(p)} {_describe(s.value)}" for p, s in states.items())
+    made = listed or "none: the states are not initialised"
+    return message(
+        f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
+        where=failing_line(error),
+        why=f"`update` raised the error above; the model's states are {made}",
+        do="initialise the states with the batch size of the inputs, "
+        "brainstate.nn.init_all_states(model, batch_size=...), and check shapes and units at "
+        "this line",
     )
 
 
@@ -205,7 +227,8 @@ def _written_parameter(path: Path, program: Program, output: int) -> str:
 def _check_kept(
     path: Path, state: brainstate.State, new: Any, program: Program, position: int, output: int
 ) -> None:
-    old_tree, new_tree = jax.tree.structure(state.value), jax.tree.structure(new)
+    old_tree: Any = jax.tree.structure(state.value)
+    new_tree: Any = jax.tree.structure(new)
     if old_tree != new_tree:
         raise ValueError(
             message(
@@ -218,18 +241,16 @@ def _check_kept(
         )
     for i in range(old_tree.num_leaves):
         before, after = program.inputs[position + i], program.outputs[output + i]
-        shape = after.shape if isinstance(after, Var) else np.shape(after.value)
-        dtype = after.dtype if isinstance(after, Var) else jax.numpy.result_type(after.value)
-        if (before.shape, before.dtype) != (shape, dtype):
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise ValueError(
                 message(
-                    f"state {_name(path)} enters the step as {before.dtype}{list(before.shape)} and "
-                    f"leaves it as {dtype}{list(shape)}.",
+                    f"state {_name(path)} enters the step as {before.dtype}{list(before.shape)} "
+                    f"and leaves it as {after.dtype}{list(after.shape)}.",
                     where=_where(program, output + i),
-                    why="a state must keep its shape and type from step to step; a missing or extra "
-                    "batch axis is the usual cause",
-                    do="initialise the state with the shape and type of its new value (for a batch: "
-                    "brainstate.nn.init_all_states(model, batch_size=...))",
+                    why="a state must keep its shape and type from step to step; a missing or "
+                    "extra batch axis is the usual cause",
+                    do="initialise the state with the shape and type of its new value (for a "
+                    "batch: brainstate.nn.init_all_states(model, batch_size=...))",
                 )
             )
 
@@ -238,7 +259,8 @@ def _describe(value: Any) -> str:
     parts = []
     for x in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity)):
         unit = f" in {x.unit}" if isinstance(x, u.Quantity) else ""
-        parts.append(f"{x.dtype}{list(x.shape)}{unit}")
+        known = hasattr(x, "dtype") and hasattr(x, "shape")
+        parts.append(f"{x.dtype}{list(x.shape)}{unit}" if known else repr(x))
     return ", ".join(parts)
 
 

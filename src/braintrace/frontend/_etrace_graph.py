@@ -143,7 +143,9 @@ def find_hidden_param_op_relations_from_minfo(
     relations = graph_of(minfo, False).hidden_param_op_relations
     if hid_path_to_group is None:
         return relations
-    return tuple(r for r in relations if any(p in hid_path_to_group for p in r.connected_hidden_paths))
+    return tuple(
+        r for r in relations if any(p in hid_path_to_group for p in r.connected_hidden_paths)
+    )
 
 
 def find_hidden_param_op_relations_from_module(

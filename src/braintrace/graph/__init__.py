@@ -6,11 +6,11 @@ from ._diagnostics import DiagnosticLevel as DiagnosticLevel
 from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
+from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
+from ._report import CompilationReport as CompilationReport
 from ._slots import Slots as Slots
 from ._step import Leaf as Leaf
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
-from ._perturb import HiddenPerturbation as HiddenPerturbation
-from ._report import CompilationReport as CompilationReport

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 
-class DiagnosticLevel(str, Enum):
+class DiagnosticLevel(StrEnum):
     """How much a decision matters to the gradient."""
 
     __module__ = "braintrace"
@@ -17,7 +17,7 @@ class DiagnosticLevel(str, Enum):
     ERROR = "error"
 
 
-class DiagnosticKind(str, Enum):
+class DiagnosticKind(StrEnum):
     """The kinds of decision the compiler records."""
 
     __module__ = "braintrace"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Equation, Program, Var, evaluate, is_inexact
+from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
@@ -64,7 +64,10 @@ class Graph:
             varying = r.site.varying
             out.append(
                 r.operator.effective(
-                    {k: jnp.zeros(s.shape, s.dtype) if k in varying else next(flat) for k, s in shape.items()}
+                    {
+                        k: jnp.zeros(s.shape, s.dtype) if k in varying else next(flat)
+                        for k, s in shape.items()
+                    }
                 )
             )
         return out
@@ -85,7 +88,7 @@ def analyse(
         extra: records of the front end.
     """
     program = step.program
-    unsteady = sum(1 << i for i, c in enumerate(consts) if isinstance(c, jax.core.Tracer))
+    unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     sites = find_sites(step, unsteady)
     trained = [s for s in sites if s.trained]
     tangent = tangent_program(step, consts, [s.equation for s in trained])
@@ -139,7 +142,7 @@ def analyse(
 def _known(tangent: Tangent, consts: Sequence[Any]) -> dict[Var, np.ndarray]:
     out = {}
     for var, value in zip(tangent.program.inputs, consts, strict=False):
-        fixed = not isinstance(value, jax.core.Tracer) and not is_inexact(var.dtype)
+        fixed = not is_traced(value) and not is_inexact(var.dtype)
         if fixed and not jax.dtypes.issubdtype(var.dtype, jax.dtypes.extended):
             out[var] = np.asarray(value)
     return out
@@ -248,7 +251,9 @@ def _relation(
         for k, path in zip(g.leaves, g.hidden_paths, strict=True):
             if (mask | whole) >> k & 1:
                 paths.append(path)
-                mixed = any(links.through[b.equation] >> k & 1 for b in links.blockers[site.equation])
+                mixed = any(
+                    links.through[b.equation] >> k & 1 for b in links.blockers[site.equation]
+                )
                 classes[path] = "mixed" if mixed else "all_direct"
     trained = {k: v for k, v in site.leaves.items() if v}
     derived = site.operator.primitive.rules.effective and site.operator.plain
@@ -286,8 +291,8 @@ def _untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
                 CompilationRecord(
                     DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE,
                     DiagnosticLevel.WARNING,
-                    f"{s.equation.name} at {s.equation.where()} consumes no parameter; it counts as "
-                    "plain computation.",
+                    f"{s.equation.name} at {s.equation.where()} consumes no parameter; it counts "
+                    "as plain computation.",
                     primitive=s.equation.name,
                 )
             )
@@ -308,14 +313,14 @@ def _untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
 def _excluded(step: Step, site: Site, links: _Links) -> CompilationRecord:
     path = _paths(step, site)[0]
     eqn = site.equation
-    reached = tuple(
-        leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1
-    )
+    reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
     context = None
     level = DiagnosticLevel.WARNING
     if not site.steady:
         kind = DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT
-        why = "its operand is computed from states or inputs as well, so it changes within a sequence"
+        why = (
+            "its operand is computed from states or inputs as well, so it changes within a sequence"
+        )
     elif not links.through[eqn]:
         kind, level = DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL, DiagnosticLevel.INFO
         why = "its output reaches no hidden state; the gradient within the step is all there is"
@@ -415,14 +420,15 @@ def _dropped(
                 )
     for target, source in pattern.dropped:
         seen.setdefault(
-            (leaf_path(source), leaf_path(target), None), "neighbouring units are added to the own one"
+            (leaf_path(source), leaf_path(target), None),
+            "neighbouring units are added to the own one",
         )
     for (source, target, _), why in seen.items():
         out.append(
             CompilationRecord(
                 DiagnosticKind.DEPENDENCY_DROPPED,
                 DiagnosticLevel.INFO,
-                f"{_name(source)} -> {_name(target)} across steps is kept without this path: {why}.",
+                f"{_name(source)} -> {_name(target)} across steps is kept without a path: {why}.",
                 hidden_paths=(source, target),
             )
         )

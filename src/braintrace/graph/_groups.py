@@ -39,9 +39,7 @@ class HiddenGroup:
             raise ValueError(
                 f"Group {self.name} has {len(self.leaves)} states, got {len(values)} values."
             )
-        parts = [
-            v[..., None] if not n else v for v, n in zip(values, self.channels, strict=True)
-        ]
+        parts = [v[..., None] if not n else v for v, n in zip(values, self.channels, strict=True)]
         return jnp.concatenate(parts, axis=-1)
 
     def split_hidden(self, array: Array) -> list[Array]:
@@ -53,9 +51,7 @@ class HiddenGroup:
                 f"got an array of width {array.shape[-1]}."
             )
         parts = jnp.split(array, np.cumsum(widths)[:-1], axis=-1)
-        return [
-            p if n else p[..., 0] for p, n in zip(parts, self.channels, strict=True)
-        ]
+        return [p if n else p[..., 0] for p, n in zip(parts, self.channels, strict=True)]
 
 
 HiddenGroup.__module__ = "braintrace"
@@ -81,7 +77,7 @@ def find_groups(
             low, high = sorted((root(int(a)), root(int(b))))
             parent[high] = low
 
-    groups = []
+    groups: list[HiddenGroup] = []
     for r in sorted({root(i) for i in range(n)}):
         leaves = tuple(i for i in range(n) if root(i) == r)
         channels = tuple(

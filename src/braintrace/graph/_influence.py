@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Var, bind
+from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Var, bind, is_traced
 from ._tangent import Tangent
 
 NONE = -1
@@ -73,7 +73,7 @@ def influence(tangent: Tangent, known_inputs: dict[Var, np.ndarray]) -> Influenc
 
     def known_of(atom: Atom) -> np.ndarray | None:
         if isinstance(atom, Const):
-            return None if isinstance(atom.value, jax.core.Tracer) else atom.value
+            return None if is_traced(atom.value) else atom.value
         return known.get(atom)
 
     for i, eqn in enumerate(tangent.program.equations):
@@ -99,7 +99,8 @@ def influence(tangent: Tangent, known_inputs: dict[Var, np.ndarray]) -> Influenc
     for component, atom in zip(tangent.components, tangent.exits, strict=True):
         value = value_of(atom)
         size = int(np.prod(component.shape, dtype=np.int64))
-        rows.append(np.full((size, 0), NONE) if value is None else value.sources.reshape(size, -1))
+        found = np.full((size, 0), NONE) if value is None else value.sources
+        rows.append(found.reshape(size, found.shape[-1]))
         lost_at.append(frozenset() if value is None else value.lost)
     return Influence(tuple(rows), offsets, tuple(cuts), tuple(lost_at))
 
@@ -107,7 +108,7 @@ def influence(tangent: Tangent, known_inputs: dict[Var, np.ndarray]) -> Influenc
 def _fold(eqn: Equation, values: list[Any], known: dict[Var, np.ndarray]) -> None:
     """Compute integers that depend on nothing: indices of gathers, slices and rolls."""
     small = all(v.size <= _MOST_KNOWN for v in eqn.outputs)
-    plain = all(np.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
+    plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
     if not (small and plain and all(v is not None for v in values)):
         return
     with jax.ensure_compile_time_eval():
@@ -147,7 +148,9 @@ def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     shape = eqn.outputs[0].shape
     moving = [a for a in arrays if a is not None]
-    moving = [a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving]
+    moving = [
+        a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving
+    ]
     out = union(moving)
     if out.shape[-1] > _MOST_SOURCES:
         return f"{eqn.name} joins more than {_MOST_SOURCES} elements"
@@ -210,7 +213,11 @@ def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     shape = eqn.outputs[0].shape
     out = []
     if array is not None:
-        out.append(_columns(lambda a: _padded(a, config), array) if array.shape[-1] else np.full((*shape, 0), NONE))
+        out.append(
+            _columns(lambda a: _padded(a, config), array)
+            if array.shape[-1]
+            else np.full((*shape, 0), NONE)
+        )
     if filler is not None:
         out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
     return [union(out)]
@@ -220,8 +227,7 @@ def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resu
     width = max(a.shape[-1] for a in arrays if a is not None)
     parts = []
     for atom, a in zip(eqn.inputs, arrays, strict=True):
-        shape = np.shape(atom.value) if isinstance(atom, Const) else atom.shape
-        part = np.full((*shape, width), NONE)
+        part = np.full((*atom.shape, width), NONE)
         if a is not None:
             part[..., : a.shape[-1]] = a
         parts.append(part)
@@ -245,10 +251,13 @@ def _reduce(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
 def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     # Without a contraction (or over an axis of length one) a product only moves and broadcasts.
     contract, batch = eqn.params["dimension_numbers"]
-    shapes = [np.shape(a.value) if isinstance(a, Const) else a.shape for a in eqn.inputs]
+    shapes = [a.shape for a in eqn.inputs]
     if any(shapes[0][a] != 1 for a in contract[0]):
         return "a matrix product mixes units"
-    free = [[i for i in range(len(s)) if i not in contract[k] and i not in batch[k]] for k, s in enumerate(shapes)]
+    free = [
+        [i for i in range(len(s)) if i not in contract[k] and i not in batch[k]]
+        for k, s in enumerate(shapes)
+    ]
     out = []
     for side, array in enumerate(arrays):
         if array is None:
@@ -281,7 +290,7 @@ def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result
     if any(k is None for k in indices):
         return f"{eqn.name} at an index that is not known at compile time"
     update_at = 1 if first == 2 else 2
-    shapes = [np.shape(a.value) if isinstance(a, Const) else a.shape for a in eqn.inputs]
+    shapes = [a.shape for a in eqn.inputs]
     width = max(a.shape[-1] for a in arrays if a is not None)
 
     def column(at: int, k: int) -> np.ndarray:

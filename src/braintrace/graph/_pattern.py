@@ -32,13 +32,15 @@ class Pattern:
 
 def rows_of(found: Influence, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """All (exit element, source element) pairs with low <= source < high."""
-    exits, sources, start = [], [], 0
+    exits: list[np.ndarray] = [np.zeros(0, int)]
+    sources: list[np.ndarray] = [np.zeros(0, int)]
+    start = 0
     for row in found.rows:
         element, slot = np.nonzero((row >= low) & (row < high))
         exits.append(element + start)
         sources.append(row[element, slot])
         start += len(row)
-    return np.concatenate(exits or [[]]).astype(int), np.concatenate(sources or [[]]).astype(int)
+    return np.concatenate(exits), np.concatenate(sources)
 
 
 def state_pattern(found: Influence, components: tuple[Component, ...]) -> Pattern:

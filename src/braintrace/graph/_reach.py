@@ -43,7 +43,7 @@ def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:
 
 
 def strongly_connected(edges: Sequence[int]) -> list[int]:
-    """Masks of the strongly connected component of each node; `edges[i]` is a mask of successors."""
+    """Mask of each node's strongly connected component; `edges[i]` masks the successors."""
     n = len(edges)
     closure = [edges[i] | (1 << i) for i in range(n)]
     for k in range(n):

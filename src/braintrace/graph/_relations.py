@@ -110,9 +110,9 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
     program = step.program
     trained = reach(program, {step.entry(p): 1 << i for i, p in enumerate(step.params)})
     params = {step.entry(p) for p in step.params}
-    varying = {v: 1 for v in program.inputs if v not in params}
-    varying |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
-    moving = reach(program, varying, differentiable=False)
+    unsteady_vars = {v: 1 for v in program.inputs if v not in params}
+    unsteady_vars |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
+    moving = reach(program, unsteady_vars, differentiable=False)
     sites = []
     for eqn in program.equations:
         if not isinstance(eqn.primitive, ETPPrimitive):
@@ -134,14 +134,18 @@ def hidden_operators(program: Program) -> list[CompilationRecord]:
     out = []
     for eqn in program.equations:
         names = sorted(
-            {e.primitive.name for e in inner_equations(eqn) if isinstance(e.primitive, ETPPrimitive)}
+            {
+                e.primitive.name
+                for e in inner_equations(eqn)
+                if isinstance(e.primitive, ETPPrimitive)
+            }
         )
         out += [
             CompilationRecord(
                 DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW,
                 DiagnosticLevel.WARNING,
-                f"{name} inside {eqn.name} ({eqn.where()}) has no eligibility trace; its weight keeps "
-                "the exact gradient within the step. Move the operator out of the body to trace it.",
+                f"{name} inside {eqn.name} ({eqn.where()}) has no eligibility trace; its weight "
+                "keeps the exact gradient within the step. Move the operator out to trace it.",
                 primitive=name,
             )
             for name in names

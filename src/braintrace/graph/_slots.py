@@ -161,7 +161,9 @@ def _arrival(to, tap: TapPattern, offsets, shape) -> tuple[tuple[int, int, Pick]
     for part, (colours, count) in enumerate(zip(tap.colours, tap.n_colours, strict=True)):
         pairs = tap.edges[tap.parts == part]
         edges = _matrix(pairs, (int(offsets[-1]), to.shape[-1]))
-        edge = (to != NONE) & np.asarray(edges[np.maximum(to, 0).ravel(), y.ravel()]).reshape(to.shape)
+        edge = (to != NONE) & np.asarray(edges[np.maximum(to, 0).ravel(), y.ravel()]).reshape(
+            to.shape
+        )
         for c in range(count):
             here = edge & (colours[y] == c)
             if here.any():

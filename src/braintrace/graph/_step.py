@@ -73,7 +73,10 @@ def components_of(step: Step) -> tuple[Component, ...]:
         var = step.entry(leaf)
         shape = var.shape[:-1] if leaf.channels else var.shape
         for channel in range(var.shape[-1]) if leaf.channels else (None,):
-            out += [Component(i, channel, im, shape) for im in ((False, True) if var.is_complex else (False,))]
+            out += [
+                Component(i, channel, im, shape)
+                for im in ((False, True) if var.is_complex else (False,))
+            ]
     return tuple(out)
 
 

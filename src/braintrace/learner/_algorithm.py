@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 import saiunit as u
 from jax import lax
 
@@ -15,6 +16,15 @@ from ..engine import Values, enter_window, init_traces, single_step, window_step
 from ..frontend import ETraceGraph
 from ..graph import CompilationReport, Graph
 from ..rules import Rule
+from ._batch import (
+    Shapes,
+    check_states,
+    no_batch,
+    resized_states,
+    shared_batch,
+    state_shapes,
+    with_batch,
+)
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
@@ -54,7 +64,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.rule = rule
         self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.etraces: dict[str, EligibilityTrace] = {}
+        self.batch_size: int | None = None
         self._example: Any = None
+        self._state_shapes: Shapes = {}
         self._runs: dict[Any, Any] = {}
 
     # ------------------------------------------------------------------------------ compiling
@@ -83,6 +95,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         try:
             self._check_relations()
             self._example = jax.tree.map(_aval, call.step)
+            self.batch_size = shared_batch(self.executor.graph, self._example)
             self.init_etrace_state()
         except BaseException:
             self.executor.forget()
@@ -117,10 +130,14 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         info = graph.module_info
         values = Values(info.consts, (), info.leaves("params"), (), ())
         traces = jax.eval_shape(lambda v: init_traces(graph.analysis, self.rule, v), values)
+        self._state_shapes = state_shapes(graph)
         for relation, trace in zip(graph.hidden_param_op_relations, traces, strict=True):
             key = f"{relation.index}:{'.'.join(map(str, relation.weight_path))}"
             zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), trace)
-            self.etraces[key] = EligibilityTrace(zeros)
+            if key in self.etraces:
+                self.etraces[key].value = zeros
+            else:
+                self.etraces[key] = EligibilityTrace(zeros)
 
     # -------------------------------------------------------------------------------- calling
 
@@ -137,6 +154,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             )
         call = unwrap((args, kwargs))
         self._check_arguments(call)
+        check_states(self.path_to_states, self._state_shapes)
         step_args, step_kwargs = call.step
         info, graph = self.executor.trace(*step_args, **step_kwargs)
         self._check_layout(graph)
@@ -178,7 +196,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def _check_arguments(self, call: Call) -> None:
         given = jax.tree.map(_aval, call.step)
-        want, got = jax.tree.structure(self._example), jax.tree.structure(given)
+        want: Any = jax.tree.structure(self._example)
+        got: Any = jax.tree.structure(given)
         shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
         if want == got and shapes(given) == shapes(self._example):
             return
@@ -215,50 +234,35 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
         The model's own states are not touched: use `reset`, or
         `brainstate.nn.reset_all_states(learner)`, between sequences.
+
+        Raises:
+            ValueError: `batch_size` is given and the learner has no batch axis.
         """
+        if batch_size is not None and self.is_compiled and batch_size != self.batch_size:
+            self._resize(batch_size)
         self.running_index.value = jnp.zeros((), jnp.int32)
-        if not self.is_compiled:
-            return
-        old = None if batch_size is None else self._batch_size()
-        resize = lambda a: a if not a.ndim or old is None else jnp.zeros((batch_size, *a.shape[1:]), a.dtype)
         for state in self.etraces.values():
-            state.value = jax.tree.map(lambda a: jnp.zeros_like(resize(a)), state.value)
-        if old is not None:
-            self._example = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape[1:]), a.dtype)
-                if a.shape and a.shape[0] == old
-                else a,
-                self._example,
-            )
+            state.value = jax.tree.map(jnp.zeros_like, state.value)
 
     def reset(self, batch_size: int | None = None) -> None:
         """Reset the model's states and the traces together: do this between sequences."""
-        if batch_size is None:
-            old = self._batch_size(required=False)
-            brainstate.nn.reset_all_states(self.model4compile, batch_size=old)
-        else:
-            self._batch_size()
-            brainstate.nn.reset_all_states(self.model4compile, batch_size=batch_size)
+        if batch_size is not None and self.batch_size is None:
+            raise no_batch()
+        size = self.batch_size if batch_size is None else batch_size
+        brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
         self.reset_state(batch_size)
 
-    def _batch_size(self, required: bool = True) -> int | None:
-        sizes = set()
-        for r in self.executor.graph.hidden_param_op_relations:
-            if r.operator.x is None:
-                sizes.add(r.slots.lanes[0] if r.slots.lanes else None)
-            else:
-                sizes.add(r.operator.y.shape[0] if r.primitive.batched else None)
-        if len(sizes) == 1 and None not in sizes:
-            return sizes.pop()
-        if not required:
-            return None
-        raise ValueError(
-            message(
-                "the learner has no batch axis to change.",
-                why="it was compiled without one, so batch_size has nothing to act on",
-                do="reset without batch_size, or compile with batched inputs and states",
-            )
-        )
+    def _resize(self, batch_size: int) -> None:
+        old = self.batch_size
+        if old is None:
+            raise no_batch()
+        self._example = with_batch(self._example, old, batch_size)
+        states = {p: s for p, s in self.path_to_states.items() if p in self._state_shapes}
+        with resized_states(states, old, batch_size):
+            args, kwargs = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
+            self.executor.compile_graph(*args, **kwargs)
+        self.batch_size = batch_size
+        self.init_etrace_state()
 
     # ------------------------------------------------------------------------------ inspecting
 
@@ -327,7 +331,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             if path in relation.trainable_paths.values()
         }
         if not found:
-            known = {p for r in self.graph.hidden_param_op_relations for p in r.trainable_paths.values()}
+            known = {
+                p for r in self.graph.hidden_param_op_relations for p in r.trainable_paths.values()
+            }
             raise ValueError(
                 message(
                     f"{path} has no eligibility trace.",
@@ -366,12 +372,22 @@ def _sequence(
 
 
 def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        raise TypeError(
+            message(
+                f"an input is a {type(x).__name__}: {x!r}.",
+                why="the step is traced on arrays and numbers",
+                do="convert it with jnp.asarray, or give it to the model as an attribute",
+            )
+        )
     return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def _describe(tree: Any) -> str:
     args, kwargs = tree
-    parts = [_describe_one(a) for a in args] + [f"{k}={_describe_one(v)}" for k, v in kwargs.items()]
+    parts = [_describe_one(a) for a in args] + [
+        f"{k}={_describe_one(v)}" for k, v in kwargs.items()
+    ]
     return "(" + ", ".join(parts) + ")"
 
 
@@ -383,5 +399,3 @@ def _describe_one(value: Any) -> str:
         unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
         parts.append(f"{inner.dtype}{list(inner.shape)}{unit}")
     return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
-
-

@@ -9,6 +9,7 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import message
 from ._algorithm import ETraceAlgorithm
@@ -22,6 +23,9 @@ RULES: dict[str, type[ETraceAlgorithm]] = {
     "es_d_rtrl": pp_prop,
     "esd_rtrl": pp_prop,
 }
+
+
+_LAST = 1 << 20
 
 
 class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
@@ -44,10 +48,37 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
         """The compiled graph of one sample."""
         return self.module.graph
 
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step of every sample; axis 0 of all inputs counts the samples."""
+        _check_samples((args, kwargs), self._n_samples)
+        return super().update(*args, **kwargs)
+
     def reset(self) -> None:
-        """Reset the model's states and the traces of every sample."""
-        for state in (*self.module.hidden_states.values(), *self.module.etraces.values()):
-            state.value = jax.tree.map(jnp.zeros_like, state.value)
+        """Reset the model's states and the traces of every sample: do this between sequences.
+
+        Initial states drawn at random are drawn once and shared by all samples.
+        """
+        brainstate.nn.reset_all_states(self)
+
+    # Last of all `reset_state`s: the model has reset its states as if there were one sample.
+    @brainstate.nn.call_order(_LAST, check_order_boundary=False)
+    def reset_state(self, *args: Any, **kwargs: Any) -> None:
+        """Give every sample its copy of the reset states."""
+        for state, shapes in self._sample_shapes:
+            leaves, tree = jax.tree.flatten(state.value)
+            full = [
+                jnp.broadcast_to(a, (self._n_samples, *a.shape)) if jnp.shape(a) == shape else a
+                for a, shape in zip(leaves, shapes, strict=True)
+            ]
+            state.value = jax.tree.unflatten(tree, full)
+
+    def remember_samples(self, n_samples: int) -> None:
+        """Note which states have one entry per sample."""
+        self._n_samples = n_samples
+        states = [s for s in self.module.states().values() if "new" in (s.tag or ())]
+        self._sample_shapes = [
+            (s, [jnp.shape(a)[1:] for a in jax.tree.leaves(s.value)]) for s in states
+        ]
 
 
 def compile(
@@ -98,15 +129,19 @@ def compile(
         )
     if isinstance(verbose, bool) or verbose not in (0, 1, 2):
         raise ValueError(
-            message(f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them")
+            message(
+                f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them"
+            )
         )
     _check_options(rule, options)
+    _check_batch_size(batch_size)
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
         with seeded:
             brainstate.nn.init_all_states(model, batch_size=batch_size)
         learner = rule(model, **options)
         learner.compile_graph(*example_inputs)
+        learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
     else:
         with seeded:
             learner = _mapped(rule, model, example_inputs, batch_size, options)
@@ -131,15 +166,7 @@ def _mapped(
             )
         )
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
-    for leaf in jax.tree.leaves(bare):
-        if not jnp.ndim(leaf) or jnp.shape(leaf)[0] != batch_size:
-            raise ValueError(
-                message(
-                    f"an input of shape {jnp.shape(leaf)} with vmap=True and batch_size={batch_size}.",
-                    why="axis 0 of every input counts the samples",
-                    do="put the batch on axis 0 and give every input the same batch size",
-                )
-            )
+    _check_samples(bare, batch_size)
     learner = rule(model, **options)
     one = jax.tree.map(lambda a: a[0], tuple(bare))
 
@@ -149,7 +176,33 @@ def _mapped(
         learner.compile_graph(*one)
 
     make()
-    return ETraceVmap(learner, vmap_states="new")
+    mapped = ETraceVmap(learner, vmap_states="new")
+    mapped.remember_samples(batch_size)
+    return mapped
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and batch_size >= 1):
+        raise ValueError(
+            message(
+                f"batch_size={batch_size!r}.",
+                why="it counts the samples of a batch",
+                do="pass a positive integer, or leave it out for a model without batch",
+            )
+        )
+
+
+def _check_samples(inputs: Any, n_samples: int) -> None:
+    for leaf in jax.tree.leaves(inputs):
+        if not jnp.ndim(leaf) or jnp.shape(leaf)[0] != n_samples:
+            raise ValueError(
+                message(
+                    f"an input has shape {jnp.shape(leaf)}, the learner maps {n_samples} samples.",
+                    why="axis 0 of every input counts the samples (vmap=True)",
+                    do="put the batch on axis 0, or compile again for another batch size",
+                )
+            )
 
 
 def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
@@ -177,7 +230,8 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
 
 
 def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
-    known = [p for p in inspect.signature(rule).parameters.values() if p.name != "model"]
+    parameters = inspect.signature(rule.__init__).parameters.values()
+    known = [p for p in parameters if p.name not in ("self", "model")]
     if any(p.kind is p.VAR_KEYWORD for p in known):
         return
     names = [p.name for p in known]

@@ -81,7 +81,7 @@ def unwrap(arguments: Any) -> Call:
     if len(lengths) > 1:
         raise ValueError(
             message(
-                f"sequences of different lengths in one call: {sorted(lengths)}.",
+                f"sequences of different lengths in one call: {sorted(map(str, lengths))}.",
                 why="all MultiStepData arguments advance in lockstep",
                 do="give them the same number of steps",
             )
@@ -95,9 +95,7 @@ def unwrap(arguments: Any) -> Call:
                 do="skip the call when there is nothing to learn from",
             )
         )
-    timed = [
-        isinstance(n, MultiStepData) for n in nodes for _ in jax.tree.leaves(n)
-    ]
+    timed = [isinstance(n, MultiStepData) for n in nodes for _ in jax.tree.leaves(n)]
 
     def first(n: Any) -> Any:
         if isinstance(n, MultiStepData):

@@ -43,7 +43,8 @@ class SequenceDriverMixin:
             weights: the states to differentiate; default all parameters.
             reduction: 'mean' divides by max(sum(mask), 1), 'sum' does not.
             loss_output: 'per_step', 'masked' or 'scalar'.
-            has_aux: whether `step_fn` returns `(loss, aux)`.
+            has_aux: whether `step_fn` returns `(loss, aux)`. With windows, leaves of `aux` whose
+                leading axis counts the window's steps are joined along time.
             return_value: whether to return the losses too.
 
         Returns:
@@ -53,7 +54,13 @@ class SequenceDriverMixin:
             TypeError, ValueError: sequences, mask or options do not fit together.
         """
         if step_fn is None or not callable(step_fn):
-            raise TypeError(_text("etrace_grad needs step_fn.", "the loss is the user's", "pass step_fn=lambda x, y: loss(learner(x), y)"))
+            raise TypeError(
+                _text(
+                    "etrace_grad needs step_fn.",
+                    "the loss is the user's",
+                    "pass step_fn=lambda x, y: loss(learner(x), y)",
+                )
+            )
         length = _length(sequences)
         mask = _mask(mask, length)
         chunk = _chunk(chunk_size)
@@ -92,15 +99,13 @@ class SequenceDriverMixin:
 
         total = jax.tree.map(jnp.zeros_like, _values(weights))
         head, tail = _windows((mask, *sequences), length, chunk)
-        results = []
+        results: list[Any] = [None, None]
         if head is not None:
-            total, seen = brainstate.transform.scan(body, total, head)
-            results.append(_unfold(seen) if chunk > 1 else seen)
+            total, results[0] = brainstate.transform.scan(body, total, head)
         if tail is not None:
             chunk_here[0] = length % chunk
-            total, seen = body(total, tail)
-            results.append(seen)
-        losses, aux = jax.tree.map(lambda *parts: jnp.concatenate(parts), *results) if len(results) > 1 else results[0]
+            total, results[1] = body(total, tail)
+        losses, aux = _join(results, chunk, length)
 
         scale = 1.0 / jnp.maximum(mask.sum(), 1) if reduction == "mean" else 1.0
         grads = jax.tree.map(lambda g: g * jnp.asarray(scale, g.dtype), total)
@@ -134,15 +139,12 @@ class SequenceDriverMixin:
         else:
             call = step_fn
         head, tail = _windows(sequences, length, chunk)
-        results = []
+        results: list[Any] = [None, None]
         if head is not None:
-            outs = brainstate.transform.for_loop(lambda *s: call(*s), *head)
-            results.append(_unfold(outs) if chunk > 1 else outs)
+            results[0] = brainstate.transform.for_loop(lambda *s: call(*s), *head)
         if tail is not None:
-            results.append(call(*tail))
-        if not return_outputs:
-            return None
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *results) if len(results) > 1 else results[0]
+            results[1] = call(*tail)
+        return _join(results, chunk, length) if return_outputs else None
 
 
 def _text(what: str, why: str, do: str) -> str:
@@ -151,23 +153,57 @@ def _text(what: str, why: str, do: str) -> str:
 
 def _length(sequences: tuple[Any, ...]) -> int:
     if not sequences:
-        raise ValueError(_text("no sequence was given.", "there is nothing to step through", "pass at least one array with a leading time axis"))
+        raise ValueError(
+            _text(
+                "no sequence was given.",
+                "there is nothing to step through",
+                "pass at least one array with a leading time axis",
+            )
+        )
     for s in sequences:
-        for node in jax.tree.leaves(s, is_leaf=lambda x: isinstance(x, (SingleStepData, MultiStepData))):
+        for node in jax.tree.leaves(
+            s, is_leaf=lambda x: isinstance(x, (SingleStepData, MultiStepData))
+        ):
             if isinstance(node, (SingleStepData, MultiStepData)):
-                raise TypeError(_text("a sequence is wrapped in step data.", "the driver slices the arrays itself", "pass the bare arrays and wrap the slices in step_fn"))
+                raise TypeError(
+                    _text(
+                        "a sequence is wrapped in step data.",
+                        "the driver slices the arrays itself",
+                        "pass the bare arrays and wrap the slices in step_fn",
+                    )
+                )
     leaves = [leaf for s in sequences for leaf in jax.tree.leaves(s)]
     if not leaves or any(not jax.tree.leaves(s) for s in sequences):
-        raise ValueError(_text("an empty pytree was given as a sequence.", "it has no time axis", "leave it out"))
+        raise ValueError(
+            _text("an empty pytree was given as a sequence.", "it has no time axis", "leave it out")
+        )
     shapes = [np.shape(leaf) for leaf in leaves]
     if any(not s for s in shapes):
-        raise ValueError(_text("a sequence holds a scalar.", "it has no time axis", "close over it in step_fn instead"))
+        raise ValueError(
+            _text(
+                "a sequence holds a scalar.",
+                "it has no time axis",
+                "close over it in step_fn instead",
+            )
+        )
     lengths = {s[0] for s in shapes}
     if len(lengths) > 1:
-        raise ValueError(_text(f"sequences of different lengths {sorted(lengths)}.", "they are sliced in lockstep along axis 0", "bring time to axis 0 and give all the same length"))
+        raise ValueError(
+            _text(
+                f"sequences of different lengths {sorted(lengths)}.",
+                "they are sliced in lockstep along axis 0",
+                "bring time to axis 0 and give all the same length",
+            )
+        )
     length = lengths.pop()
     if length == 0:
-        raise ValueError(_text("a sequence of zero steps.", "a gradient needs at least one step", "skip empty sequences"))
+        raise ValueError(
+            _text(
+                "a sequence of zero steps.",
+                "a gradient needs at least one step",
+                "skip empty sequences",
+            )
+        )
     return int(length)
 
 
@@ -176,23 +212,48 @@ def _mask(mask: Any, length: int) -> jax.Array:
         return jnp.ones(length)
     mask = jnp.asarray(mask)
     if mask.shape != (length,):
-        raise ValueError(_text(f"mask has shape {mask.shape}, expected ({length},).", "it weighs the loss of each step", "give one number per step"))
-    return mask.astype(jnp.result_type(mask, jnp.float32)) if mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer) else mask
+        raise ValueError(
+            _text(
+                f"mask has shape {mask.shape}, expected ({length},).",
+                "it weighs the loss of each step",
+                "give one number per step",
+            )
+        )
+    exact = mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer)
+    return mask.astype(float) if exact else mask
 
 
 def _chunk(chunk_size: Any) -> int:
     if chunk_size is None:
         return 1
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)):
-        raise TypeError(_text(f"chunk_size is a {type(chunk_size).__name__}.", "it counts steps", "pass a positive integer"))
+        raise TypeError(
+            _text(
+                f"chunk_size is a {type(chunk_size).__name__}.",
+                "it counts steps",
+                "pass a positive integer",
+            )
+        )
     if chunk_size < 1:
-        raise ValueError(_text(f"chunk_size={chunk_size}.", "a window has at least one step", "pass a positive integer"))
+        raise ValueError(
+            _text(
+                f"chunk_size={chunk_size}.",
+                "a window has at least one step",
+                "pass a positive integer",
+            )
+        )
     return int(chunk_size)
 
 
 def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(_text(f"unknown {name} {value!r}.", f"known are {', '.join(choices)}", "choose one of them"))
+        raise ValueError(
+            _text(
+                f"unknown {name} {value!r}.",
+                f"known are {', '.join(choices)}",
+                "choose one of them",
+            )
+        )
 
 
 def _values(weights: Any) -> Any:
@@ -208,10 +269,29 @@ def _windows(sequences: tuple[Any, ...], length: int, chunk: int) -> tuple[Any, 
     if chunk == 1:
         return sequences, None
     whole = length // chunk * chunk
-    head = jax.tree.map(lambda a: a[:whole].reshape((whole // chunk, chunk, *a.shape[1:])), sequences)
+    head = jax.tree.map(
+        lambda a: a[:whole].reshape((whole // chunk, chunk, *a.shape[1:])), sequences
+    )
     tail = jax.tree.map(lambda a: a[whole:], sequences)
     return head if whole else None, tail if whole < length else None
 
 
-def _unfold(tree: Any) -> Any:
-    return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])) if a.ndim > 1 else a, tree)
+def _join(results: list[Any], chunk: int, length: int) -> Any:
+    """Results of full windows and of the last, shorter one (or None) in one time order.
+
+    A leaf whose leading axis counts the steps of its window is joined along time; any other has one
+    entry per window.
+    """
+    head, tail = results
+    if chunk == 1:
+        return head
+
+    def join(*parts):
+        whole = [parts[0]] if head is not None else []
+        last = [parts[-1]] if tail is not None else []
+        timed = all(p.shape[1:2] == (chunk,) for p in whole)
+        timed &= all(p.shape[:1] == (length % chunk,) for p in last)
+        whole = [p.reshape((-1, *p.shape[2:])) if timed else p for p in whole]
+        return jnp.concatenate(whole + [p if timed else p[None] for p in last])
+
+    return jax.tree.map(join, *(r for r in results if r is not None))

@@ -9,7 +9,7 @@ import jax
 
 from .._errors import message
 from .._jaxpr import fingerprint
-from ..engine import Values, group_jacobians, observe, step_inputs, window_step
+from ..engine import Values, group_jacobians, inputs_of, observe, window_step
 from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
 from ..graph import Graph
 
@@ -120,7 +120,7 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         info, graph = self.trace(*args, **kwargs)
         values = values_of(info, args, kwargs)
         outs, new, _ = window_step(graph, None, values, [])
-        inputs = step_inputs(graph, values)
+        inputs = inputs_of(graph, values)
         seen = observe(graph, values.consts, inputs)
         hiddens = {leaf.path: v for leaf, v in zip(graph.step.hidden, new.hidden, strict=True)}
         others = {leaf.path: v for leaf, v in zip(graph.step.others, new.others, strict=True)}

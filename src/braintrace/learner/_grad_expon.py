@@ -38,7 +38,13 @@ class GradExpon(brainstate.nn.Module):
 def _decay(value: Any) -> float:
     if isinstance(value, u.Quantity):
         ratio = brainstate.environ.get_dt() / value
-        return float(jnp.exp(-u.get_mantissa(ratio.to_decimal(u.UNITLESS) if isinstance(ratio, u.Quantity) else ratio)))
+        return float(
+            jnp.exp(
+                -u.get_mantissa(
+                    ratio.to_decimal(u.UNITLESS) if isinstance(ratio, u.Quantity) else ratio
+                )
+            )
+        )
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             message(
@@ -47,7 +53,7 @@ def _decay(value: Any) -> float:
                 do="pass a quantity of time, or a float in (0, 1)",
             )
         )
-    if not 0 < value < 1:
+    if not 0 < float(value) < 1:
         raise ValueError(
             message(
                 f"tau_or_decay={value}.",

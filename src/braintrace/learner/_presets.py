@@ -131,7 +131,7 @@ def _decay(value: Any) -> float:
                 )
             )
         return (int(value) - 1) / (int(value) + 1)
-    if not 0 <= value < 1:
+    if not 0 <= float(value) < 1:
         raise ValueError(
             message(
                 f"decay_or_rank={value}.",
@@ -145,7 +145,11 @@ def _decay(value: Any) -> float:
 def _trace_dtype(dtype: Any) -> Any:
     if dtype is None:
         return None
-    if not jnp.issubdtype(dtype, jnp.inexact):
+    try:
+        floating = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype) is not None
+    except TypeError:
+        floating = False
+    if not floating:
         raise TypeError(
             message(
                 f"trace_dtype={dtype!r} is not a floating type.",

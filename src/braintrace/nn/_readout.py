@@ -45,6 +45,9 @@ class LeakyRateReadout(brainstate.nn.Module):
 
     __module__ = "braintrace.nn"
 
+    in_size: Any
+    out_size: Any
+
     def __init__(
         self,
         in_size: Size,

@@ -47,6 +47,9 @@ class _Cell(brainstate.nn.Module):
 
     state_names: tuple[str, ...] = ("h",)
 
+    in_size: Any
+    out_size: Any
+
     def __init__(
         self, in_size: Size, out_size: Size, state_init: Init, activation: Any, name: str | None
     ):

@@ -152,7 +152,7 @@ def conv(
         )
     dims = lax.conv_dimension_numbers(x_.shape, k.shape, dimension_numbers)
     _check_channels(x_, k, dims, feature_group_count)
-    static = dict(
+    static: dict[str, Any] = dict(
         window_strides=_per_axis("strides", strides, n),
         padding=padding
         if isinstance(padding, str)

@@ -151,12 +151,7 @@ class Operator:
         primitive: ETPPrimitive, params: Mapping[str, Any], inputs: tuple, output: Var
     ) -> Operator:
         """Bind from the atoms of an equation."""
-        shapes = tuple(
-            aval(a)
-            if isinstance(a, Var)
-            else jax.ShapeDtypeStruct(np.shape(a.value), jnp.result_type(a.value))
-            for a in inputs
-        )
+        shapes = tuple(aval(a) for a in inputs)
         return Operator(primitive, params, shapes, aval(output))
 
     # ------------------------------------------------------------------ the function itself

@@ -56,8 +56,8 @@ def structure_of(matrix: Any) -> Structure:
     """
     if isinstance(matrix, Structure):
         return matrix
-    shape = getattr(matrix, "shape", ())
-    if len(shape) != 2 or getattr(matrix, "n_batch", 0) or getattr(matrix, "n_dense", 0):
+    shape: tuple = getattr(matrix, "shape", ())
+    if len(shape) != 2 or getattr(matrix, "n_batch", None) or getattr(matrix, "n_dense", None):
         raise _refuse(matrix, "it is not a plain matrix of two axes.")
     try:
         rows, cols = _positions(matrix)

@@ -38,8 +38,7 @@ def tied_axes(fun: Callable, args: tuple[Any, ...], index: int) -> tuple[tuple[i
         for out in eqn.outputs:
             env[out] = rule(eqn, out, axes)
 
-    out = program.outputs[0]
-    found = read(out)
+    found = read(program.outputs[0])
     pairs: list[tuple[int, int]] = []
     for y_axis, w_axis in enumerate(found or ()):
         if w_axis is not None and all(w_axis != w for _, w in pairs):
@@ -63,17 +62,18 @@ def _elementwise(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     rows: list[Axes | None] = []
     for atom, row in zip(eqn.inputs, axes, strict=True):
         if row is not None and len(row) == len(out.shape):
-            sizes = zip(row, atom.shape, out.shape, strict=True)  # type: ignore[union-attr]
+            sizes = zip(row, atom.shape, out.shape, strict=True)
             row = tuple(a if n == m else None for a, n, m in sizes)
         rows.append(row)
     return _agree(rows, len(out.shape))
 
 
 def _broadcast_in_dim(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    source, result = axes[0] or (), [None] * len(out.shape)
+    source = axes[0] or ()
+    result: list[int | None] = [None] * len(out.shape)
     for i, o in enumerate(eqn.params["broadcast_dimensions"]):
-        if eqn.inputs[0].shape[i] == out.shape[o]:  # type: ignore[union-attr]
-            result[o] = source[i]  # type: ignore[call-overload]
+        if eqn.inputs[0].shape[i] == out.shape[o]:
+            result[o] = source[i]
     return tuple(result)
 
 
@@ -83,7 +83,7 @@ def _transpose(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # An axis survives when the sizes before it have the same product on both sides.
-    shape, source = eqn.inputs[0].shape, axes[0] or ()  # type: ignore[union-attr]
+    shape, source = eqn.inputs[0].shape, axes[0] or ()
     start = {int(np.prod(shape[:i])): i for i, n in enumerate(shape) if n != 1}
     result: list[int | None] = []
     for o, n in enumerate(out.shape):
@@ -102,7 +102,7 @@ def _reduce(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 
 def _slice(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    shape = eqn.inputs[0].shape  # type: ignore[union-attr]
+    shape = eqn.inputs[0].shape
     return tuple(
         a if n == m else None for a, n, m in zip(axes[0] or (), shape, out.shape, strict=True)
     )
@@ -118,7 +118,7 @@ def _dot_general(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # The output axes are: batch axes, free axes of the left, free axes of the right.
     contract, batch = eqn.params["dimension_numbers"]
     n_batch = len(batch[0])
-    ranks = [len(a.shape) for a in eqn.inputs]  # type: ignore[union-attr]
+    ranks = [len(a.shape) for a in eqn.inputs]
     free = [
         [i for i in range(ranks[s]) if i not in contract[s] and i not in batch[s]] for s in (0, 1)
     ]

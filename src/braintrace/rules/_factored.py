@@ -30,7 +30,7 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
         op = r.operator
         y = jnp.zeros((), op.y.dtype)
-        shape = r.slots.shape + (r.slots.width,)
+        shape = (*r.slots.shape, r.slots.width)
         trace: dict[str, Any] = {
             "f": stored(jnp.zeros(shape, y.dtype)),
             "one": jnp.zeros((), y.real.dtype),
@@ -41,7 +41,9 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             trace["x"] = stored(jnp.zeros(x.shape, x.dtype))
         return trace
 
-    def advance(r: Relation, eps: dict, x: Array, f: Array, D: Array, weights: Grads) -> dict:
+    def advance(
+        r: Relation, eps: dict, x: Array | None, f: Array, D: Array, weights: Grads
+    ) -> dict:
         old = eps["f"].astype(f.dtype)
         out = {
             "f": stored(decay_f * _mix(D, old) + (1 - decay_f) * f),
@@ -49,7 +51,7 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             "steps": eps["steps"] + 1,
         }
         if "x" in eps:
-            seen = r.operator.represent(x)
+            seen = jnp.asarray(r.operator.represent(x))
             out["x"] = stored(decay_x * eps["x"].astype(seen.dtype) + seen)
         return jax.tree.map(lambda new, before: new.astype(before.dtype), out, dict(eps))
 

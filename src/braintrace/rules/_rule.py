@@ -35,7 +35,7 @@ class Rule:
     """
 
     init: Callable[[Relation, Grads], Trace]
-    advance: Callable[[Relation, Trace, Array, Array, Array, Grads], Trace]
+    advance: Callable[[Relation, Trace, Array | None, Array, Array, Grads], Trace]
     recall: Callable[[Relation, Trace, Trace, Array, Grads], Grads]
     recall_window: Callable[[Relation, Trace, Array, Grads], Grads]
     tap: Callable[[Relation, Trace, Array, Grads], Grads] | None = None

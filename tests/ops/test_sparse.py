@@ -1,0 +1,128 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+import scipy.sparse
+from jax.experimental import sparse as jax_sparse
+
+from braintrace.ops import sparse_matmul
+from braintrace.ops._structure import Structure, structure_of
+
+brainevent = pytest.importorskip("brainevent")
+
+RNG = np.random.default_rng(0)
+DENSE = RNG.normal(size=(4, 5)) * (RNG.random((4, 5)) < 0.5)
+X = jnp.asarray(RNG.normal(size=(2, 4)))
+
+FORMATS = {
+    "saiunit_csr": u.sparse.CSR.fromdense,
+    "saiunit_csc": u.sparse.CSC.fromdense,
+    "saiunit_coo": u.sparse.COO.fromdense,
+    "brainevent_csr": brainevent.CSR.fromdense,
+    "brainevent_csc": brainevent.CSC.fromdense,
+    "jax_bcoo": jax_sparse.BCOO.fromdense,
+    "jax_bcsr": jax_sparse.BCSR.fromdense,
+    "jax_csr": jax_sparse.CSR.fromdense,
+    "jax_csc": jax_sparse.CSC.fromdense,
+    "jax_coo": jax_sparse.COO.fromdense,
+    "scipy_csr": scipy.sparse.csr_matrix,
+    "scipy_csc": scipy.sparse.csc_array,
+    "scipy_coo": scipy.sparse.coo_array,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sparse_matmul_reads_the_format_in_its_own_order(name):
+    dense = DENSE if name.startswith("scipy") else jnp.asarray(DENSE)
+    matrix = FORMATS[name](dense)
+    out = sparse_matmul(X, jnp.asarray(matrix.data), sparse_mat=matrix)
+    np.testing.assert_allclose(out, X @ DENSE, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lil", "dok", "dia", "bsr"])
+def test_sparse_matmul_reads_other_scipy_formats_in_coo_order(name):
+    matrix = scipy.sparse.csr_matrix(DENSE).asformat(name)
+    out = sparse_matmul(X, matrix.tocoo().data, sparse_mat=matrix)
+    np.testing.assert_allclose(out, X @ DENSE, rtol=1e-12)
+
+
+def test_sparse_matmul_adds_repeated_positions():
+    matrix = scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(4, 5))
+    out = sparse_matmul(X, jnp.array([1.0, 2.0]), sparse_mat=matrix)
+    np.testing.assert_allclose(out[:, 1], 3 * X[:, 0])
+
+
+@pytest.mark.parametrize("kind", [jax_sparse.BCOO, jax_sparse.BCSR, jax_sparse.CSR])
+def test_sparse_matmul_ignores_padding(kind):
+    matrix = kind.fromdense(jnp.asarray(DENSE), nse=np.count_nonzero(DENSE) + 3)
+    out = sparse_matmul(X, jnp.asarray(matrix.data).at[-3:].set(9.0), sparse_mat=matrix)
+    np.testing.assert_allclose(out, X @ DENSE, rtol=1e-12)
+
+
+def test_structure_is_static_and_equal_by_content():
+    one, two = (structure_of(scipy.sparse.csr_matrix(DENSE)) for _ in range(2))
+    assert one == two and hash(one) == hash(two) and one is not two
+    assert one != structure_of(scipy.sparse.csc_matrix(DENSE))
+    assert structure_of(one) is one and isinstance(one, Structure)
+    traces = []
+
+    @partial(jax.jit, static_argnums=2)
+    def run(x, w, structure):
+        traces.append(1)
+        return sparse_matmul(x, w, sparse_mat=structure)
+
+    run(X, jnp.ones(one.size), one)
+    run(X, jnp.ones(one.size), two)
+    assert len(traces) == 1
+
+
+def test_sparse_matmul_has_two_spellings_and_shares_one_number():
+    matrix = scipy.sparse.csr_matrix(DENSE)
+    w = jnp.asarray(matrix.data)
+    out = sparse_matmul(X, weight_data=w, sparse_mat=matrix)
+    np.testing.assert_allclose(out, sparse_matmul(X, w, sparse_mat=matrix))
+    shared = sparse_matmul(X, jnp.asarray(2.0), sparse_mat=matrix)
+    np.testing.assert_allclose(shared, X @ (2.0 * (DENSE != 0)), rtol=1e-12)
+    for arguments in ({}, {"weight": w, "weight_data": w}):
+        with pytest.raises(TypeError, match="two names of one array; pass one"):
+            sparse_matmul(X, sparse_mat=matrix, **arguments)
+
+
+class OnlyDense:
+    shape = (4, 5)
+
+    def todense(self):
+        return DENSE
+
+
+@pytest.mark.parametrize("matrix", [OnlyDense(), DENSE, None, "csr"])
+def test_sparse_matmul_refuses_what_has_no_indices(matrix):
+    with pytest.raises(TypeError, match=r"cannot use a \w+ as sparse_mat(.|\n)*why: (.|\n)*do: "):
+        sparse_matmul(X, jnp.ones(3), sparse_mat=matrix)
+
+
+def test_sparse_matmul_refuses_traced_and_batched_indices():
+    with pytest.raises(TypeError, match="not known when the model is traced"):
+        matrix = jax_sparse.BCOO.fromdense(DENSE)
+        jax.jit(lambda m: sparse_matmul(X, m.data, sparse_mat=m))(matrix)
+    with pytest.raises(TypeError, match="not a plain matrix of two axes"):
+        matrix = jax_sparse.BCOO.fromdense(np.ones((2, 3)), n_batch=1)
+        sparse_matmul(X, jnp.ones(3), sparse_mat=matrix)
+
+
+@pytest.mark.parametrize(
+    "x, size, bias, text",
+    [
+        (jnp.ones((1, 2, 4)), 0, None, r"x \(1, 2, 4\) has 3 axes"),
+        (jnp.ones(5), 0, None, r"x \(5,\) does not fit sparse_mat \(4, 5\)"),
+        (X, 1, None, r"does not have the shape"),
+        (X, 0, jnp.ones(4), r"bias \(4,\) does not have the shape \(5,\)"),
+    ],
+)
+def test_sparse_matmul_refuses_shapes_that_do_not_fit(x, size, bias, text):
+    w = jnp.ones(np.count_nonzero(DENSE) + size)
+    with pytest.raises(ValueError, match="sparse_matmul: (.|\n)*" + text):
+        sparse_matmul(x, w, sparse_mat=scipy.sparse.csr_matrix(DENSE), bias=bias)
