@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "init": LEARNING | {"nn", "verify", "show", "version"},
     "main": {"cli"},
 }
-MAY_IMPORT_BRAINSTATE = {"frontend", "learner", "nn", "verify"}
+MAY_IMPORT_BRAINSTATE = {"frontend", "learner", "nn", "verify", "cli"}
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
 # Names a room may not say. The lookarounds let ordinary words through: convert, exploration.
 UNSPEAKABLE = {

@@ -54,3 +54,8 @@ from .ops import register_primitive as register_primitive
 from .ops import sparse_matmul as sparse_matmul
 
 __version_info__ = tuple(int(part) for part in __version__.split("."))
+
+# Public names live here, whatever file defines them: help, pickles and tracebacks say so.
+for _name, _value in list(globals().items()):
+    if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("braintrace."):
+        _value.__module__ = "braintrace"

@@ -29,11 +29,11 @@ _CUSTOM_DERIVATIVE = {"custom_jvp_call", "custom_vjp_call"}
 ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
-    ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne
-    neg nextafter not or polygamma population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor zeta
+    convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2
+    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
+    min mul name ne neg nextafter not or polygamma population_count pow real reduce_precision rem
+    round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical
+    sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
     """.split()
 )
 
@@ -90,6 +90,7 @@ class Equation:
     outputs: tuple[Var, ...]
     params: dict[str, Any]
     source: Any
+    effects: bool = False
 
     @property
     def name(self) -> str:
@@ -181,9 +182,31 @@ class _Flattener:
                 outputs = tuple(_fresh(v) for v in eqn.outvars)
                 env.update(zip(eqn.outvars, outputs, strict=True))
                 self.equations.append(
-                    Equation(eqn.primitive, inputs, outputs, eqn.params, eqn.source_info)
+                    Equation(
+                        eqn.primitive,
+                        inputs,
+                        outputs,
+                        eqn.params,
+                        eqn.source_info,
+                        bool(eqn.effects),
+                    )
                 )
         return tuple(read(a) for a in jaxpr.outvars)
+
+
+def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
+    """Drop the equations that the outputs (or other `outputs`) do not need.
+
+    Equations with side effects stay unless other outputs are asked for.
+    """
+    chosen = program.outputs if outputs is None else tuple(outputs)
+    needed = {o for o in chosen if isinstance(o, Var)}
+    kept: list[Equation] = []
+    for eqn in reversed(program.equations):
+        if any(o in needed for o in eqn.outputs) or (eqn.effects and outputs is None):
+            kept.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return Program(program.consts, program.inputs, tuple(reversed(kept)), chosen)
 
 
 def _called(eqn: Any) -> Any:

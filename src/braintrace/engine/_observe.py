@@ -39,7 +39,7 @@ def observe(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[
             for c in range(tap.n_colours[p])
         }
         slots = relation.slots
-        dtype = jnp.result_type(*(v.dtype for v in (*tangent.entries, *parts)))
+        dtype = slots.dtype
         f = jnp.stack(
             [_arrival(slots.arrival[k], arrivals, slots, dtype) for k in range(slots.width)], -1
         )

@@ -11,7 +11,7 @@ import jax
 import saiunit as u
 
 from .._errors import NotSupportedError, message
-from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact
+from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Leaf, Step
 
 Path = tuple[Any, ...]
@@ -111,19 +111,30 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
         )
     paths = {id(state): path for path, state in model.states().items()}
     records: list[CompilationRecord] = []
-    stateful = brainstate.transform.StatefulFunction(
-        lambda *a, **k: model(*a, **k), return_only_write=False
-    )
+    lines: list[str | None] = []
+    kept = {path: jax.tree.structure(s.value) for path, s in model.states().items()}
+
+    def call(*a, **k):
+        try:
+            out = model(*a, **k)
+            _check_structure(model, kept)
+            return out
+        except Exception as error:
+            lines.append(failing_line(error))  # further out JAX drops frames
+            raise
+
+    stateful = brainstate.transform.StatefulFunction(call, return_only_write=False)
     try:
         stateful.make_jaxpr(*args, **kwargs)
     except Exception as error:
-        error.add_note(_failed(model, args, kwargs, error))
+        error.add_note(_failed(model, args, kwargs, next(iter(lines), None)))
         raise
     key = stateful.get_arg_cache_key(*args, **kwargs)
     closed = stateful.get_jaxpr_by_cache(key)
     trace = stateful.get_state_trace_by_cache(key)
-    out_shapes, state_shapes = stateful.get_out_shapes_by_cache(key)
+    out_shapes, _ = stateful.get_out_shapes_by_cache(key)
     program, consts = flatten(closed)
+    program = prune(program)
 
     states: dict[Path, brainstate.State] = {}
     for i, state in enumerate(trace.states):
@@ -133,7 +144,7 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
             records.append(_mismatch(state, path))
         states[path] = state
     args_flat, arg_tree = jax.tree.flatten((args, kwargs))
-    step = _sort(program, states, trace.been_writen, state_shapes, len(args_flat), out_shapes)
+    step = _sort(program, states, trace.been_writen, len(args_flat), out_shapes)
     records += _unused(model, states)
     return ModuleInfo(
         model,
@@ -147,7 +158,31 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
     )
 
 
-def _failed(model: Any, args: Any, kwargs: Any, error: Exception) -> str:
+def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
+    """Refuse a state that took another unit or structure during the step."""
+    for path, state in model.states().items():
+        old, new = kept.get(path), state._read_value()  # `value` would count as a use
+        if old is None or jax.tree.structure(new) == old:
+            continue
+        before, after = _describe_tree(old), _describe(new)
+        leaves = jax.tree.leaves(new)[:1] * old.num_leaves
+        state.value = jax.tree.unflatten(old, leaves)  # else brainstate cannot undo the trace
+        code = getattr(type(model), "update", type(model).__call__).__code__
+        raise ValueError(
+            message(
+                f"state {_name(path)} is {before} before the step and {after} after it.",
+                where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+                why="a state must keep its unit and structure from step to step",
+                do="convert the new value before you assign it",
+            )
+        )
+
+
+def _describe_tree(tree: Any) -> str:
+    return _describe(jax.tree.unflatten(tree, [jax.numpy.zeros(())] * tree.num_leaves))
+
+
+def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
     """The note on an error of the user's own `update`."""
     states = {
         path: state
@@ -158,11 +193,11 @@ def _failed(model: Any, args: Any, kwargs: Any, error: Exception) -> str:
     made = listed or "none: the states are not initialised"
     return message(
         f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
-        where=failing_line(error),
+        where=where,
         why=f"`update` raised the error above; the model's states are {made}",
-        do="initialise the states with the batch size of the inputs, "
-        "brainstate.nn.init_all_states(model, batch_size=...), and check shapes and units at "
-        "this line",
+        do="give states and inputs the same batch size, braintrace.compile(..., batch_size=...) or "
+        "brainstate.nn.init_all_states(model, batch_size=...), and check shapes and units at this "
+        "line",
     )
 
 
@@ -170,7 +205,6 @@ def _sort(
     program: Program,
     states: Mapping[Path, brainstate.State],
     written: list[bool],
-    state_shapes: Any,
     n_args: int,
     out_shapes: Any,
 ) -> Step:
@@ -180,13 +214,13 @@ def _sort(
     hidden: list[Leaf] = []
     others: list[Leaf] = []
     position, output = n_args, n_outs
-    for (path, state), changed, new in zip(states.items(), written, state_shapes, strict=True):
+    for (path, state), changed in zip(states.items(), written, strict=True):
         count = len(jax.tree.leaves(state.value))
         is_param = isinstance(state, brainstate.ParamState)
         if is_param and changed:
             raise NotSupportedError(_written_parameter(path, program, output))
         if changed:
-            _check_kept(path, state, new, program, position, output)
+            _check_kept(path, state, program, position, output)
         for i in range(count):
             var = program.inputs[position + i]
             exits = [o for k, o in enumerate(program.outputs) if k != output + i]
@@ -225,21 +259,9 @@ def _written_parameter(path: Path, program: Program, output: int) -> str:
 
 
 def _check_kept(
-    path: Path, state: brainstate.State, new: Any, program: Program, position: int, output: int
+    path: Path, state: brainstate.State, program: Program, position: int, output: int
 ) -> None:
-    old_tree: Any = jax.tree.structure(state.value)
-    new_tree: Any = jax.tree.structure(new)
-    if old_tree != new_tree:
-        raise ValueError(
-            message(
-                f"state {_name(path)} enters the step as {_describe(state.value)} and leaves it as "
-                f"{_describe(new)}.",
-                where=_where(program, output),
-                why="a state must keep its unit and structure from step to step",
-                do="convert the new value before you assign it",
-            )
-        )
-    for i in range(old_tree.num_leaves):
+    for i in range(len(jax.tree.leaves(state.value))):
         before, after = program.inputs[position + i], program.outputs[output + i]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise ValueError(

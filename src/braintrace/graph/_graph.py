@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced
+from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
@@ -107,7 +107,9 @@ def analyse(
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
-        followed = slots(taps[i], pattern, offsets, site.y.shape) if site.steady else None
+        parts = (*tangent.entries, *tangent.taps[i])
+        dtype = jnp.result_type(*(v.dtype for v in parts))
+        followed = slots(taps[i], pattern, offsets, site.y.shape, dtype) if site.steady else None
         if followed is None:
             records.append(_excluded(step, site, links))
             continue
@@ -132,7 +134,7 @@ def analyse(
         tapped=tuple(tapped),
         groups=groups,
         relations=tuple(relations),
-        weights=_slice(program, outputs),
+        weights=prune(program, outputs),
         cut_entries=links.cut_entries,
         leaf_reach=links.from_leaves,
         records=tuple(records),
@@ -146,16 +148,6 @@ def _known(tangent: Tangent, consts: Sequence[Any]) -> dict[Var, np.ndarray]:
         if fixed and not jax.dtypes.issubdtype(var.dtype, jax.dtypes.extended):
             out[var] = np.asarray(value)
     return out
-
-
-def _slice(program: Program, outputs: Sequence[Any]) -> Program:
-    needed = {o for o in outputs if isinstance(o, Var)}
-    kept = []
-    for eqn in reversed(program.equations):
-        if any(o in needed for o in eqn.outputs):
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Program(program.consts, program.inputs, tuple(reversed(kept)), tuple(outputs))
 
 
 def _with_states(groups: tuple[HiddenGroup, ...], states: Callable) -> tuple[HiddenGroup, ...]:

@@ -122,9 +122,8 @@ Result = list[np.ndarray] | str
 
 
 def _apply(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    if eqn.name in ELEMENTWISE:
-        return _elementwise(eqn, arrays, known)
-    return _RULES.get(eqn.name, _mixing)(eqn, arrays, known)
+    default = _elementwise if eqn.name in ELEMENTWISE else _mixing
+    return _RULES.get(eqn.name, default)(eqn, arrays, known)
 
 
 def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
@@ -280,6 +279,8 @@ def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     array = arrays[0]
     if array is None or any(a is not None for a in arrays[1:]):
         return _mixing(eqn, arrays, known)
+    if array.shape[-1] == 0:
+        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
     return [_columns(lambda a: _run(eqn, [a, *known[1:]]), array)]
 
 
@@ -292,6 +293,8 @@ def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result
     update_at = 1 if first == 2 else 2
     shapes = [a.shape for a in eqn.inputs]
     width = max(a.shape[-1] for a in arrays if a is not None)
+    if width == 0:
+        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
 
     def column(at: int, k: int) -> np.ndarray:
         a = arrays[at]
@@ -303,6 +306,81 @@ def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result
         values[0], values[update_at] = column(0, k), column(update_at, k)
         columns.append(_run(eqn, values))
     return [np.stack(columns, axis=-1)]
+
+
+def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`scatter_add` at known places: an element reads its own sources and those added to it."""
+    operand, _, updates = arrays
+    indices = known[1]
+    shape = eqn.outputs[0].shape
+    size = int(np.prod(shape, dtype=np.int64))
+    if indices is None:
+        return f"{eqn.name} at an index that is not known at compile time"
+    if size >= 1 << 24:
+        return f"{eqn.name} into {size} elements"
+    parts = [] if operand is None else [operand]
+    if updates is not None:
+        # The transpose of a scatter is a gather: it tells where each update lands (0: nowhere).
+        with jax.ensure_compile_time_eval():
+            number = jax.numpy.arange(1, size + 1, dtype="float32").reshape(shape)
+            zeros = jax.numpy.zeros(shape, "float32")
+            update = jax.ShapeDtypeStruct(eqn.inputs[2].shape, "float32")
+            gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
+            landing = np.asarray(gather(number)[0]).astype(np.int64) - 1
+        parts.append(_collect(landing.reshape(-1), updates.reshape(landing.size, -1), size, shape))
+    out = union(parts)
+    return [out] if out.shape[-1] <= _MOST_SOURCES else _mixing(eqn, arrays, known)
+
+
+def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
+    """Sets of sources per element, from the elements where rows of sources land."""
+    row, slot = np.nonzero((sources != NONE) & (landing[:, None] != NONE))
+    pairs = np.unique(np.stack([landing[row], sources[row, slot]]), axis=1)
+    first = np.searchsorted(pairs[0], pairs[0])
+    rank = np.arange(pairs.shape[1]) - first
+    out = np.full((size, int(rank.max(initial=-1)) + 1), NONE)
+    out[pairs[0], rank] = pairs[1]
+    return out.reshape((*shape, out.shape[-1]))
+
+
+def _each(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """Several values passed on side by side."""
+    empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+    return [e if a is None else a for a, e in zip(arrays, empty, strict=True)]
+
+
+def _select(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """A choice that is known at compile time reads one side only."""
+    which = known[0]
+    if which is None:
+        return _elementwise(eqn, arrays, known)
+    shape = eqn.outputs[0].shape
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    out = np.full((*shape, width), NONE)
+    for case, array in enumerate(arrays[1:]):
+        if array is not None:
+            chosen = np.broadcast_to(np.asarray(which) == case, shape)
+            out[..., : array.shape[-1]][chosen] = array[chosen]
+    return [out]
+
+
+def _stack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    parts = []
+    for atom, a in zip(eqn.inputs, arrays, strict=True):
+        part = np.full((*atom.shape, width), NONE)
+        if a is not None:
+            part[..., : a.shape[-1]] = a
+        parts.append(part)
+    axis = eqn.params["axis"]
+    return [np.stack(parts, axis=axis if axis >= 0 else axis - 1)]
+
+
+def _unstack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array = arrays[0]
+    assert array is not None
+    axis = eqn.params["axis"]
+    return list(np.moveaxis(array, axis if axis >= 0 else axis - 1, 0))
 
 
 def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
@@ -327,5 +405,13 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "gather": _indexed,
     "dynamic_slice": _indexed,
     "scatter": _overwrite,
+    "optimization_barrier": _each,
+    "device_put": _each,
+    "scatter-add": _accumulate,
+    "scatter_add": _accumulate,
+    "select_n": _select,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _move(lambda e: lambda a: np.tile(a, e.params["reps"])),
     "dynamic_update_slice": _overwrite,
 }

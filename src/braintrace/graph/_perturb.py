@@ -46,6 +46,8 @@ class HiddenPerturbation:
         for leaf, p in zip(step.hidden, perturb_data, strict=True):
             added.setdefault(step.exit(leaf), []).append(p)
         made = {o for eqn in step.program.equations for o in eqn.outputs}
+        shared = {v for v, ps in added.items() if len(ps) > 1}  # one value stored in two states
+        added = {v: ps for v, ps in added.items() if v not in shared}
 
         def apply(eqn, values):
             outs = bind(eqn, values)
@@ -56,7 +58,8 @@ class HiddenPerturbation:
 
         outs = evaluate(step.program, self.consts, inputs, apply)
         for leaf, p in zip(step.hidden, perturb_data, strict=True):
-            if step.exit(leaf) not in made:  # the state is an input passed on, or a constant
+            # No equation of its own: an input passed on, a constant, a value of several states.
+            if step.exit(leaf) not in made or step.exit(leaf) in shared:
                 outs[leaf.output] = outs[leaf.output] + p
         return outs
 

@@ -39,7 +39,11 @@ class CompilationReport:
         ]
         self.diagnostics = tuple(diagnostics)
         self.dynamic_states = list(dynamic_states)
-        self._operators = {r.weight_path: r.primitive.name for r in relations}
+        self._traced = [
+            f"{_name(r.weight_path)} ({', '.join(r.trainable_paths)})  {r.primitive.name}"
+            f"  -> groups {[g.index for g in r.hidden_groups]}"
+            for r in relations
+        ]
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -61,12 +65,14 @@ class CompilationReport:
         if self.dynamic_states:
             lines += ["Other states", *(f"  {_name(p)}" for p in self.dynamic_states)]
         lines.append("Weights with an eligibility trace")
-        for path, groups in self.etrace_weights:
-            operator = self._operators.get(path, "")
-            lines.append(f"  {_name(path)}  {operator}  -> groups {groups}")
+        lines += [f"  {line}" for line in self._traced]
         if self.excluded_weights:
             lines.append("Weights trained by their gradient within the step")
             lines += [f"  {_name(path)}  ({reason})" for path, reason in self.excluded_weights]
+        dropped = [d for d in self.diagnostics if d.kind == DiagnosticKind.DEPENDENCY_DROPPED]
+        if dropped:
+            lines.append("Dependencies left out of the traces")
+            lines += [f"  {d.message}" for d in dropped]
         if level >= 2:
             shown = [d for d in self.diagnostics if level >= 3 or d.level != DiagnosticLevel.INFO]
             lines += ["Diagnostics"] * bool(shown)

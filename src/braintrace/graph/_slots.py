@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,15 +72,16 @@ def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
 class Slots:
     """The slots of one operator: (*lanes, *y) positions with `width` slots each.
 
-    `lanes` is () for one lane and (M,) for several. Per slot k: `at[k]` reads state-shaped numbers.
-    `transition[k][j]` is (colour, Pick) pairs whose sum over colours is D from slot j to slot k;
-    `arrival[k]` the same per part of y and colour for f.
+    `lanes` is () for one lane and (M,) for several; `dtype` is the real type of D and f. Per slot
+    k, `at[k]` reads state-shaped numbers. `transition[k][j]` is (colour, Pick) pairs whose sum over
+    colours is D from slot j to slot k; `arrival[k]` the same per part of y and colour for f.
     """
 
     lanes: tuple[int, ...]
     y_shape: tuple[int, ...]
     width: int
     destination: np.ndarray
+    dtype: Any
     at: tuple[Pick, ...]
     transition: tuple[tuple[tuple[tuple[int, Pick], ...], ...], ...]
     arrival: tuple[tuple[tuple[int, int, Pick], ...], ...]
@@ -90,7 +92,7 @@ class Slots:
 
 
 def slots(
-    tap: TapPattern, pattern: Pattern, offsets: np.ndarray, y_shape: tuple[int, ...]
+    tap: TapPattern, pattern: Pattern, offsets: np.ndarray, y_shape: tuple[int, ...], dtype: Any
 ) -> Slots | None:
     """Find the slots of an operator; None when no output element reaches a state."""
     if not len(tap.edges):
@@ -125,7 +127,7 @@ def slots(
         for k in range(width)
     )
     arrival = tuple(_arrival(destination[..., k], tap, offsets, shape) for k in range(width))
-    return Slots(lanes, y_shape, width, destination, at, transition, arrival)
+    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival)
 
 
 def _matrix(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:

@@ -9,14 +9,26 @@ and the numbers D and f come from running the very same equations (`push`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import Atom, Const, Equation, Program, Var, bind, bind_forward, evaluate, trace
+from .._jaxpr import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind,
+    bind_forward,
+    evaluate,
+    inner_jaxprs,
+    prune,
+    trace,
+)
 from ._step import Component, Step, components_of, join, split
 
 Array = jax.Array
@@ -90,8 +102,7 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
         return [*d_exit, *xs]
 
     linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
-    linear = _close(linear, extra)
-    linear = _prune(linear)
+    linear = prune(_close(linear, extra))
     ins = linear.inputs[n_consts + n_inputs :]
     outs = linear.outputs
     xs = iter(outs[len(components) :])
@@ -122,22 +133,8 @@ def _close(program: Program, values: Sequence[Any]) -> Program:
     def sub(atom: Atom) -> Atom:
         return known.get(atom, atom) if isinstance(atom, Var) else atom
 
-    equations = tuple(
-        Equation(e.primitive, tuple(sub(a) for a in e.inputs), e.outputs, e.params, e.source)
-        for e in program.equations
-    )
+    equations = tuple(replace(e, inputs=tuple(sub(a) for a in e.inputs)) for e in program.equations)
     return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
-
-
-def _prune(program: Program) -> Program:
-    """Drop the equations no output needs."""
-    needed = {o for o in program.outputs if isinstance(o, Var)}
-    kept: list[Equation] = []
-    for eqn in reversed(program.equations):
-        if any(o in needed for o in eqn.outputs):
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Program(program.consts, program.inputs, tuple(reversed(kept)), program.outputs)
 
 
 class Pushed:
@@ -155,15 +152,20 @@ class Pushed:
         still = [v for v in program.inputs if v not in moving]
         self._primal.update(zip(still, values, strict=True))
         for i, eqn in enumerate(program.equations):
-            if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
+            joint = i in cut and any(True for _ in inner_jaxprs(eqn.params))
+            if not joint and any(isinstance(a, Var) and a in moving for a in eqn.inputs):
                 moving.update(eqn.outputs)
                 self._linear.append((i, eqn))
             else:
+                # A body computes values and tangents together; cut, it sees zero tangents.
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
 
     def _read(self, atom: Atom) -> Any:
-        return atom.value if isinstance(atom, Const) else self._primal[atom]
+        if isinstance(atom, Const):
+            return atom.value
+        found = self._primal.get(atom)
+        return jnp.zeros(atom.shape, atom.dtype) if found is None else found
 
     def xs(self) -> list[Any]:
         """The operators' inputs."""

@@ -14,7 +14,7 @@ from jax import lax
 from .._errors import CompilationError, message
 from ..engine import Values, enter_window, init_traces, single_step, window_step
 from ..frontend import ETraceGraph
-from ..graph import CompilationReport, Graph
+from ..graph import CompilationReport, DiagnosticKind, Graph
 from ..rules import Rule
 from ._batch import (
     Shapes,
@@ -30,6 +30,9 @@ from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 
 Array = jax.Array
+
+
+_ABOUT_WEIGHTS = {DiagnosticKind.PARAMETER_UNUSED}
 
 
 class EligibilityTrace(brainstate.ShortTermState):
@@ -90,11 +93,11 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         if self.is_compiled:
             self._check_arguments(call)
             return
+        self._example = jax.tree.map(_aval, call.step)
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
             self._check_relations()
-            self._example = jax.tree.map(_aval, call.step)
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self.init_etrace_state()
         except BaseException:
@@ -114,13 +117,17 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                 )
             )
         if not graph.hidden_param_op_relations:
+            excluded = [
+                d.message for d in graph.diagnostics if d.primitive or d.kind in _ABOUT_WEIGHTS
+            ]
+            use = "write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
+            use += "x @ w for the weights to be trained online"
+            mend = "change `update` such that the operator's output reaches a state unit by unit"
             raise CompilationError(
                 message(
                     "no weight reaches a hidden state through an ETP operator.",
-                    why="; ".join(d.message for d in graph.diagnostics if d.weight_path)
-                    or "`update` uses no ETP operator on a ParamState",
-                    do="write braintrace.matmul(x, w) (or another operator of braintrace) instead "
-                    "of x @ w for the weights to be trained online",
+                    why="; ".join(excluded) or "`update` uses no ETP operator on a ParamState",
+                    do=mend if excluded else use,
                 )
             )
 
@@ -156,6 +163,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self._check_arguments(call)
         check_states(self.path_to_states, self._state_shapes)
         step_args, step_kwargs = call.step
+        self.executor = self.executor.bound_to(self.model4compile)  # a copied learner has its own
         info, graph = self.executor.trace(*step_args, **step_kwargs)
         self._check_layout(graph)
         for state in self.param_states.values():
@@ -216,8 +224,13 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         compiled = self.executor.graph.analysis
         if graph is compiled:
             return
-        paths = [r.weight_path for r in compiled.relations]
-        if [r.weight_path for r in graph.relations] != paths:
+        same = len(graph.relations) == len(compiled.relations) and all(
+            a.weight_path == b.weight_path
+            and a.keys == b.keys
+            and np.array_equal(a.slots.destination, b.slots.destination)
+            for a, b in zip(graph.relations, compiled.relations, strict=True)
+        )
+        if not same:
             raise CompilationError(
                 message(
                     "the model's weights reach other states than when it was compiled.",
@@ -250,6 +263,11 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             raise no_batch()
         size = self.batch_size if batch_size is None else batch_size
         brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
+        base = brainstate.nn.Module
+        for node in self.model4compile.nodes().values():
+            kind = type(node)
+            if kind.reset_state is base.reset_state and kind.init_state is not base.init_state:
+                node.init_state(batch_size=size)  # the module says only how its states begin
         self.reset_state(batch_size)
 
     def _resize(self, batch_size: int) -> None:
@@ -378,6 +396,14 @@ def _aval(x: Any) -> jax.ShapeDtypeStruct:
                 f"an input is a {type(x).__name__}: {x!r}.",
                 why="the step is traced on arrays and numbers",
                 do="convert it with jnp.asarray, or give it to the model as an attribute",
+            )
+        )
+    if 0 in jnp.shape(x):
+        raise ValueError(
+            message(
+                f"an input of shape {jnp.shape(x)} has no elements.",
+                why="nothing can be learned from it",
+                do="leave empty batches out",
             )
         )
     return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))

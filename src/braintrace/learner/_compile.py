@@ -138,7 +138,10 @@ def compile(
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
         with seeded:
-            brainstate.nn.init_all_states(model, batch_size=batch_size)
+            if isinstance(model, brainstate.nn.Map):
+                model.init_all_states()
+            else:
+                brainstate.nn.init_all_states(model, batch_size=batch_size)
         learner = rule(model, **options)
         learner.compile_graph(*example_inputs)
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size

@@ -9,6 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit as u
 
 from .._errors import message
 from ._data import MultiStepData, SingleStepData
@@ -62,6 +63,7 @@ class SequenceDriverMixin:
                 )
             )
         length = _length(sequences)
+        masked = mask is not None
         mask = _mask(mask, length)
         chunk = _chunk(chunk_size)
         if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
@@ -74,11 +76,10 @@ class SequenceDriverMixin:
             )
         _choice("reduction", reduction, ("mean", "sum"))
         _choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        weights = self.param_states if weights is None else weights  # type: ignore[attr-defined]
+        weights = _weights(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
 
         def weighted(m, *slices):
-            found = step_fn(*slices)
-            loss, aux = found if has_aux else (found, None)
+            loss, aux = _loss_of(step_fn(*slices), has_aux)
             expected = (chunk_here[0],) if chunk > 1 else ()
             if jnp.shape(loss) != expected:
                 raise ValueError(
@@ -88,13 +89,16 @@ class SequenceDriverMixin:
                         "reduce the loss over the batch and features in step_fn",
                     )
                 )
-            return jnp.sum(m * loss), (loss, aux)
+            return jnp.sum(jnp.where(m == 0, 0, m * loss)), (loss, aux)
 
         chunk_here = [chunk]
         grad = brainstate.transform.grad(weighted, weights, has_aux=True)
 
         def body(total, slices):
             grads, (loss, aux) = grad(*slices)
+            if masked:  # what a step without weight computes, NaN included, must not count
+                silent = jnp.all(slices[0] == 0)
+                grads = jax.tree.map(lambda g: jnp.where(silent, 0, g), grads)
             return jax.tree.map(jnp.add, total, grads), (loss, aux)
 
         total = jax.tree.map(jnp.zeros_like, _values(weights))
@@ -223,6 +227,31 @@ def _mask(mask: Any, length: int) -> jax.Array:
     return mask.astype(float) if exact else mask
 
 
+def _loss_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
+    pair = isinstance(found, (tuple, list)) and len(found) == 2
+    if has_aux != pair:
+        raise TypeError(
+            _text(
+                f"step_fn returned {type(found).__name__} with has_aux={has_aux}.",
+                "with has_aux it returns (loss, aux), without it the loss alone",
+                "return what has_aux announces",
+            )
+        )
+    loss, aux = found if has_aux else (found, None)
+    real = loss is not None and not isinstance(loss, u.Quantity)
+    if not real or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        kind = f"a quantity in {loss.unit}" if isinstance(loss, u.Quantity) else type(loss).__name__
+        kind = getattr(loss, "dtype", kind) if not isinstance(loss, u.Quantity) else kind
+        raise TypeError(
+            _text(
+                f"the loss is {kind}.",
+                "a gradient needs a real floating number without unit",
+                "divide by a unit, take a real part, or convert to float in step_fn",
+            )
+        )
+    return loss, aux
+
+
 def _chunk(chunk_size: Any) -> int:
     if chunk_size is None:
         return 1
@@ -254,6 +283,23 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
                 "choose one of them",
             )
         )
+
+
+def _weights(weights: Any) -> Any:
+    items = [weights] if isinstance(weights, brainstate.State) else weights
+    items = list(items.values()) if hasattr(items, "values") else items
+    states = isinstance(items, (list, tuple)) and all(
+        isinstance(w, brainstate.State) for w in items
+    )
+    if not states or not items:
+        raise (TypeError if not states else ValueError)(
+            _text(
+                f"weights is {weights!r}.",
+                "it names the states to differentiate",
+                "pass states: a State, a list or a dict of them, or nothing for all parameters",
+            )
+        )
+    return weights
 
 
 def _values(weights: Any) -> Any:

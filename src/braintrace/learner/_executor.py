@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import brainstate
 import jax
@@ -71,6 +72,15 @@ class ETraceGraphExecutor:
         info = extract_module_info(self.model, *args, **kwargs)
         self._graph = graph_of(info)
         self._known[_key(info)] = self._graph.analysis
+
+    def bound_to(self, model: brainstate.nn.Module) -> Self:
+        """This executor, or a copy of it for another model of the same structure."""
+        if model is self.model:
+            return self
+        other = copy.copy(self)
+        other.model = model
+        other._known = dict(self._known)
+        return other
 
     def forget(self) -> None:
         """Drop the compiled graph."""

@@ -29,7 +29,8 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
         op = r.operator
-        y = jnp.zeros((), op.y.dtype)
+        real = r.slots.dtype
+        y = jnp.zeros((), jnp.result_type(real, op.y.dtype))
         shape = (*r.slots.shape, r.slots.width)
         trace: dict[str, Any] = {
             "f": stored(jnp.zeros(shape, y.dtype)),

@@ -103,11 +103,9 @@ def _mix(D: Array, eps: Array) -> Array:
 
 def _dtypes(r: Relation, weights: Grads) -> dict:
     # A real weight has a real trace: slots are real, and Re(f dy/dw) is what moves them.
-    op = r.operator
-    y = jnp.zeros((), op.y.dtype)
     out = {}
     for k in r.keys:
         w = jnp.zeros((), weights[k].dtype)
-        base = jnp.result_type(y.real, w.real)
+        base = jnp.result_type(r.slots.dtype, w.real)
         out[k] = jnp.result_type(base, jnp.complex64) if jnp.iscomplexobj(w) else base
     return out

@@ -1,1 +1,7 @@
-"""References."""
+"""Independent references: what a learner's gradient must equal, and how far it is from it."""
+
+from ._bptt import bptt_grad as bptt_grad
+from ._compare import Comparison as Comparison
+from ._compare import compare as compare
+from ._finite import finite_difference_grad as finite_difference_grad
+from ._reference import reference_grad as reference_grad

@@ -1,0 +1,180 @@
+"""How far a learner's gradient is from a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._errors import message
+from ..learner import ETraceAlgorithm, MultiStepData
+from ._bptt import bptt_grad
+from ._finite import finite_difference_grad
+from ._reference import reference_grad, rule_name
+from ._sequence import Grads, Path, StepFn, at, check, restored
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A learner's gradients beside a reference, per parameter.
+
+    `errors` are |g - reference| / |reference|, `cosines` the cosines of the angle between them.
+    """
+
+    against: str
+    gradients: Grads
+    reference: Grads
+    errors: dict[Path, float]
+    cosines: dict[Path, float]
+
+    @property
+    def max_error(self) -> float:
+        """The largest relative error of a parameter."""
+        return max(self.errors.values(), default=0.0)
+
+    def __str__(self) -> str:
+        names = {p: ".".join(map(str, p)) for p in self.errors}
+        width = max([len("parameter"), *map(len, names.values())])
+        lines = [f"{'parameter':{width}}  {'error':>9}  {'cosine':>8}   against {self.against}"]
+        lines += [
+            f"{names[p]:{width}}  {self.errors[p]:9.2e}  {self.cosines[p]:8.5f}" for p in names
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    learner: ETraceAlgorithm,
+    step_fn: StepFn,
+    *sequences: Any,
+    chunk_size: int | None = None,
+    against: str = "bptt",
+) -> Comparison:
+    """Compare the summed online gradient of a sequence with a reference.
+
+    Both run from the model's present states with zero traces; model and learner are left as they
+    were.
+
+    Args:
+        learner: a compiled learner.
+        step_fn: `step_fn(net, *slices)` calls `net`, the learner or the model, and returns the
+            scalar loss of one step. In windows it calls `net` once and sees its result only.
+        *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+        chunk_size: steps per window, for a multi-step learner.
+        against: 'bptt', 'reference' (the rule's defining equations) or 'finite' differences.
+
+    Returns:
+        Relative error and cosine of every parameter's gradient; printed, a small table.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> cell = braintrace.nn.GRUCell(2, 3)
+        >>> learner = braintrace.compile(cell, 'd_rtrl', jnp.zeros(2))
+        >>> step = lambda net, x: (net(x) ** 2).sum()
+        >>> braintrace.verify.compare(learner, step, jnp.ones((4, 2))).max_error < 1
+        True
+    """
+    if not isinstance(learner, ETraceAlgorithm):
+        raise TypeError(
+            message(
+                f"expected a learner, got {type(learner).__name__}.",
+                why="compare runs the learner and its model side by side",
+                do="build one with braintrace.compile(model, rule, x0)",
+            )
+        )
+    model = learner.model4compile
+    check(model, step_fn, sequences)
+    if against == "bptt":
+        truth = bptt_grad(model, step_fn, *sequences)
+    elif against == "finite":
+        truth = finite_difference_grad(model, step_fn, *sequences)
+    elif against == "reference":
+        rule = rule_name(type(learner))
+        options: dict[str, Any] = {"decay_or_rank": _decays(learner)} if rule == "pp_prop" else {}
+        method = learner.vjp_method
+        chunk = chunk_size or 1
+        truth = reference_grad(
+            rule, model, step_fn, *sequences, vjp_method=method, chunk_size=chunk, **options
+        )
+    else:
+        raise ValueError(
+            message(
+                f"unknown reference {against!r}.",
+                why="known are 'bptt', 'reference', 'finite'",
+                do="choose one of them",
+            )
+        )
+    return comparison(
+        online_grad(learner, step_fn, *sequences, chunk_size=chunk_size), truth, against
+    )
+
+
+def online_grad(
+    learner: ETraceAlgorithm, step_fn: StepFn, *sequences: Any, chunk_size: int | None = None
+) -> Grads:
+    """The learner's summed gradient from zero traces; learner and model are left as they were."""
+    chunk = chunk_size or 1
+
+    def window(*slices: Any) -> Any:
+        return _window_losses(learner, step_fn, slices)
+
+    def step(*slices: Any) -> Any:
+        return step_fn(learner, *slices)
+
+    with restored(learner, learner.model4compile):
+        learner.reset_state()
+        grads = learner.etrace_grad(
+            *sequences,
+            step_fn=window if chunk > 1 else step,
+            chunk_size=chunk_size,
+            reduction="sum",
+        )
+    return dict(grads)
+
+
+def comparison(found: Grads, truth: Grads, against: str = "reference") -> Comparison:
+    """Errors and cosines of gradients by path."""
+    flat = {p: (_flat(found[p]), _flat(truth[p])) for p in truth}
+    # A parameter whose true gradient vanishes is measured by the others' size, so that rounding
+    # is no error and a wrong number is one.
+    floor = 1e-6 * max((float(np.linalg.norm(b)) for _, b in flat.values()), default=0.0)
+    errors, cosines = {}, {}
+    for path, (a, b) in flat.items():
+        size, distance = float(np.linalg.norm(b)), float(np.linalg.norm(a - b))
+        errors[path] = distance / max(size, floor, 1e-300) if distance else 0.0
+        norms = size * float(np.linalg.norm(a))
+        cosines[path] = float(np.vdot(b, a).real) / norms if norms else float(not distance)
+    return Comparison(against, found, truth, errors, cosines)
+
+
+def _flat(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
+
+
+def _decays(learner: Any) -> tuple[float, float]:
+    return learner.decay_x, learner.decay_f
+
+
+class _Called(Exception):
+    pass
+
+
+def _window_losses(learner: ETraceAlgorithm, step_fn: StepFn, slices: tuple[Any, ...]) -> Any:
+    """Call the learner once on all steps of a window, then `step_fn` on its results."""
+    length = len(jax.tree.leaves(slices)[0])
+    calls: list[tuple] = []
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        raise _Called
+
+    for t in range(length):
+        try:
+            step_fn(note, *at(slices, t))
+        except _Called:
+            pass
+    args, kwargs = jax.tree.map(lambda *steps: jax.numpy.stack(steps), *calls)
+    outs = learner(*map(MultiStepData, args), **{k: MultiStepData(v) for k, v in kwargs.items()})
+    losses = [step_fn(lambda *a, t=t, **k: at(outs, t), *at(slices, t)) for t in range(length)]
+    return jax.numpy.stack(losses)

@@ -1,0 +1,110 @@
+"""Gradients by finite differences: no derivative rule of JAX or of the library takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ._sequence import Grads, Path, StepFn, check, checked_loss, parameters, restored, states_of
+
+
+def finite_difference_grad(
+    model: brainstate.nn.Module,
+    step_fn: StepFn,
+    *sequences: Any,
+    weights: Any = None,
+    reduction: str = "sum",
+    eps: float = 1e-5,
+    entries: Mapping[Path, Iterable[int]] | None = None,
+) -> Grads:
+    """Differentiate the loss of a sequence by central differences in float64.
+
+    It is the derivative of the function as computed: a spike's surrogate derivative is not seen.
+
+    Args:
+        model: the model itself, states initialised; it is left as it was.
+        step_fn: `step_fn(model, *slices)` calls the model and returns the scalar loss of a step.
+        *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+        weights: states to differentiate; default all parameters.
+        reduction: 'sum' of the steps' losses, or their 'mean'.
+        eps: half the distance of the two points.
+        entries: per path the entries to evaluate, flat and counted through the parameter's
+            leaves; the others are NaN. Default all.
+
+    Returns:
+        Gradients by path; of a complex entry dL/d(re) - i dL/d(im), as JAX has it.
+    """
+    length = check(model, step_fn, sequences, reduction)
+    states = parameters(model, weights)
+    if entries is not None and (unknown := set(entries) - set(states)):
+        raise ValueError(
+            message(
+                f"entries of unknown parameters {sorted(unknown, key=str)}.",
+                why=f"the parameters are {sorted(states, key=str)}",
+                do="name them by their path in the model",
+            )
+        )
+    loss = checked_loss(step_fn)
+    with jax.enable_x64(True), restored(model):
+        for state in states_of(model).values():
+            state.value = jax.tree.map(_double, state.value)
+        doubled = jax.tree.map(_double, sequences)
+        start = {path: s.value for path, s in states_of(model).items()}
+
+        def of_sequence() -> Any:
+            losses = brainstate.transform.for_loop(lambda *s: loss(model, *s), *doubled)
+            return losses.sum() if reduction == "sum" else losses.sum() / length
+
+        total: Any = brainstate.transform.jit(of_sequence)
+
+        def at(path: Path, value: Any) -> float:
+            with restored(model):
+                for p, s in states_of(model).items():
+                    s.value = value if p == path else start[p]
+                return float(total())
+
+        grads = {}
+        for path, state in states.items():
+            chosen = None if entries is None else set(entries.get(path, ()))
+            grads[path] = _of_parameter(lambda v, p=path: at(p, v), state.value, eps, chosen)
+        return grads
+
+
+def _of_parameter(loss: Any, value: Any, eps: float, chosen: set[int] | None) -> Any:
+    leaves, tree = jax.tree.flatten(value)
+    out, count = [], 0
+    for k, leaf in enumerate(leaves):
+        grad = np.full(leaf.shape, np.nan, leaf.dtype)
+        for i in range(leaf.size):
+            if chosen is not None and count + i not in chosen:
+                continue
+            total = 0.0
+            for direction in (1.0, 1j) if np.iscomplexobj(leaf) else (1.0,):
+                high, low = (
+                    loss(tree.unflatten([*leaves[:k], _moved(leaf, i, d), *leaves[k + 1 :]]))
+                    for d in (direction * eps, -direction * eps)
+                )
+                total = total + np.conj(direction) * (high - low) / (2 * eps)
+            grad.flat[i] = total
+        count += leaf.size
+        out.append(jnp.asarray(grad))
+    return tree.unflatten(out)
+
+
+def _moved(leaf: Any, i: int, by: Any) -> Any:
+    array = np.array(leaf)
+    array.flat[i] += by
+    return jnp.asarray(array)
+
+
+def _double(leaf: Any) -> Any:
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.asarray(leaf, jnp.complex128)
+    return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(dtype, jnp.floating) else leaf

@@ -1,0 +1,117 @@
+"""What the references share: checked sequences, parameters by path, states put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+
+from .._errors import message
+
+Path = tuple[Any, ...]
+StepFn = Callable[..., Any]
+Grads = dict[Path, Any]
+
+
+def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str = "sum") -> int:
+    """Refuse what cannot be stepped through; returns the number of steps."""
+    if not isinstance(model, brainstate.nn.Module):
+        raise TypeError(
+            message(
+                f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+                why="a reference runs the model itself and reads its parameters by path",
+                do="pass the model, not the learner: learner.model4compile",
+            )
+        )
+    if not callable(step_fn):
+        raise TypeError(
+            message(
+                f"step_fn is a {type(step_fn).__name__}.",
+                why="the loss of a step is the user's",
+                do="pass step_fn=lambda net, x, y: loss(net(x), y)",
+            )
+        )
+    if reduction not in ("sum", "mean"):
+        raise ValueError(
+            message(
+                f"unknown reduction {reduction!r}.",
+                why="the gradients of the steps are added, or averaged",
+                do="choose 'sum' or 'mean'",
+            )
+        )
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(sequences)]
+    lengths = {s[0] if s else None for s in shapes}
+    if len(lengths) != 1 or None in lengths or 0 in lengths:
+        raise ValueError(
+            message(
+                f"sequences of shapes {', '.join(map(str, shapes)) or 'none'}.",
+                why="they are sliced in lockstep along axis 0, at least one step",
+                do="give every array a leading time axis of the same length",
+            )
+        )
+    return int(lengths.pop())  # type: ignore[arg-type]
+
+
+def at(sequences: Any, t: int | slice) -> Any:
+    """The slices of step t, or of a range of steps."""
+    return jax.tree.map(lambda a: a[t], sequences)
+
+
+def checked_loss(step_fn: StepFn) -> StepFn:
+    """`step_fn` that insists on one real number."""
+
+    def call(*args: Any) -> Any:
+        loss = step_fn(*args)
+        if np.shape(loss) != () or not jax.numpy.issubdtype(
+            jax.numpy.result_type(loss), np.floating
+        ):
+            raise ValueError(
+                message(
+                    f"step_fn returned {jax.tree.map(jax.typeof, loss)}.",
+                    why="each step has one real loss",
+                    do="reduce the loss over the batch and features in step_fn",
+                )
+            )
+        return loss
+
+    return call
+
+
+def states_of(model: Any) -> dict[Path, brainstate.State]:
+    """All states of the model, by path."""
+    return dict(model.states().items())
+
+
+def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
+    """The states to differentiate, by path; default all parameters."""
+    if weights is None:
+        return dict(model.states(brainstate.ParamState).items())
+    if isinstance(weights, Mapping):
+        return dict(weights.items())
+    known = {id(s): p for p, s in model.states().items()}
+    states = [weights] if isinstance(weights, brainstate.State) else list(weights)
+    if missing := [s for s in states if id(s) not in known]:
+        raise ValueError(
+            message(
+                f"{len(missing)} of the weights do not belong to the model.",
+                why="gradients are returned by path in the model",
+                do="pass states of the model, or a dict from path to state",
+            )
+        )
+    return {known[id(s)]: s for s in states}
+
+
+@contextlib.contextmanager
+def restored(*modules: Any) -> Iterator[None]:
+    """Put every state of the modules, and the default random key, back afterwards."""
+    states = [s for m in modules for s in m.states().values()] + [brainstate.random.DEFAULT]
+    saved = [s.value for s in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, saved, strict=True):
+            state.value = value

@@ -1,0 +1,107 @@
+"""The kept Jacobian: which edges, and colours that separate them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace.graph._pattern import colour
+
+from .step_models import carried, compiled, normal
+
+
+def kept(graph):
+    size = int(graph.analysis.found.offsets[len(graph.analysis.tangent.components)])
+    out = np.zeros((size, size), bool)
+    edges = graph.analysis.pattern.kept
+    out[edges[:, 0], edges[:, 1]] = True
+    return out
+
+
+EYE = np.eye(6, dtype=bool)
+KEPT = {
+    "own position": (lambda h: 0.5 * jnp.tanh(h), EYE, False),
+    "a move": (lambda h: jnp.roll(h, 1), np.roll(EYE, 1, 0), False),
+    "a reversal": (lambda h: h[::-1], EYE[::-1], False),
+    "own and neighbour": (lambda h: h + jnp.roll(h, 1), EYE, True),
+    "two neighbours": (lambda h: jnp.roll(h, 1) + jnp.roll(h, -1), np.zeros((6, 6), bool), True),
+    "nothing": (lambda h: jnp.zeros(6), np.zeros((6, 6), bool), False),
+    "a shift": (
+        lambda h: jnp.concatenate([jnp.zeros(1), h[:-1]]),
+        np.eye(6, k=-1, dtype=bool),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("move, edges, drops", KEPT.values(), ids=KEPT)
+def test_pattern_keeps_the_own_position_and_pure_moves(move, edges, drops):
+    graph = carried(move)
+    assert np.array_equal(kept(graph), edges)
+    assert bool(graph.analysis.pattern.dropped) == drops
+    assert bool(graph.explain(kind="dependency_dropped")) == drops
+
+
+def test_pattern_couples_the_states_of_one_unit():
+    def update(m, x):
+        i = 0.5 * m.i.value + x @ m.w.value
+        m.v.value = 0.9 * m.v.value + i
+        m.i.value = i
+
+    states = {"i": jnp.zeros(3), "v": jnp.zeros(3)}
+    graph = compiled(update, {"w": normal(0, 2, 3)}, states, jnp.zeros(2))
+    one = np.eye(3, dtype=bool)
+    assert np.array_equal(kept(graph), np.block([[one, 0 * one], [one, one]]).astype(bool))
+    (group,) = graph.hidden_groups
+    assert (group.varshape, group.num_state) == ((3,), 2)
+
+
+def test_states_of_different_shapes_are_different_groups():
+    def update(m, x):
+        m.a.value = 0.5 * m.a.value + x.sum()
+        m.b.value = 0.5 * m.b.value + m.a.value[:2]
+
+    states = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+    graph = compiled(update, {"w": normal(0, 2, 3)}, states, jnp.zeros(2))
+    assert [g.hidden_paths for g in graph.hidden_groups] == [(("a",),), (("b",),)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_colours_separate_the_sources_of_every_exit(seed):
+    rng = np.random.default_rng(seed)
+    n = 12
+    matrix = rng.random((n, n)) < rng.uniform(0.05, 0.5)
+    exits, sources = np.nonzero(matrix)
+    colours, count = colour(exits, sources, sources // 4, n)
+    pairs = set(zip(exits.tolist(), colours[sources].tolist(), strict=True))
+    assert len(pairs) == len(exits)
+    assert count == (colours[sources].max() + 1 if len(sources) else 0)
+    assert count <= matrix.sum(1).max(initial=0) * matrix.sum(0).max(initial=0) + 1
+
+
+def test_colours_of_a_diagonal_are_one():
+    everything = np.arange(5)
+    assert colour(everything, everything, np.zeros(5, int), 5)[1] == 1
+
+
+def test_colours_of_several_states_are_one_per_state():
+    exits = np.repeat(np.arange(3), 2)
+    sources = np.array([0, 3, 1, 4, 2, 5])
+    colours, count = colour(exits, sources, sources // 3, 6)
+    assert count == 2 and len(set(colours[:3])) == 1
+
+
+def test_group_stacks_and_splits_its_states():
+    def update(m, x):
+        m.i.value = 0.5 * m.i.value + x @ m.w.value
+        m.v.value = 0.9 * m.v.value + m.i.value
+
+    states = {"i": jnp.zeros(3), "v": jnp.zeros(3)}
+    (group,) = compiled(update, {"w": normal(0, 2, 3)}, states, jnp.zeros(2)).hidden_groups
+    parts = [normal(1, 3), normal(2, 3)]
+    whole = group.concat_hidden(parts)
+    assert whole.shape == (3, 2)
+    assert all(np.array_equal(a, b) for a, b in zip(group.split_hidden(whole), parts, strict=True))
+    with pytest.raises(ValueError, match="2 states, got 1"):
+        group.concat_hidden(parts[:1])
+    with pytest.raises(ValueError, match="width 3"):
+        group.split_hidden(jnp.zeros((3, 3)))

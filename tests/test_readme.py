@@ -1,0 +1,42 @@
+"""The Python in the documents runs: the blocks of a file in order, in one namespace."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCK = re.compile(
+    r"^(?P<skip><!-- no-run -->\n\s*)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def blocks(text: str) -> list[str]:
+    """Code to run; lines before it are blank, so that a traceback names the document's line."""
+    found = [match for match in BLOCK.finditer(text) if not match["skip"]]
+    return ["\n" * text.count("\n", 0, match.start("code")) + match["code"] for match in found]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_document_runs(path):
+    namespace = {"__name__": path.stem}
+    for code in blocks(path.read_text("utf-8")):
+        exec(compile(code, path, "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_document_has_something_to_run(name):
+    assert blocks((ROOT / name).read_text("utf-8"))
+
+
+def test_blocks_are_found_in_order_and_keep_their_lines():
+    text = "# t\n\n```python\na = 1\n```\n\n```\nnot python\n```\n\n```python\nb = a\n```\n"
+    first, second = blocks(text)
+    assert first == "\n\n\na = 1\n"
+    assert second.strip() == "b = a" and second.count("\n") == text.count("\n") - 1
+
+
+def test_marked_block_is_skipped():
+    text = "<!-- no-run -->\n```python\n1 / 0\n```\n\n```python\nc = 1\n```\n"
+    assert [code.strip() for code in blocks(text)] == ["c = 1"]

@@ -1,0 +1,159 @@
+"""The learners against references that share nothing with them, to rounding in float64."""
+
+from functools import cache
+
+import brainstate
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from models import EXACT, OPERATORS, RECURRENT, step_fn
+
+import braintrace as bt
+from braintrace.verify import bptt_grad, compare, reference_grad
+from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify._dense import dense
+from braintrace.verify._reference import rule_on
+
+TIGHT = 1e-9
+ALL = {**EXACT, **RECURRENT, **OPERATORS}
+KEPT = {**EXACT, **OPERATORS}
+DECAYS = [0.9, 0.5, (0.8, 0.3)]
+# A window recalls a trace as a single step does; these differ in what lies between.
+IN_WINDOWS = [*RECURRENT, *list(EXACT)[::3], "conv", "lora_batched", "embedding_batched", "sparse"]
+
+
+build = cache(lambda name: ALL[name]())
+
+
+def case(name):
+    brainstate.random.seed(1)  # the noise of a model is the same whoever runs it
+    return build(name)
+
+
+@cache
+def seen(name):
+    c = case(name)
+    return dense(c.model, step_fn, *c.sequences)
+
+
+@cache
+def bptt(name):
+    c = case(name)
+    return bptt_grad(c.model, step_fn, *c.sequences)
+
+
+def learn(name, algorithm, chunk_size=None, **options):
+    c = case(name)
+    learner = algorithm(c.model, **options)
+    learner.compile_graph(c.x0)
+    return online_grad(learner, step_fn, *c.sequences, chunk_size=chunk_size)
+
+
+def assert_equal(found, truth, tolerance=TIGHT):
+    result = comparison(found, truth)
+    assert result.max_error <= tolerance, f"\n{result}"
+
+
+def different(found, truth):
+    return comparison(found, truth).max_error > 1e-3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_d_rtrl_is_its_definition(name):
+    assert_equal(learn(name, bt.D_RTRL), rule_on(seen(name), "d_rtrl"))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_definition_is_bptt_where_everything_is_kept(name):
+    assert_equal(rule_on(seen(name), "d_rtrl"), bptt(name))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_definition_is_not_bptt_where_something_is_dropped(name):
+    assert different(rule_on(seen(name), "d_rtrl"), bptt(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_dense_window_of_all_steps_is_bptt(name):
+    assert_equal(rule_on(seen(name), "d_rtrl", models.T), bptt(name))
+
+
+@pytest.mark.parametrize("name", IN_WINDOWS)
+def test_windows_are_their_definition(name):
+    found = learn(name, bt.D_RTRL, 2, vjp_method="multi-step")
+    assert_equal(found, rule_on(seen(name), "d_rtrl", 2))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3, 4, 5])
+@pytest.mark.parametrize("name", ["gru_batched", "delay_line", "stacked_layers"])
+def test_windows_of_any_length_are_their_definition(name, chunk_size):
+    found = learn(name, bt.D_RTRL, chunk_size, vjp_method="multi-step")
+    truth = rule_on(seen(name), "d_rtrl", chunk_size or 1)
+    assert_equal(found, truth)
+    if chunk_size == models.T:
+        assert_equal(found, bptt(name))
+    elif name in RECURRENT:
+        assert different(truth, bptt(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pp_prop_is_its_definition(name):
+    decay = DECAYS[list(ALL).index(name) % len(DECAYS)]
+    pair = decay if isinstance(decay, tuple) else (decay, decay)
+    found = learn(name, bt.pp_prop, decay_or_rank=decay)
+    assert_equal(found, rule_on(seen(name), "pp_prop", None, pair))
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("name", ["gru_batched", "fused_gates"])
+def test_pp_prop_windows_are_their_definition(name, decay):
+    pair = decay if isinstance(decay, tuple) else (decay, decay)
+    found = learn(name, bt.pp_prop, 2, decay_or_rank=decay, vjp_method="multi-step")
+    assert_equal(found, rule_on(seen(name), "pp_prop", 2, pair))
+
+
+@pytest.mark.parametrize("name", ["leaky", "gru", "complex_state", "embedding"])
+def test_pp_prop_depends_on_its_decays(name):
+    truths = [
+        rule_on(seen(name), "pp_prop", None, pair) for pair in ((0.9, 0.9), (0.5, 0.5), (0.9, 0.5))
+    ]
+    assert different(truths[0], truths[1]) and different(truths[0], truths[2])
+    assert different(truths[1], truths[2])
+
+
+@pytest.mark.parametrize("name", ["adaptive_spikes", "lif_with_units", "spiking_recurrent"])
+def test_spiking_models_spike_and_rest(name):
+    c = case(name)
+    state = c.model.states()
+    before = {p: s.value for p, s in state.items()}
+    outs = np.stack([np.asarray(c.model(x)) for x in c.sequences[0]])
+    for p, s in state.items():
+        s.value = before[p]
+    assert outs.max() > 0.9 and outs.min() < 0.6
+
+
+@pytest.mark.parametrize("algorithm", [bt.D_RTRL, lambda m: bt.pp_prop(m, 0.9)])
+def test_mixed_dtypes(algorithm):
+    def update(m, x):
+        y = bt.matmul(x.astype(jnp.float32), m.w.value).astype(jnp.float64)
+        m.h.value = jnp.tanh(0.8 * m.h.value + y)
+        return m.h.value
+
+    draw = models.Draw("mixed")
+    net = models.Net(update, {"w": draw(3, 4).astype(jnp.float32)}, {"h": draw(4)})
+    learner = algorithm(net)
+    learner.compile_graph(jnp.zeros(3))
+    result = compare(learner, step_fn, draw(5, 3), draw(5, 4), against="reference")
+    assert result.max_error < 1e-5
+    assert result.gradients["w",].dtype == jnp.float32
+
+
+def test_compare_and_reference_grad_agree_with_the_recorded_steps():
+    c = case("gru")
+    learner = bt.pp_prop(c.model, decay_or_rank=0.9)
+    learner.compile_graph(c.x0)
+    result = compare(learner, step_fn, *c.sequences, against="reference")
+    assert result.max_error <= TIGHT
+    public = reference_grad("pp_prop", c.model, step_fn, *c.sequences, decay_or_rank=0.9)
+    assert_equal(public, rule_on(seen("gru"), "pp_prop", None, (0.9, 0.9)))
