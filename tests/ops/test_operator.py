@@ -304,3 +304,14 @@ def test_register_primitive_refuses_what_it_cannot_use():
         register_primitive("bad", 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="y_outvar_index must be 0"):
         register_primitive("bad", scale_rows, y_outvar_index=1)
+
+
+def test_rules_written_for_hand_derived_operators_are_accepted():
+    scale = register_primitive("scale_accepted", lambda x, w: x * w)
+    scale.register_xy_to_dw(lambda x, y, w: w)
+    scale.register_yw_to_w(lambda y, w: w)
+    scale.register_etp_rules(dt_to_t=lambda y, w: w, xy_to_dw=None)
+    with pytest.raises(TypeError, match="rule dt_to_t of scale_accepted is not callable"):
+        scale.register_etp_rules(dt_to_t=3)
+    with pytest.raises(AttributeError, match="no attribute 'trainable'"):
+        scale.trainable  # noqa: B018

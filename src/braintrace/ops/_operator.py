@@ -78,6 +78,20 @@ class ETPPrimitive(DerivedPrimitive):
         self.x_invar_index = x_invar_index
         self.rules = rules or Rules()
 
+    def register_etp_rules(self, **rules: Callable[..., Any] | None) -> None:
+        """Accept rules by keyword, as programs written for hand-derived operators pass them.
+
+        Every rule is derived from the operator's function here, so they have no effect.
+        """
+        for name, rule in rules.items():
+            if rule is not None and not callable(rule):
+                raise TypeError(f"rule {name} of {self.name} is not callable: {rule!r}.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("register_"):  # one rule at a time: register_xy_to_dw(rule), ...
+            return lambda rule: self.register_etp_rules(**{name.removeprefix("register_"): rule})
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
 
 def register_primitive(
     name: str,
