@@ -20,7 +20,7 @@ ALL = {**EXACT, **RECURRENT, **OPERATORS}
 KEPT = {**EXACT, **OPERATORS}
 DECAYS = [0.9, 0.5, (0.8, 0.3)]
 # A window recalls a trace as a single step does; these differ in what lies between.
-IN_WINDOWS = [*RECURRENT, *list(EXACT)[::3], "conv", "lora_batched", "embedding_batched", "sparse"]
+IN_WINDOWS = [*RECURRENT, *list(EXACT)[::5], "conv", "lora_batched", "embedding_batched", "sparse"]
 
 
 build = cache(lambda name: ALL[name]())
@@ -85,7 +85,7 @@ def test_windows_are_their_definition(name):
     assert_equal(found, rule_on(seen(name), "d_rtrl", 2))
 
 
-@pytest.mark.parametrize("chunk_size", [None, 3, 4, 5])
+@pytest.mark.parametrize("chunk_size", [None, 3, 5])
 @pytest.mark.parametrize("name", ["gru_batched", "delay_line", "stacked_layers"])
 def test_windows_of_any_length_are_their_definition(name, chunk_size):
     found = learn(name, bt.D_RTRL, chunk_size, vjp_method="multi-step")

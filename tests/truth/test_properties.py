@@ -127,7 +127,7 @@ def claimed(found, n_exits):
 
 
 @settings(
-    max_examples=20,
+    max_examples=16,
     derandomize=True,
     deadline=None,
     database=None,

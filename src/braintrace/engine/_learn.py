@@ -73,6 +73,29 @@ def enter_window(graph: Graph, rule: Rule, values: Values, traces: Sequence[Any]
     return Values(values.consts, values.args, values.params, hidden, values.others)
 
 
+def sequence(
+    graph: Graph, rule: Rule, values: Values, traces: list, timed: tuple[bool, ...], single: bool
+) -> tuple[list, Values, list]:
+    """Several steps: one entry for all of them, or one per step under a single-step rule.
+
+    `timed` says which arguments have a leading axis of steps; outputs are stacked over them.
+    """
+    entry = values if single else enter_window(graph, rule, values, traces)
+    moving = [a for a, t in zip(values.args, timed, strict=True) if t]
+
+    def body(carry, slices):
+        hidden, others, traces = carry
+        slices = iter(slices)
+        args = tuple(next(slices) if t else a for a, t in zip(values.args, timed, strict=True))
+        now = Values(values.consts, args, values.params, hidden, others)
+        outs, new, traces = (single_step if single else window_step)(graph, rule, now, traces)
+        return (new.hidden, new.others, traces), outs
+
+    start = (entry.hidden, entry.others, list(traces))
+    (hidden, others, traces), outs = lax.scan(body, start, moving)
+    return outs, Values(values.consts, values.args, values.params, hidden, others), traces
+
+
 def inputs_of(graph: Graph, values: Values, hidden: Sequence[Any] | None = None) -> list[Any]:
     """The program's flat inputs, with other entry states if `hidden` is given."""
     step = graph.step

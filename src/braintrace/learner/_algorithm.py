@@ -7,14 +7,12 @@ from typing import Any, ClassVar
 import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
-import saiunit as u
 from jax import lax
 
-from .._errors import CompilationError, message
-from ..engine import Values, enter_window, init_traces, single_step, window_step
+from .._errors import message
+from ..engine import Values, enter_window, init_traces, sequence, single_step, window_step
 from ..frontend import ETraceGraph
-from ..graph import CompilationReport, DiagnosticKind, Graph
+from ..graph import CompilationReport, Graph
 from ..rules import Rule
 from ._batch import (
     Shapes,
@@ -25,14 +23,12 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
+from ._checks import check_arguments, check_layout, check_relations, shape_of
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 
 Array = jax.Array
-
-
-_ABOUT_WEIGHTS = {DiagnosticKind.PARAMETER_UNUSED}
 
 
 class EligibilityTrace(brainstate.ShortTermState):
@@ -91,45 +87,18 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             return
         call = unwrap((args, kwargs))
         if self.is_compiled:
-            self._check_arguments(call)
+            check_arguments(self._example, call)
             return
-        self._example = jax.tree.map(_aval, call.step)
+        self._example = jax.tree.map(shape_of, call.step)
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
-            self._check_relations()
+            check_relations(self.executor.graph)
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self.init_etrace_state()
         except BaseException:
             self.executor.forget()
             raise
-
-    def _check_relations(self) -> None:
-        graph = self.executor.graph
-        if not graph.module_info.step.hidden:
-            raise CompilationError(
-                message(
-                    "the model has no hidden state.",
-                    why="online learning follows states from step to step; `update` reads and "
-                    "writes none",
-                    do="keep the recurrent variables in brainstate.HiddenState and call "
-                    "brainstate.nn.init_all_states(model) before compiling",
-                )
-            )
-        if not graph.hidden_param_op_relations:
-            excluded = [
-                d.message for d in graph.diagnostics if d.primitive or d.kind in _ABOUT_WEIGHTS
-            ]
-            use = "write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
-            use += "x @ w for the weights to be trained online"
-            mend = "change `update` such that the operator's output reaches a state unit by unit"
-            raise CompilationError(
-                message(
-                    "no weight reaches a hidden state through an ETP operator.",
-                    why="; ".join(excluded) or "`update` uses no ETP operator on a ParamState",
-                    do=mend if excluded else use,
-                )
-            )
 
     def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
         """Allocate zero traces for the compiled graph."""
@@ -160,12 +129,12 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                 )
             )
         call = unwrap((args, kwargs))
-        self._check_arguments(call)
+        check_arguments(self._example, call)
         check_states(self.path_to_states, self._state_shapes)
         step_args, step_kwargs = call.step
         self.executor = self.executor.bound_to(self.model4compile)  # a copied learner has its own
         info, graph = self.executor.trace(*step_args, **step_kwargs)
-        self._check_layout(graph)
+        check_layout(graph, self.executor.graph.analysis)
         for state in self.param_states.values():
             _ = state.value  # a parameter the step never reads still has a gradient, zero
         values = Values(
@@ -185,7 +154,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         return unflatten(info, outs)
 
     def _run(self, graph: Graph, call: Call):
-        key = (id(graph), call.timed, call.length is None)
+        key = (graph, call.timed, call.length is None)
         if key not in self._runs:
             single = self.vjp_method == "single-step"
             rule = self.rule
@@ -196,49 +165,11 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                     graph, rule, enter_window(graph, rule, values, traces), traces
                 )
             else:
-                run = lambda values, traces: _sequence(
+                run = lambda values, traces: sequence(
                     graph, rule, values, traces, call.timed, single
                 )
             self._runs[key] = jax.jit(run)
         return self._runs[key]
-
-    def _check_arguments(self, call: Call) -> None:
-        given = jax.tree.map(_aval, call.step)
-        want: Any = jax.tree.structure(self._example)
-        got: Any = jax.tree.structure(given)
-        shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
-        if want == got and shapes(given) == shapes(self._example):
-            return
-        raise ValueError(
-            message(
-                f"the learner is compiled for {_describe(self._example)}, "
-                f"but called with {_describe(given)}.",
-                why="states and traces have the shapes and units of the compiled inputs",
-                do="call it with one step of these shapes; for another batch size call "
-                "learner.reset(batch_size=...), for sequences wrap them in MultiStepData or use "
-                "learner.etrace_grad",
-            )
-        )
-
-    def _check_layout(self, graph: Graph) -> None:
-        compiled = self.executor.graph.analysis
-        if graph is compiled:
-            return
-        same = len(graph.relations) == len(compiled.relations) and all(
-            a.weight_path == b.weight_path
-            and a.keys == b.keys
-            and np.array_equal(a.slots.destination, b.slots.destination)
-            for a, b in zip(graph.relations, compiled.relations, strict=True)
-        )
-        if not same:
-            raise CompilationError(
-                message(
-                    "the model's weights reach other states than when it was compiled.",
-                    why="a Python-side switch or attribute changed the structure of `update`; the "
-                    "stored traces belong to the old one",
-                    do="build a new learner after changing the model's structure",
-                )
-            )
 
     # ------------------------------------------------------------------------------ resetting
 
@@ -367,61 +298,3 @@ class ETraceVjpAlgorithm(ETraceAlgorithm):
     """A learner whose gradient is taken by reverse mode inside a step or a window."""
 
     __module__ = "braintrace"
-
-
-def _sequence(
-    graph: Graph, rule: Rule, values: Values, traces: list, timed: tuple[bool, ...], single: bool
-) -> tuple[list, Values, list]:
-    """A window: one entry for all steps, or one per step under a single-step rule."""
-    entry = values if single else enter_window(graph, rule, values, traces)
-    moving = [a for a, t in zip(values.args, timed, strict=True) if t]
-
-    def body(carry, slices):
-        hidden, others, traces = carry
-        slices = iter(slices)
-        args = tuple(next(slices) if t else a for a, t in zip(values.args, timed, strict=True))
-        now = Values(values.consts, args, values.params, hidden, others)
-        outs, new, traces = (single_step if single else window_step)(graph, rule, now, traces)
-        return (new.hidden, new.others, traces), outs
-
-    start = (entry.hidden, entry.others, list(traces))
-    (hidden, others, traces), outs = lax.scan(body, start, moving)
-    return outs, Values(values.consts, values.args, values.params, hidden, others), traces
-
-
-def _aval(x: Any) -> jax.ShapeDtypeStruct:
-    if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-        raise TypeError(
-            message(
-                f"an input is a {type(x).__name__}: {x!r}.",
-                why="the step is traced on arrays and numbers",
-                do="convert it with jnp.asarray, or give it to the model as an attribute",
-            )
-        )
-    if 0 in jnp.shape(x):
-        raise ValueError(
-            message(
-                f"an input of shape {jnp.shape(x)} has no elements.",
-                why="nothing can be learned from it",
-                do="leave empty batches out",
-            )
-        )
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-
-
-def _describe(tree: Any) -> str:
-    args, kwargs = tree
-    parts = [_describe_one(a) for a in args] + [
-        f"{k}={_describe_one(v)}" for k, v in kwargs.items()
-    ]
-    return "(" + ", ".join(parts) + ")"
-
-
-def _describe_one(value: Any) -> str:
-    leaves = jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity))
-    parts = []
-    for x in leaves:
-        inner = x.mantissa if isinstance(x, u.Quantity) else x
-        unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
-        parts.append(f"{inner.dtype}{list(inner.shape)}{unit}")
-    return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"

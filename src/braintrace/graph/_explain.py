@@ -1,0 +1,174 @@
+"""Records of the compiler's decisions, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
+from ._groups import HiddenGroup
+from ._influence import Influence
+from ._links import Links
+from ._pattern import Pattern
+from ._relations import HiddenParamOpRelation, Site
+from ._step import Path, Step
+from ._tangent import Tangent
+
+
+def _paths(step: Step, site: Site) -> list[Path]:
+    return [step.params[i].path for v in site.leaves.values() for i in v]
+
+
+def _name(path: Path) -> str:
+    return ".".join(str(p) for p in path)
+
+
+def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
+    out = []
+    for s in sites:
+        if not s.trained:
+            out.append(
+                CompilationRecord(
+                    DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE,
+                    DiagnosticLevel.WARNING,
+                    f"{s.equation.name} at {s.equation.where()} consumes no parameter; it counts "
+                    "as plain computation.",
+                    primitive=s.equation.name,
+                )
+            )
+            continue
+        out += [
+            CompilationRecord(
+                DiagnosticKind.TRAINABLE_INVAR_NOT_PARAMSTATE,
+                DiagnosticLevel.INFO,
+                f"operand '{key}' of {s.equation.name} at {s.equation.where()} is not a parameter.",
+                primitive=s.equation.name,
+            )
+            for key, leaves in s.leaves.items()
+            if not leaves
+        ]
+    return out
+
+
+def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
+    path = _paths(step, site)[0]
+    eqn = site.equation
+    reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
+    context = None
+    level = DiagnosticLevel.WARNING
+    if not site.steady:
+        kind = DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT
+        why = (
+            "its operand is computed from states or inputs as well, so it changes within a sequence"
+        )
+    elif not links.through[eqn]:
+        kind, level = DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL, DiagnosticLevel.INFO
+        why = "its output reaches no hidden state; the gradient within the step is all there is"
+    elif not links.direct[eqn]:
+        kind = DiagnosticKind.RELATION_EXCLUDED_WEIGHT_TO_WEIGHT
+        by = links.blockers[eqn]
+        names = [_name(_paths(step, b)[0]) for b in by]
+        why = f"its output reaches a hidden state only through {', '.join(names)}"
+        context = {
+            "blocking_primitives": tuple(b.equation.name for b in by),
+            "blocking_weight_paths": tuple(_paths(step, b)[0] for b in by),
+        }
+    else:
+        kind = DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH
+        why = "everything between its output and the hidden state mixes units"
+    return CompilationRecord(
+        kind,
+        level,
+        f"{_name(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
+        "It keeps its exact gradient within the step.",
+        primitive=eqn.name,
+        weight_path=path,
+        hidden_paths=reached,
+        context=context,
+    )
+
+
+def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationRecord]:
+    eqn = relation.site.equation
+    path = relation.weight_path
+    context = {
+        "hidden_group_indices": tuple(g.index for g in relation.hidden_groups),
+        "path_classification": dict(relation.path_classification),
+    }
+    out = [
+        CompilationRecord(
+            DiagnosticKind.RELATION_INCLUDED,
+            DiagnosticLevel.INFO,
+            f"{_name(path)} ({eqn.name}) is traced to "
+            f"{', '.join(_name(p) for p in relation.connected_hidden_paths)}.",
+            primitive=eqn.name,
+            weight_path=path,
+            hidden_paths=relation.connected_hidden_paths,
+            context=context,
+        )
+    ]
+    if "mixed" in relation.path_classification.values():
+        out.append(
+            CompilationRecord(
+                DiagnosticKind.RELATION_PARTIAL_PATH,
+                DiagnosticLevel.WARNING,
+                f"{_name(path)} ({eqn.name}) also reaches a hidden state through another operator; "
+                "that part counts within the step only.",
+                primitive=eqn.name,
+                weight_path=path,
+                hidden_paths=relation.connected_hidden_paths,
+            )
+        )
+    return out
+
+
+def group_records(groups: Sequence[HiddenGroup]) -> list[CompilationRecord]:
+    return [
+        CompilationRecord(
+            DiagnosticKind.HIDDEN_GROUP_MERGED,
+            DiagnosticLevel.INFO,
+            f"states {g.name} form one group with {g.num_state} variables per unit.",
+            hidden_paths=g.hidden_paths,
+        )
+        for g in groups
+        if len(g.leaves) > 1
+    ]
+
+
+def dropped(
+    step: Step,
+    tangent: Tangent,
+    found: Influence,
+    pattern: Pattern,
+    groups: Sequence[HiddenGroup],
+) -> list[CompilationRecord]:
+    """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
+    out = []
+    n = len(tangent.components)
+
+    def leaf_path(c: int) -> Path:
+        return step.hidden[tangent.components[c].leaf].path
+
+    seen: dict[tuple, str] = {}
+    for c, cuts in enumerate(found.lost):
+        for cut in (found.cuts[k] for k in sorted(cuts)):
+            eqn = tangent.program.equations[cut.equation]
+            for source in sorted(s for s in cut.sources if s < n):
+                seen.setdefault(
+                    (leaf_path(source), leaf_path(c), eqn.where()),
+                    f"{cut.reason} at {eqn.where()}",
+                )
+    for target, source in pattern.dropped:
+        seen.setdefault(
+            (leaf_path(source), leaf_path(target), None),
+            "neighbouring units are added to the own one",
+        )
+    for (source, target, _), why in seen.items():
+        out.append(
+            CompilationRecord(
+                DiagnosticKind.DEPENDENCY_DROPPED,
+                DiagnosticLevel.INFO,
+                f"{_name(source)} -> {_name(target)} across steps is kept without a path: {why}.",
+                hidden_paths=(source, target),
+            )
+        )
+    return out

@@ -1,0 +1,78 @@
+"""Who reaches whom within a step: states, operators, and the recurrent entries of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .._jaxpr import Equation, Var
+from ._groups import HiddenGroup
+from ._reach import bits_of, reach, strongly_connected
+from ._relations import Site
+from ._step import Step
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Links:
+    """Reachability of one step, as masks.
+
+    `from_leaves[v]`: hidden leaves whose entry v depends on. Per trained site: `direct` and
+    `through`, the leaves its output reaches without and with crossing other trained operators,
+    and `blockers`, the trained sites it feeds.
+    """
+
+    from_leaves: dict[Var, int]
+    sites: list[Site]
+    direct: dict[Equation, int]
+    through: dict[Equation, int]
+    blockers: dict[Equation, tuple[Site, ...]]
+    cut_entries: dict[Equation, int]
+
+
+def find_links(
+    step: Step, sites: Sequence[Site], trained: Sequence[Site], groups: Sequence[HiddenGroup]
+) -> Links:
+    program = step.program
+    entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
+    from_leaves = reach(program, entries)
+    ys = {s.y: 1 << i for i, s in enumerate(trained)}
+    operators = {s.equation for s in trained}
+    from_ys = reach(program, ys)
+    from_ys_direct = reach(program, ys, through=lambda e: e not in operators)
+
+    def leaves_reached(bits: Mapping[Var, int], i: int) -> int:
+        return sum(
+            1 << k for k, leaf in enumerate(step.hidden) if bits_of(step.exit(leaf), bits) >> i & 1
+        )
+
+    direct = {s.equation: leaves_reached(from_ys_direct, i) for i, s in enumerate(trained)}
+    through = {s.equation: leaves_reached(from_ys, i) for i, s in enumerate(trained)}
+    blockers = {
+        s.equation: tuple(
+            o
+            for o in trained
+            if o is not s and any(bits_of(a, from_ys_direct) >> i & 1 for a in o.equation.inputs)
+        )
+        for i, s in enumerate(trained)
+    }
+
+    # Recurrent entries: a group that reaches itself again through the operator.
+    members = [sum(1 << leaf for leaf in g.leaves) for g in groups]
+    edges = []
+    for mask in members:
+        successors = 0
+        for j, g in enumerate(groups):
+            if any(bits_of(step.exit(step.hidden[k]), from_leaves) & mask for k in g.leaves):
+                successors |= 1 << j
+        edges.append(successors)
+    same_loop = strongly_connected(edges)
+    cut_entries: dict[Equation, int] = {}
+    for s in trained:
+        mask = 0
+        for i, member in enumerate(members):
+            fed = sum(1 << j for j, m in enumerate(members) if m & through[s.equation])
+            if s.x is not None and bits_of(s.x, from_leaves) & member and fed & same_loop[i]:
+                mask |= member
+        if mask:
+            cut_entries[s.equation] = mask
+    return Links(from_leaves, list(sites), direct, through, blockers, cut_entries)

@@ -1,0 +1,318 @@
+"""What each linear primitive does to the sets of sources of its operands.
+
+Data movement is executed on the arrays of source numbers themselves; an element-wise primitive
+takes the union. A rule returns the source arrays of the outputs, or the reason why the equation
+mixes elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jaxpr import ELEMENTWISE, Equation, bind
+
+NONE = -1
+_MOST_SOURCES = 64  # per element; a union larger than this counts as mixing
+
+Sources = np.ndarray | None
+Result = list[np.ndarray] | str
+
+
+def move(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    default = _elementwise if eqn.name in ELEMENTWISE else _mixing
+    return _RULES.get(eqn.name, default)(eqn, arrays, known)
+
+
+def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    return f"{eqn.name} mixes elements"
+
+
+def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Sets of sources per element: sorted, without doubles, as narrow as possible."""
+    if len(arrays) == 1:
+        return arrays[0]
+    both = np.sort(np.concatenate(arrays, axis=-1), axis=-1)[..., ::-1]
+    if both.shape[-1] > 1:
+        double = np.concatenate(
+            [np.zeros((*both.shape[:-1], 1), bool), both[..., 1:] == both[..., :-1]], axis=-1
+        )
+        both = np.sort(np.where(double, NONE, both), axis=-1)[..., ::-1]
+    width = int((both != NONE).sum(-1).max(initial=0))
+    return both[..., :width]
+
+
+def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    shape = eqn.outputs[0].shape
+    moving = [a for a in arrays if a is not None]
+    moving = [
+        a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving
+    ]
+    out = union(moving)
+    if out.shape[-1] > _MOST_SOURCES:
+        return f"{eqn.name} joins more than {_MOST_SOURCES} elements"
+    return [out]
+
+
+def _columns(move: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Apply a data movement to each column of sources."""
+    return np.moveaxis(np.stack([move(c) for c in np.moveaxis(array, -1, 0)]), 0, -1)
+
+
+def _moved(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]):
+    def rule(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+        array = arrays[0]
+        assert array is not None
+        if array.shape[-1] == 0:
+            return [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+        return [_columns(make(eqn), array)]
+
+    return rule
+
+
+def _broadcast_in_dim(eqn: Equation):
+    shape, dims = eqn.outputs[0].shape, eqn.params["broadcast_dimensions"]
+
+    def move(a: np.ndarray) -> np.ndarray:
+        full = [1] * len(shape)
+        for n, d in zip(a.shape, dims, strict=True):
+            full[d] = n
+        return np.broadcast_to(a.reshape(full), shape)
+
+    return move
+
+
+def _slice(eqn: Equation):
+    p = eqn.params
+    strides = p["strides"] or (1,) * len(p["start_indices"])
+    at = tuple(map(slice, p["start_indices"], p["limit_indices"], strides))
+    return lambda a: a[at]
+
+
+def _padded(a: np.ndarray, config: Any) -> np.ndarray:
+    for axis, (low, high, inner) in enumerate(config):
+        n = a.shape[axis]
+        shape = list(a.shape)
+        shape[axis] = max(n + (n - 1) * inner, 0) if n else 0
+        wide = np.full(shape, NONE)
+        wide[(slice(None),) * axis + (slice(None, None, inner + 1),)] = a
+        widths = [(0, 0)] * a.ndim
+        widths[axis] = (max(low, 0), max(high, 0))
+        wide = np.pad(wide, widths, constant_values=NONE)
+        stop = wide.shape[axis] - max(-high, 0)
+        a = wide[(slice(None),) * axis + (slice(max(-low, 0), stop),)]
+    return a
+
+
+def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, filler = arrays
+    config = eqn.params["padding_config"]
+    shape = eqn.outputs[0].shape
+    out = []
+    if array is not None:
+        out.append(
+            _columns(lambda a: _padded(a, config), array)
+            if array.shape[-1]
+            else np.full((*shape, 0), NONE)
+        )
+    if filler is not None:
+        out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
+    return [union(out)]
+
+
+def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    parts = []
+    for atom, a in zip(eqn.inputs, arrays, strict=True):
+        part = np.full((*atom.shape, width), NONE)
+        if a is not None:
+            part[..., : a.shape[-1]] = a
+        parts.append(part)
+    return [np.concatenate(parts, axis=eqn.params["dimension"])]
+
+
+def _split(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, axis = arrays[0], eqn.params["axis"]
+    assert array is not None
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis=axis)
+
+
+def _reduce(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array, axes = arrays[0], eqn.params["axes"]
+    assert array is not None
+    if any(array.shape[a] != 1 for a in axes):
+        return f"{eqn.name} sums over units"
+    return [array.reshape((*eqn.outputs[0].shape, array.shape[-1]))]
+
+
+def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    # Without a contraction (or over an axis of length one) a product only moves and broadcasts.
+    contract, batch = eqn.params["dimension_numbers"]
+    shapes = [a.shape for a in eqn.inputs]
+    if any(shapes[0][a] != 1 for a in contract[0]):
+        return "a matrix product mixes units"
+    free = [
+        [i for i in range(len(s)) if i not in contract[k] and i not in batch[k]]
+        for k, s in enumerate(shapes)
+    ]
+    out = []
+    for side, array in enumerate(arrays):
+        if array is None:
+            continue
+        order = [*batch[side], *free[side], *contract[side]]
+        moved = array.transpose([*order, array.ndim - 1])
+        nb, nf = len(batch[side]), len(free[side])
+        head = moved.shape[:nb]
+        own = moved.shape[nb : nb + nf]
+        other = (1,) * len(free[1 - side])
+        spread = (*head, *(other + own if side else own + other), array.shape[-1])
+        out.append(np.broadcast_to(moved.reshape(spread), (*eqn.outputs[0].shape, array.shape[-1])))
+    return [union(out)]
+
+
+def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """Gathers and slices at known places: run them on the source numbers."""
+    if any(k is None for k in known[1:]):
+        return f"{eqn.name} at an index that is not known at compile time"
+    array = arrays[0]
+    if array is None or any(a is not None for a in arrays[1:]):
+        return _mixing(eqn, arrays, known)
+    if array.shape[-1] == 0:
+        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
+    return [_columns(lambda a: _run(eqn, [a, *known[1:]]), array)]
+
+
+def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`scatter` and `dynamic_update_slice` at known places."""
+    first = 2 if eqn.name == "dynamic_update_slice" else 1
+    indices = known[first:] if first == 2 else known[1:2]
+    if any(k is None for k in indices):
+        return f"{eqn.name} at an index that is not known at compile time"
+    update_at = 1 if first == 2 else 2
+    shapes = [a.shape for a in eqn.inputs]
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    if width == 0:
+        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
+
+    def column(at: int, k: int) -> np.ndarray:
+        a = arrays[at]
+        return a[..., k] if a is not None and k < a.shape[-1] else np.full(shapes[at], NONE)
+
+    columns = []
+    for k in range(width):
+        values: list[Any] = list(known)
+        values[0], values[update_at] = column(0, k), column(update_at, k)
+        columns.append(_run(eqn, values))
+    return [np.stack(columns, axis=-1)]
+
+
+def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`scatter_add` at known places: an element reads its own sources and those added to it."""
+    operand, _, updates = arrays
+    indices = known[1]
+    shape = eqn.outputs[0].shape
+    size = int(np.prod(shape, dtype=np.int64))
+    if indices is None:
+        return f"{eqn.name} at an index that is not known at compile time"
+    if size >= 1 << 24:
+        return f"{eqn.name} into {size} elements"
+    parts = [] if operand is None else [operand]
+    if updates is not None:
+        # The transpose of a scatter is a gather: it tells where each update lands (0: nowhere).
+        with jax.ensure_compile_time_eval():
+            number = jax.numpy.arange(1, size + 1, dtype="float32").reshape(shape)
+            zeros = jax.numpy.zeros(shape, "float32")
+            update = jax.ShapeDtypeStruct(eqn.inputs[2].shape, "float32")
+            gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
+            landing = np.asarray(gather(number)[0]).astype(np.int64) - 1
+        parts.append(_collect(landing.reshape(-1), updates.reshape(landing.size, -1), size, shape))
+    out = union(parts)
+    return [out] if out.shape[-1] <= _MOST_SOURCES else _mixing(eqn, arrays, known)
+
+
+def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
+    """Sets of sources per element, from the elements where rows of sources land."""
+    row, slot = np.nonzero((sources != NONE) & (landing[:, None] != NONE))
+    pairs = np.unique(np.stack([landing[row], sources[row, slot]]), axis=1)
+    first = np.searchsorted(pairs[0], pairs[0])
+    rank = np.arange(pairs.shape[1]) - first
+    out = np.full((size, int(rank.max(initial=-1)) + 1), NONE)
+    out[pairs[0], rank] = pairs[1]
+    return out.reshape((*shape, out.shape[-1]))
+
+
+def _each(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """Several values passed on side by side."""
+    empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+    return [e if a is None else a for a, e in zip(arrays, empty, strict=True)]
+
+
+def _select(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """A choice that is known at compile time reads one side only."""
+    which = known[0]
+    if which is None:
+        return _elementwise(eqn, arrays, known)
+    shape = eqn.outputs[0].shape
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    out = np.full((*shape, width), NONE)
+    for case, array in enumerate(arrays[1:]):
+        if array is not None:
+            chosen = np.broadcast_to(np.asarray(which) == case, shape)
+            out[..., : array.shape[-1]][chosen] = array[chosen]
+    return [out]
+
+
+def _stack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    parts = []
+    for atom, a in zip(eqn.inputs, arrays, strict=True):
+        part = np.full((*atom.shape, width), NONE)
+        if a is not None:
+            part[..., : a.shape[-1]] = a
+        parts.append(part)
+    axis = eqn.params["axis"]
+    return [np.stack(parts, axis=axis if axis >= 0 else axis - 1)]
+
+
+def _unstack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    array = arrays[0]
+    assert array is not None
+    axis = eqn.params["axis"]
+    return list(np.moveaxis(array, axis if axis >= 0 else axis - 1, 0))
+
+
+def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        out = bind(eqn, [jax.numpy.asarray(v) for v in values])[0]
+    return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
+
+
+_RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
+    "broadcast_in_dim": _moved(_broadcast_in_dim),
+    "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "squeeze": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "expand_dims": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "transpose": _moved(lambda e: lambda a: a.transpose(e.params["permutation"])),
+    "rev": _moved(lambda e: lambda a: np.flip(a, e.params["dimensions"])),
+    "slice": _moved(_slice),
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "split": _split,
+    "reduce_sum": _reduce,
+    "dot_general": _dot_general,
+    "gather": _indexed,
+    "dynamic_slice": _indexed,
+    "scatter": _overwrite,
+    "optimization_barrier": _each,
+    "device_put": _each,
+    "scatter-add": _accumulate,
+    "scatter_add": _accumulate,
+    "select_n": _select,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _moved(lambda e: lambda a: np.tile(a, e.params["reps"])),
+    "dynamic_update_slice": _overwrite,
+}

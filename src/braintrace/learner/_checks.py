@@ -1,0 +1,123 @@
+"""What a user can get wrong in compiling or calling a learner, each with its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+
+from .._errors import CompilationError, message
+from ..frontend import ETraceGraph
+from ..graph import DiagnosticKind, Graph
+from ._data import Call
+
+_ABOUT_WEIGHTS = {DiagnosticKind.PARAMETER_UNUSED}
+
+
+def check_relations(graph: ETraceGraph) -> None:
+    """Refuse a model that has nothing to learn online."""
+    if not graph.module_info.step.hidden:
+        raise CompilationError(
+            message(
+                "the model has no hidden state.",
+                why="online learning follows states from step to step; `update` reads and "
+                "writes none",
+                do="keep the recurrent variables in brainstate.HiddenState and call "
+                "brainstate.nn.init_all_states(model) before compiling",
+            )
+        )
+    if not graph.hidden_param_op_relations:
+        excluded = [d.message for d in graph.diagnostics if d.primitive or d.kind in _ABOUT_WEIGHTS]
+        use = "write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
+        use += "x @ w for the weights to be trained online"
+        mend = "change `update` such that the operator's output reaches a state unit by unit"
+        raise CompilationError(
+            message(
+                "no weight reaches a hidden state through an ETP operator.",
+                why="; ".join(excluded) or "`update` uses no ETP operator on a ParamState",
+                do=mend if excluded else use,
+            )
+        )
+
+
+def check_arguments(example: Any, call: Call) -> None:
+    """Refuse arguments of other shapes or units than the compiled ones."""
+    given = jax.tree.map(shape_of, call.step)
+    want: Any = jax.tree.structure(example)
+    got: Any = jax.tree.structure(given)
+    shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
+    if want == got and shapes(given) == shapes(example):
+        return
+    raise ValueError(
+        message(
+            f"the learner is compiled for {_describe(example)}, "
+            f"but called with {_describe(given)}.",
+            why="states and traces have the shapes and units of the compiled inputs",
+            do="call it with one step of these shapes; for another batch size call "
+            "learner.reset(batch_size=...), for sequences wrap them in MultiStepData or use "
+            "learner.etrace_grad",
+        )
+    )
+
+
+def check_layout(graph: Graph, compiled: Graph) -> None:
+    """Refuse a step whose traces would live elsewhere than the stored ones."""
+    if graph is compiled:
+        return
+    same = len(graph.relations) == len(compiled.relations) and all(
+        a.weight_path == b.weight_path
+        and a.keys == b.keys
+        and np.array_equal(a.slots.destination, b.slots.destination)
+        for a, b in zip(graph.relations, compiled.relations, strict=True)
+    )
+    if not same:
+        raise CompilationError(
+            message(
+                "the model's weights reach other states than when it was compiled.",
+                why="a Python-side switch or attribute changed the structure of `update`; the "
+                "stored traces belong to the old one",
+                do="build a new learner after changing the model's structure",
+            )
+        )
+
+
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of an input; what is no array or number is refused."""
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        raise TypeError(
+            message(
+                f"an input is a {type(x).__name__}: {x!r}.",
+                why="the step is traced on arrays and numbers",
+                do="convert it with jnp.asarray, or give it to the model as an attribute",
+            )
+        )
+    if 0 in jnp.shape(x):
+        raise ValueError(
+            message(
+                f"an input of shape {jnp.shape(x)} has no elements.",
+                why="nothing can be learned from it",
+                do="leave empty batches out",
+            )
+        )
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _describe(tree: Any) -> str:
+    args, kwargs = tree
+    parts = [_describe_one(a) for a in args] + [
+        f"{k}={_describe_one(v)}" for k, v in kwargs.items()
+    ]
+    return "(" + ", ".join(parts) + ")"
+
+
+def _describe_one(value: Any) -> str:
+    leaves = jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity))
+    parts = []
+    for x in leaves:
+        inner = x.mantissa if isinstance(x, u.Quantity) else x
+        unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
+        parts.append(f"{inner.dtype}{list(inner.shape)}{unit}")
+    return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
