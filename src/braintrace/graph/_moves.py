@@ -123,15 +123,18 @@ def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     return [union(out)]
 
 
-def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _side_by_side(eqn: Equation, arrays: list[Sources]) -> list[np.ndarray]:
+    """The operands' sources, all of the same width; a constant operand has none."""
     width = max(a.shape[-1] for a in arrays if a is not None)
-    parts = []
-    for atom, a in zip(eqn.inputs, arrays, strict=True):
-        part = np.full((*atom.shape, width), NONE)
+    parts = [np.full((*atom.shape, width), NONE) for atom in eqn.inputs]
+    for part, a in zip(parts, arrays, strict=True):
         if a is not None:
             part[..., : a.shape[-1]] = a
-        parts.append(part)
-    return [np.concatenate(parts, axis=eqn.params["dimension"])]
+    return parts
+
+
+def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    return [np.concatenate(_side_by_side(eqn, arrays), axis=eqn.params["dimension"])]
 
 
 def _split(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
@@ -266,15 +269,8 @@ def _select(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
 
 
 def _stack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    width = max(a.shape[-1] for a in arrays if a is not None)
-    parts = []
-    for atom, a in zip(eqn.inputs, arrays, strict=True):
-        part = np.full((*atom.shape, width), NONE)
-        if a is not None:
-            part[..., : a.shape[-1]] = a
-        parts.append(part)
     axis = eqn.params["axis"]
-    return [np.stack(parts, axis=axis if axis >= 0 else axis - 1)]
+    return [np.stack(_side_by_side(eqn, arrays), axis=axis if axis >= 0 else axis - 1)]
 
 
 def _unstack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
