@@ -5,3 +5,8 @@ from ._compare import Comparison as Comparison
 from ._compare import compare as compare
 from ._finite import finite_difference_grad as finite_difference_grad
 from ._reference import reference_grad as reference_grad
+
+# Public names live here, whatever file defines them: help, pickles and tracebacks say so.
+for _name, _value in list(globals().items()):
+    if getattr(_value, "__module__", "").startswith(__name__ + "."):
+        _value.__module__ = __name__

@@ -51,7 +51,7 @@ def bptt_grad(
         return losses.sum() if reduction == "sum" else losses.sum() / length
 
     with restored(model):
-        grad: Any = brainstate.transform.grad(total, states)  # type: ignore[arg-type]
+        grad: Any = brainstate.transform.grad(total, states)
         run: Any = brainstate.transform.jit(grad)
         grads = run()
     return jax.tree.map(jax.numpy.asarray, dict(grads))

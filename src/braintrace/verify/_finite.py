@@ -87,14 +87,18 @@ def _of_parameter(loss: Any, value: Any, eps: float, chosen: set[int] | None) ->
             total = 0.0
             for direction in (1.0, 1j) if np.iscomplexobj(leaf) else (1.0,):
                 high, low = (
-                    loss(tree.unflatten([*leaves[:k], _moved(leaf, i, d), *leaves[k + 1 :]]))
+                    loss(
+                        jax.tree.unflatten(
+                            tree, [*leaves[:k], _moved(leaf, i, d), *leaves[k + 1 :]]
+                        )
+                    )
                     for d in (direction * eps, -direction * eps)
                 )
                 total = total + np.conj(direction) * (high - low) / (2 * eps)
             grad.flat[i] = total
         count += leaf.size
         out.append(jnp.asarray(grad))
-    return tree.unflatten(out)
+    return jax.tree.unflatten(tree, out)
 
 
 def _moved(leaf: Any, i: int, by: Any) -> Any:
