@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class CompilationError(Exception):
     """The model cannot be turned into an online learner; the message says why and what to do."""
@@ -13,6 +16,11 @@ class NotSupportedError(Exception):
     """The request is understood, but no correct answer exists for it."""
 
     __module__ = "braintrace"
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """A path of keys as one name."""
+    return ".".join(str(key) for key in path)
 
 
 def message(what: str, *, where: str | None = None, why: str, do: str) -> str:

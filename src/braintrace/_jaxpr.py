@@ -91,14 +91,16 @@ class Equation:
     params: dict[str, Any]
     source: Any
     effects: bool = False
+    callers: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:
         return self.primitive.name
 
     def where(self) -> str | None:
-        """The user's own file and line that made this equation."""
-        return user_line(self.source)
+        """The user's own file and line that made this equation, or called what made it."""
+        lines = (user_line(s) for s in (self.source, *self.callers))
+        return next((line for line in lines if line), None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -138,7 +140,7 @@ def flatten(closed: Any) -> tuple[Program, tuple[Any, ...]]:
     jaxpr = open_jaxpr(closed)
     flat = _Flattener()
     env: dict[Any, Atom] = {}
-    for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+    for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True):
         env[var] = flat.constant(_fresh(var), value)
     inputs = tuple(_fresh(v) for v in jaxpr.invars)
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -163,7 +165,9 @@ class _Flattener:
             return self.constant(Var(tuple(aval.shape), aval.dtype), np.asarray(value, aval.dtype))
         return Const(value)
 
-    def inline(self, jaxpr: Any, env: dict[Any, Atom]) -> tuple[Atom, ...]:
+    def inline(
+        self, jaxpr: Any, env: dict[Any, Atom], callers: tuple[Any, ...] = ()
+    ) -> tuple[Atom, ...]:
         def read(atom: Any) -> Atom:
             return self.literal(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
 
@@ -177,7 +181,8 @@ class _Flattener:
                     for v, c in zip(sub.constvars, getattr(inner, "consts", ()), strict=True)
                 }
                 sub_env.update(zip(sub.invars, inputs, strict=True))
-                env.update(zip(eqn.outvars, self.inline(sub, sub_env), strict=True))
+                outer = (eqn.source_info, *callers)
+                env.update(zip(eqn.outvars, self.inline(sub, sub_env, outer), strict=True))
             else:
                 outputs = tuple(_fresh(v) for v in eqn.outvars)
                 env.update(zip(eqn.outvars, outputs, strict=True))
@@ -189,6 +194,7 @@ class _Flattener:
                         eqn.params,
                         eqn.source_info,
                         bool(eqn.effects),
+                        callers,
                     )
                 )
         return tuple(read(a) for a in jaxpr.outvars)
@@ -281,18 +287,27 @@ def _value_key(value: Any, exact: bool) -> Any:
     return (array.shape, str(array.dtype), array.tobytes())
 
 
+# Parameters that are made anew in every trace; `_derivative_key` tells what they compute.
+_THUNKS = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"}
+
+
 def _params_key(eqn: Equation, derivatives: bool) -> Any:
+    plain = tuple((k, _param_key(v)) for k, v in sorted(eqn.params.items()) if k not in _THUNKS)
     names = [eqn.name, *(e.primitive.name for e in inner_equations(eqn))]
     custom = derivatives and any(n in _CUSTOM_DERIVATIVE for n in names)
-    plain = tuple(sorted((k, _param_key(v)) for k, v in eqn.params.items()))
     return (plain, _derivative_key(eqn)) if custom else plain
 
 
-def _param_key(value: Any) -> str:
-    # Functions print with an address that changes from trace to trace. What they compute is
-    # printed beside them, or told by `_derivative_key`.
-    text = str(value)
-    return "" if " at 0x" in text or text.startswith("Wrapped function") else text
+def _param_key(value: Any) -> Any:
+    if hasattr(open_jaxpr(value), "eqns"):
+        return fingerprint(*flatten(value), values=True)
+    if isinstance(value, (tuple, list)):
+        return tuple(_param_key(v) for v in value)
+    try:
+        hash(value)
+    except TypeError:
+        return str(value)
+    return value
 
 
 def _derivative_key(eqn: Equation) -> tuple:

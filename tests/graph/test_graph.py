@@ -144,7 +144,12 @@ def mixing_state(m, x):
     leak(m, matmul(x, m.w.value) + m.h.value.sum())
 
 
+def plain(m, x):
+    m.h.value = 0.5 * m.h.value + matmul(x, m.w.value) + m.h.value @ m.v.value
+
+
 CASES = {
+    Kind.RELATION_EXCLUDED_NO_OPERATOR: (plain, ("v",), "by plain computation"),
     Kind.RELATION_INCLUDED: (forgets, ("w",), "is traced to h"),
     Kind.RELATION_EXCLUDED_NO_PARAMSTATE: (untrained, None, "consumes no parameter"),
     Kind.RELATION_EXCLUDED_NON_TEMPORAL: (reads_out, ("v",), "reaches no hidden state"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from jax import lax
+from jax.experimental import io_callback
 
 import braintrace
 
@@ -694,3 +695,25 @@ def test_state_that_changes_the_scale_of_its_unit_is_refused_or_converted():
     else:
         algo(X * u.mV)
         assert_close(model.h.value.to_decimal(u.mV), X @ normal(0, 2, 3))
+
+
+def test_windows_of_a_mapped_learner_are_refused():
+    mapped = braintrace.compile(
+        Leaky(), "d_rtrl", jnp.ones((3, 2)), batch_size=3, vmap=True, vjp_method="multi-step"
+    )
+    with pytest.raises(braintrace.NotSupportedError) as error:
+        mapped.etrace_grad(jnp.ones((4, 3, 2)), step_fn=lambda x: x, chunk_size=2)
+    assert_designed(error, "takes no windows")
+    with pytest.raises(braintrace.NotSupportedError) as error:
+        mapped(braintrace.MultiStepData(jnp.ones((4, 3, 2))))
+    assert_designed(error, "takes no windows")
+
+
+def test_value_of_a_side_effect_that_reaches_a_state_is_refused():
+    def listening(model, x):
+        heard = io_callback(lambda: np.ones(3), jax.ShapeDtypeStruct((3,), float))
+        model.h.value = heard * model.h.value + braintrace.matmul(x, model.w.value)
+
+    with pytest.raises(braintrace.NotSupportedError) as error:
+        learner_of(Step(listening), X)
+    assert_designed(error, "side effect", here=True)

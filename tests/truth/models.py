@@ -705,6 +705,60 @@ def weight_that_follows_a_state(draw):
     return model, (3,)
 
 
+_masked = bt.register_primitive("masked_product", lambda x, w, m: x @ (w * m))
+
+
+@case(EXACT)
+def operand_without_a_name(draw):
+    mask = np.eye(3, 4, dtype=bool) | (np.arange(4) > 1)
+
+    @net({"w": draw(3, 4)}, {"h": draw(4)})
+    def model(m, x):
+        m.h.value = jnp.tanh(0.8 * m.h.value + _masked.bind(x, m.w.value, mask))
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(RECURRENT)
+def operand_that_varies(draw):
+    scale = draw(3, 4)
+
+    @net({"w": draw(3, 4), "b": draw(3, 2)}, {"h": draw(4)})
+    def model(m, x):
+        fast = _masked.bind(x, m.w.value, scale * x.sum())
+        low = bt.lora_matmul(x, m.b.value, scale[:2] * x.sum())
+        m.h.value = jnp.tanh(0.8 * m.h.value + fast + low + matmul(x, m.w.value))
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(EXACT)
+def bias_that_varies(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(4)})
+    def model(m, x):
+        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value, jnp.full(4, x.sum())))
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(EXACT)
+def gather_beyond_the_end(draw):
+    @net({"w": draw(3, 3)}, {"g": draw(3), "h": draw(3), "k": draw(3)})
+    def model(m, x):
+        g, h = m.g.value, m.h.value
+        moved = g.at[jnp.asarray([2, 0, 1])].get(mode="fill", fill_value=0)
+        empty = h.at[jnp.asarray([5, 6, 7])].get(mode="fill", fill_value=0)
+        m.k.value = 0.5 * m.k.value + h
+        m.h.value = 0.9 * moved + 0.5 * empty
+        m.g.value = 0.8 * g + matmul(x, m.w.value)
+        return m.k.value
+
+    return model, (3,)
+
+
 @case(RECURRENT)
 def direct_and_through_another(draw):
     @net({"w": draw(3, 4), "u": draw(4, 4)}, {"h": draw(2, 4)})

@@ -43,7 +43,7 @@ def adam_start(network: Network) -> tuple[Any, Any, Array]:
 
 
 def adam_step(values: Any, grads: Any, adam: Any, rate: float = RATE) -> tuple[Any, Any]:
-    """New weights and moments (Kingma and Ba, 2015)."""
+    """New weights and moments of Adam."""
     first, second, n = adam
     n = n + 1
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import Equation, bind, evaluate
+from .._jaxpr import Equation, bind, evaluate, is_inexact
 from ..graph import Graph, split_cotangents
 from ..rules import Rule
 from ._observe import observe
@@ -146,17 +146,22 @@ def _remember(
 
     def backward(kept, cotangents):
         params, hidden, (consts, before, after) = kept
-        weights, pull = jax.vjp(lambda p: graph.operands(consts, p), params)
+
+        def traced(p):
+            found = graph.operands(consts, p)
+            pairs = zip(graph.relations, found, strict=True)
+            return [{k: w[k] for k in r.keys} for r, w in pairs], found
+
+        _, pull, weights = jax.vjp(traced, params, has_aux=True)
         lam = split_cotangents(graph.tangent.components, cotangents)
         grads = []
         for i, r in enumerate(graph.relations):
             dtype = jnp.result_type(*lam)
             at = jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1)
             if after is None:
-                g = rule.recall_window(r, before[i], at, weights[i])
+                grads.append(rule.recall_window(r, before[i], at, weights[i]))
             else:
-                g = rule.recall(r, before[i], after[i], at, weights[i])
-            grads.append({k: g.get(k, jnp.zeros_like(w)) for k, w in weights[i].items()})
+                grads.append(rule.recall(r, before[i], after[i], at, weights[i]))
         return pull(grads)[0], tuple(jnp.zeros_like(h) for h in hidden), None
 
     remember.defvjp(forward, backward)
@@ -192,17 +197,23 @@ def _tap(rule: Rule, r: Any, operands: list[Any], after: Any) -> Array:
     def backward(kept, ct):
         operands, after = kept
         raw = {k: operands[i] for k, i in op.positions.items()}
-        weights, pull = jax.vjp(op.effective, raw)
+        moving = {k: w for k, w in raw.items() if is_inexact(w.dtype)}
+
+        def effective(w):
+            found = op.effective({**raw, **w})
+            return {k: v for k, v in found.items() if is_inexact(v.dtype)}, found
+
+        chosen, pull, weights = jax.vjp(effective, moving, has_aux=True)
         assert rule.tap is not None
         grads = rule.tap(r, after, ct, weights)
         at = op.primitive.x_invar_index
         x = None if at is None else operands[at]
-        if len(grads) < len(weights):  # an operand that is not trained: its ordinary cotangent
+        if len(grads) < len(chosen):  # an operand that is not trained: its ordinary cotangent
             grads = {**op.pull(x, ct, weights), **grads}
         out: list[Any] = [None] * len(operands)
         for k, g in pull(grads)[0].items():
             out[op.positions[k]] = g
-        if at is not None and jnp.issubdtype(operands[at].dtype, jnp.inexact):
+        if at is not None and is_inexact(operands[at].dtype):
             out[at] = jax.vjp(lambda v: op.call(v, raw), x)[1](ct)[0]
         return out, None
 

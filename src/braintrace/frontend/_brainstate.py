@@ -10,7 +10,7 @@ import brainstate
 import jax
 import saiunit as u
 
-from .._errors import NotSupportedError, message
+from .._errors import NotSupportedError, dotted, message
 from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Leaf, Step
 
@@ -170,7 +170,7 @@ def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
         code = getattr(type(model), "update", type(model).__call__).__code__
         raise ValueError(
             message(
-                f"state {_name(path)} is {before} before the step and {after} after it.",
+                f"state {dotted(path)} is {before} before the step and {after} after it.",
                 where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
                 why="a state must keep its unit and structure from step to step",
                 do="convert the new value before you assign it",
@@ -189,7 +189,7 @@ def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
         for path, state in model.states().items()
         if not isinstance(state, brainstate.ParamState)
     }
-    listed = ", ".join(f"{_name(p)} {_describe(s.value)}" for p, s in states.items())
+    listed = ", ".join(f"{dotted(p)} {_describe(s.value)}" for p, s in states.items())
     made = listed or "none: the states are not initialised"
     return message(
         f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
@@ -244,13 +244,9 @@ def _where(program: Program, output: int) -> str | None:
     return next((e.where() for e in program.equations if atom in e.outputs), None)
 
 
-def _name(path: Path) -> str:
-    return ".".join(str(p) for p in path)
-
-
 def _written_parameter(path: Path, program: Program, output: int) -> str:
     return message(
-        f"the step writes the parameter {_name(path)}.",
+        f"the step writes the parameter {dotted(path)}.",
         where=_where(program, output),
         why="weights must stay constant while a trace is built; a weight that changes inside the "
         "step is a state",
@@ -266,7 +262,7 @@ def _check_kept(
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise ValueError(
                 message(
-                    f"state {_name(path)} enters the step as {before.dtype}{list(before.shape)} "
+                    f"state {dotted(path)} enters the step as {before.dtype}{list(before.shape)} "
                     f"and leaves it as {after.dtype}{list(after.shape)}.",
                     where=_where(program, output + i),
                     why="a state must keep its shape and type from step to step; a missing or "
@@ -305,7 +301,7 @@ def _unused(model: brainstate.nn.Module, states: Mapping[Path, Any]) -> list[Com
                 CompilationRecord(
                     DiagnosticKind.PARAMETER_UNUSED,
                     DiagnosticLevel.WARNING,
-                    f"parameter {_name(path)} is never read by the step; its gradient is zero.",
+                    f"parameter {dotted(path)} is never read by the step; its gradient is zero.",
                     weight_path=path,
                 )
             )
@@ -314,7 +310,7 @@ def _unused(model: brainstate.nn.Module, states: Mapping[Path, Any]) -> list[Com
                 CompilationRecord(
                     DiagnosticKind.STATE_MISMATCH,
                     DiagnosticLevel.INFO,
-                    f"state {_name(path)} is never touched by the step.",
+                    f"state {dotted(path)} is never touched by the step.",
                 )
             )
     return out

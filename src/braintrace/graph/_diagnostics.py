@@ -27,6 +27,7 @@ class DiagnosticKind(StrEnum):
     RELATION_EXCLUDED_NON_TEMPORAL = "relation_excluded_non_temporal"
     RELATION_EXCLUDED_SHAPE_MISMATCH = "relation_excluded_shape_mismatch"
     RELATION_EXCLUDED_WEIGHT_TO_WEIGHT = "relation_excluded_weight_to_weight"
+    RELATION_EXCLUDED_NO_OPERATOR = "relation_excluded_no_operator"
     RELATION_EXCLUDED_TIME_VARYING_WEIGHT = "relation_excluded_time_varying_weight"
     RELATION_PARTIAL_PATH = "relation_partial_path"
     TRAINABLE_INVAR_NOT_PARAMSTATE = "trainable_invar_not_paramstate"

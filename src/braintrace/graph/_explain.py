@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .._errors import dotted
+from .._jaxpr import Atom, Equation
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._influence import Influence
 from ._links import Links
 from ._pattern import Pattern
+from ._reach import bits_of, reach
 from ._relations import HiddenParamOpRelation, Site
 from ._step import Path, Step
 from ._tangent import Tangent
@@ -16,10 +19,6 @@ from ._tangent import Tangent
 
 def _paths(step: Step, site: Site) -> list[Path]:
     return [step.params[i].path for v in site.leaves.values() for i in v]
-
-
-def _name(path: Path) -> str:
-    return ".".join(str(p) for p in path)
 
 
 def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
@@ -66,7 +65,7 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     elif not links.direct[eqn]:
         kind = DiagnosticKind.RELATION_EXCLUDED_WEIGHT_TO_WEIGHT
         by = links.blockers[eqn]
-        names = [_name(_paths(step, b)[0]) for b in by]
+        names = [dotted(_paths(step, b)[0]) for b in by]
         why = f"its output reaches a hidden state only through {', '.join(names)}"
         context = {
             "blocking_primitives": tuple(b.equation.name for b in by),
@@ -74,11 +73,12 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
         }
     else:
         kind = DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH
-        why = "everything between its output and the hidden state mixes units"
+        why = "what lies between its output and the hidden state mixes units, or is a body of "
+        why += "cond, scan or while"
     return CompilationRecord(
         kind,
         level,
-        f"{_name(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
+        f"{dotted(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
         "It keeps its exact gradient within the step.",
         primitive=eqn.name,
         weight_path=path,
@@ -98,8 +98,8 @@ def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationR
         CompilationRecord(
             DiagnosticKind.RELATION_INCLUDED,
             DiagnosticLevel.INFO,
-            f"{_name(path)} ({eqn.name}) is traced to "
-            f"{', '.join(_name(p) for p in relation.connected_hidden_paths)}.",
+            f"{dotted(path)} ({eqn.name}) is traced to "
+            f"{', '.join(dotted(p) for p in relation.connected_hidden_paths)}.",
             primitive=eqn.name,
             weight_path=path,
             hidden_paths=relation.connected_hidden_paths,
@@ -111,14 +111,43 @@ def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationR
             CompilationRecord(
                 DiagnosticKind.RELATION_PARTIAL_PATH,
                 DiagnosticLevel.WARNING,
-                f"{_name(path)} ({eqn.name}) also reaches a hidden state through another operator; "
-                "that part counts within the step only.",
+                f"{dotted(path)} ({eqn.name}) also reaches a hidden state through another "
+                "operator; that part counts within the step only.",
                 primitive=eqn.name,
                 weight_path=path,
                 hidden_paths=relation.connected_hidden_paths,
             )
         )
     return out
+
+
+def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRecord]:
+    """Parameters that reach a state by another way than as an operator's weight."""
+    operators = {s.equation: s for s in trained}
+
+    def read(eqn: Equation) -> Sequence[Atom]:
+        site = operators.get(eqn)
+        return eqn.inputs if site is None else () if site.x is None else (site.x,)
+
+    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
+    bits = reach(step.program, seeds, read=read)
+    out: dict[Path, CompilationRecord] = {}
+    for i, p in enumerate(step.params):
+        states = [leaf.path for leaf in step.hidden if bits_of(step.exit(leaf), bits) >> i & 1]
+        if states:
+            out.setdefault(
+                p.path,
+                CompilationRecord(
+                    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR,
+                    DiagnosticLevel.WARNING,
+                    f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
+                    "computation, through no ETP operator; that part has its exact gradient within "
+                    "the step, no memory.",
+                    weight_path=p.path,
+                    hidden_paths=tuple(states),
+                ),
+            )
+    return list(out.values())
 
 
 def group_records(groups: Sequence[HiddenGroup]) -> list[CompilationRecord]:
@@ -139,11 +168,13 @@ def dropped(
     tangent: Tangent,
     found: Influence,
     pattern: Pattern,
-    groups: Sequence[HiddenGroup],
+    trained: Sequence[Site],
 ) -> list[CompilationRecord]:
     """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
     out = []
     n = len(tangent.components)
+    owner = [site for site, tap in zip(trained, tangent.taps, strict=True) for _ in tap]
+    tails: dict[tuple, str] = {}
 
     def leaf_path(c: int) -> Path:
         return step.hidden[tangent.components[c].leaf].path
@@ -152,6 +183,11 @@ def dropped(
     for c, cuts in enumerate(found.lost):
         for cut in (found.cuts[k] for k in sorted(cuts)):
             eqn = tangent.program.equations[cut.equation]
+            for site in (owner[s - n] for s in sorted(cut.sources) if s >= n):
+                tails.setdefault(
+                    (_paths(step, site)[0], leaf_path(c), eqn.where()),
+                    f"{cut.reason} at {eqn.where()}",
+                )
             for source in sorted(s for s in cut.sources if s < n):
                 seen.setdefault(
                     (leaf_path(source), leaf_path(c), eqn.where()),
@@ -162,12 +198,22 @@ def dropped(
             (leaf_path(source), leaf_path(target), None),
             "neighbouring units are added to the own one",
         )
+    for (weight, target, _), why in tails.items():
+        out.append(
+            CompilationRecord(
+                DiagnosticKind.DEPENDENCY_DROPPED,
+                DiagnosticLevel.INFO,
+                f"{dotted(weight)} -> {dotted(target)} is traced without a path: {why}.",
+                weight_path=weight,
+                hidden_paths=(target,),
+            )
+        )
     for (source, target, _), why in seen.items():
         out.append(
             CompilationRecord(
                 DiagnosticKind.DEPENDENCY_DROPPED,
                 DiagnosticLevel.INFO,
-                f"{_name(source)} -> {_name(target)} across steps is kept without a path: {why}.",
+                f"{dotted(source)} -> {dotted(target)} across steps is kept without a path: {why}.",
                 hidden_paths=(source, target),
             )
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord
-from ._explain import dropped, excluded, group_records, included, untrained
+from ._explain import dropped, excluded, group_records, included, plain_parameters, untrained
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
 from ._links import Links, find_links
@@ -105,6 +105,7 @@ def analyse(
 
     links = find_links(step, sites, trained, groups)
     records = [*extra, *hidden_operators(program), *untrained(sites)]
+    records += plain_parameters(step, trained)
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
@@ -118,7 +119,7 @@ def analyse(
         relations.append(relation)
         tapped.append(i)
         records += included(relation, links)
-    records += group_records(groups) + dropped(step, tangent, found, pattern, groups)
+    records += group_records(groups) + dropped(step, tangent, found, pattern, trained)
 
     outputs = [
         r.site.equation.inputs[p]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import dotted
 from ._pattern import Pattern
 from ._step import Component, Path, Step
 
@@ -31,7 +32,7 @@ class HiddenGroup:
 
     @property
     def name(self) -> str:
-        return "{" + ", ".join(".".join(map(str, p)) for p in self.hidden_paths) + "}"
+        return "{" + ", ".join(dotted(p) for p in self.hidden_paths) + "}"
 
     def concat_hidden(self, values: Sequence[Array]) -> Array:
         """Stack the states of the group on a trailing axis: (*varshape, num_state)."""

@@ -107,7 +107,7 @@ def _fold(eqn: Equation, values: list[Any], known: dict[Var, np.ndarray]) -> Non
     """Compute integers that depend on nothing: indices of gathers, slices and rolls."""
     small = all(v.size <= _MOST_KNOWN for v in eqn.outputs)
     plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
-    if not (small and plain and all(v is not None for v in values)):
+    if eqn.effects or not (small and plain and all(v is not None for v in values)):
         return
     with jax.ensure_compile_time_eval():
         out = bind(eqn, values)

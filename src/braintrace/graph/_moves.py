@@ -8,6 +8,7 @@ mixes elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -185,6 +186,8 @@ def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
         return _mixing(eqn, arrays, known)
     if array.shape[-1] == 0:
         return [np.full((*eqn.outputs[0].shape, 0), NONE)]
+    if "fill_value" in eqn.params:  # what is read outside the array is no element of it
+        eqn = replace(eqn, params={**eqn.params, "fill_value": NONE})
     return [_columns(lambda a: _run(eqn, [a, *known[1:]]), array)]
 
 

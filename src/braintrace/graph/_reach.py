@@ -17,17 +17,19 @@ def reach(
     *,
     differentiable: bool = True,
     through: Callable[[Equation], bool] = lambda eqn: True,
+    read: Callable[[Equation], Sequence[Atom]] = lambda eqn: eqn.inputs,
 ) -> dict[Var, int]:
     """For every value, the bits of the seeds it depends on.
 
-    A seed keeps its own bits besides what reaches it; `through(eqn)` False stops there.
+    A seed keeps its own bits besides what reaches it; `through(eqn)` False stops there; `read(eqn)`
+    are the inputs that count.
     """
     bits: dict[Var, int] = dict(seeds)
     for eqn in program.equations:
         if not through(eqn) or (differentiable and eqn.name == "stop_gradient"):
             continue
         mask = 0
-        for atom in eqn.inputs:
+        for atom in read(eqn):
             if isinstance(atom, Var) and (not differentiable or atom.is_inexact):
                 mask |= bits.get(atom, 0)
         if mask:

@@ -35,8 +35,11 @@ class Site:
     @property
     def steady(self) -> bool:
         """Whether dy/dw needs nothing but the input and values computed from parameters."""
-        independent = self.operator.primitive.rules.features and self.operator.plain
-        return not any(self.leaves[k] or not independent for k in self.varying)
+        trained = {k for k, leaves in self.leaves.items() if leaves}
+        if not self.varying:
+            return True
+        needed = frozenset().union(*(self.operator.pull_reads[k] for k in trained))
+        return not self.varying & (trained | needed)
 
     @property
     def y(self) -> Var:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
+from .._errors import dotted
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._relations import HiddenParamOpRelation
@@ -40,7 +41,7 @@ class CompilationReport:
         self.diagnostics = tuple(diagnostics)
         self.dynamic_states = list(dynamic_states)
         self._traced = [
-            f"{_name(r.weight_path)} ({', '.join(r.trainable_paths)})  {r.primitive.name}"
+            f"{dotted(r.weight_path)} ({', '.join(r.trainable_paths)})  {r.primitive.name}"
             f"  -> groups {[g.index for g in r.hidden_groups]}"
             for r in relations
         ]
@@ -61,14 +62,14 @@ class CompilationReport:
         """The report as text; level 2 adds every warning, level 3 every diagnostic."""
         lines = ["=" * 120, "Hidden groups"]
         for index, paths in self.hidden_groups:
-            lines.append(f"  {index}: {', '.join(map(_name, paths))}")
+            lines.append(f"  {index}: {', '.join(map(dotted, paths))}")
         if self.dynamic_states:
-            lines += ["Other states", *(f"  {_name(p)}" for p in self.dynamic_states)]
+            lines += ["Other states", *(f"  {dotted(p)}" for p in self.dynamic_states)]
         lines.append("Weights with an eligibility trace")
         lines += [f"  {line}" for line in self._traced]
         if self.excluded_weights:
             lines.append("Weights trained by their gradient within the step")
-            lines += [f"  {_name(path)}  ({reason})" for path, reason in self.excluded_weights]
+            lines += [f"  {dotted(path)}  ({reason})" for path, reason in self.excluded_weights]
         dropped = [d for d in self.diagnostics if d.kind == DiagnosticKind.DEPENDENCY_DROPPED]
         if dropped:
             lines.append("Dependencies left out of the traces")
@@ -87,7 +88,3 @@ class CompilationReport:
     def __repr__(self) -> str:
         counts = ", ".join(f"{k}={v}" for k, v in self.counts.items())
         return f"CompilationReport({counts})"
-
-
-def _name(path: Any) -> str:
-    return ".".join(str(p) for p in path)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._errors import dotted
 from .._jaxpr import Program, Var
 
 Array = jax.Array
@@ -30,8 +31,8 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        dotted = ".".join(str(p) for p in self.path)
-        return f"{dotted}[{self.index}]" if self.index else dotted
+        name = dotted(self.path)
+        return f"{name}[{self.index}]" if self.index else name
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._errors import NotSupportedError, message
 from .._jaxpr import (
     Atom,
     Const,
@@ -102,7 +103,9 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
         return [*d_exit, *xs]
 
     linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
-    linear = prune(_close(linear, extra))
+    linear = _close(linear, extra)
+    linear = prune(linear, linear.outputs)  # side effects happen once, in the step itself
+    _check_pure(linear)
     ins = linear.inputs[n_consts + n_inputs :]
     outs = linear.outputs
     xs = iter(outs[len(components) :])
@@ -114,6 +117,20 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
         exits=tuple(outs[: len(components)]),
         xs=tuple(next(xs) if e.primitive.x_invar_index is not None else None for e in operators),
     )
+
+
+def _check_pure(program: Program) -> None:
+    for eqn in program.equations:
+        if eqn.effects:
+            raise NotSupportedError(
+                message(
+                    f"{eqn.name} with a side effect computes a value that a trace depends on.",
+                    where=eqn.where(),
+                    why="the derivative of the step is evaluated at the values of the step, and a "
+                    "second call may return others",
+                    do="call it outside `update` and pass its result as an input",
+                )
+            )
 
 
 def _parts_shape(y: Var) -> list[jax.ShapeDtypeStruct]:

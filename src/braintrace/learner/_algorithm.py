@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._errors import message
+from .._errors import dotted, message
 from ..engine import Values, enter_window, init_traces, sequence, single_step, window_step
 from ..frontend import ETraceGraph
 from ..graph import CompilationReport, Graph
@@ -46,7 +46,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     """
 
     __module__ = "braintrace"
-    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -66,7 +65,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.batch_size: int | None = None
         self._example: Any = None
         self._state_shapes: Shapes = {}
-        self._runs: dict[Any, Any] = {}
 
     # ------------------------------------------------------------------------------ compiling
 
@@ -154,22 +152,16 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         return unflatten(info, outs)
 
     def _run(self, graph: Graph, call: Call):
-        key = (graph, call.timed, call.length is None)
-        if key not in self._runs:
-            single = self.vjp_method == "single-step"
-            rule = self.rule
-            if call.length is None and single:
-                run = lambda values, traces: single_step(graph, rule, values, traces)
-            elif call.length is None:
-                run = lambda values, traces: window_step(
-                    graph, rule, enter_window(graph, rule, values, traces), traces
-                )
-            else:
-                run = lambda values, traces: sequence(
-                    graph, rule, values, traces, call.timed, single
-                )
-            self._runs[key] = jax.jit(run)
-        return self._runs[key]
+        single, rule = self.vjp_method == "single-step", self.rule
+
+        def run(values: Values, traces: list[Any]):
+            if call.length is not None:
+                return sequence(graph, rule, values, traces, call.timed, single)
+            if single:
+                return single_step(graph, rule, values, traces)
+            return window_step(graph, rule, enter_window(graph, rule, values, traces), traces)
+
+        return self.executor.compiled((graph, call.timed, call.length is None), run)
 
     # ------------------------------------------------------------------------------ resetting
 
@@ -287,7 +279,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                 message(
                     f"{path} has no eligibility trace.",
                     why="the report lists the traced weights: "
-                    + ", ".join(".".join(map(str, p)) for p in sorted(known, key=str)),
+                    + ", ".join(dotted(p) for p in sorted(known, key=str)),
                     do="ask for one of these, or see learner.report for the reason",
                 )
             )

@@ -14,7 +14,25 @@ from ..frontend import ETraceGraph
 from ..graph import DiagnosticKind, Graph
 from ._data import Call
 
-_ABOUT_WEIGHTS = {DiagnosticKind.PARAMETER_UNUSED}
+_USE_AN_OPERATOR = (
+    "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
+    "weights to be trained online"
+)
+_HINTS = {
+    DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
+    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR: _USE_AN_OPERATOR,
+    DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE: "keep the weight in a brainstate.ParamState",
+    DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
+    DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH: (
+        "let the operator's output reach a state unit by unit: no sum, product of matrices, cond, "
+        "scan or while between them (jnp.where instead of cond)"
+    ),
+    DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT: (
+        "compute the operator's weight from parameters alone, and multiply inputs or outputs by "
+        "what varies"
+    ),
+    DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW: "move the operator out of the body",
+}
 
 
 def check_relations(graph: ETraceGraph) -> None:
@@ -30,15 +48,13 @@ def check_relations(graph: ETraceGraph) -> None:
             )
         )
     if not graph.hidden_param_op_relations:
-        excluded = [d.message for d in graph.diagnostics if d.primitive or d.kind in _ABOUT_WEIGHTS]
-        use = "write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
-        use += "x @ w for the weights to be trained online"
-        mend = "change `update` such that the operator's output reaches a state unit by unit"
+        told = [d for d in graph.diagnostics if d.primitive or d.kind in _HINTS]
+        hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS)
         raise CompilationError(
             message(
                 "no weight reaches a hidden state through an ETP operator.",
-                why="; ".join(excluded) or "`update` uses no ETP operator on a ParamState",
-                do=mend if excluded else use,
+                why="; ".join(d.message for d in told) or "`update` uses no ETP operator",
+                do="; ".join(hints) or _USE_AN_OPERATOR,
             )
         )
 

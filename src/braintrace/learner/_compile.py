@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm
 from ._data import MultiStepData, SingleStepData
 from ._drivers import SequenceDriverMixin
@@ -50,8 +50,21 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """One step of every sample; axis 0 of all inputs counts the samples."""
+        wrapped = (SingleStepData, MultiStepData)
+        nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
+        self._check_windows(2 if any(isinstance(n, MultiStepData) for n in nodes) else 1)
         _check_samples((args, kwargs), self._n_samples)
         return super().update(*args, **kwargs)
+
+    def _check_windows(self, chunk: int) -> None:
+        if chunk > 1:
+            raise NotSupportedError(
+                message(
+                    "a learner mapped over samples takes no windows.",
+                    why="axis 0 of its inputs counts the samples, not the steps",
+                    do="compile with an explicit batch (vmap=False, batch_size=...)",
+                )
+            )
 
     def reset(self) -> None:
         """Reset the model's states and the traces of every sample: do this between sequences.

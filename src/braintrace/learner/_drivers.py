@@ -20,6 +20,9 @@ class SequenceDriverMixin:
 
     __module__ = "braintrace"
 
+    def _check_windows(self, chunk: int) -> None:
+        """Refuse windows where they cannot be taken."""
+
     def etrace_grad(
         self,
         *sequences: Any,
@@ -41,7 +44,7 @@ class SequenceDriverMixin:
                 learner takes them as `MultiStepData`, and the losses of the window are returned.
             mask: weights of the steps' losses, shape (T,).
             chunk_size: steps per window; None or 1 is one step at a time.
-            weights: the states to differentiate; default all parameters.
+            weights: the states to differentiate; default all floating parameters.
             reduction: 'mean' divides by max(sum(mask), 1), 'sum' does not.
             loss_output: 'per_step', 'masked' or 'scalar'.
             has_aux: whether `step_fn` returns `(loss, aux)`. With windows, leaves of `aux` whose
@@ -66,6 +69,7 @@ class SequenceDriverMixin:
         masked = mask is not None
         mask = _mask(mask, length)
         chunk = _chunk(chunk_size)
+        self._check_windows(chunk)
         if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
             raise ValueError(
                 _text(
@@ -76,7 +80,7 @@ class SequenceDriverMixin:
             )
         _choice("reduction", reduction, ("mean", "sum"))
         _choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        weights = _weights(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
+        weights = _weights(_floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
 
         def weighted(m, *slices):
             loss, aux = _loss_of(step_fn(*slices), has_aux)
@@ -137,6 +141,7 @@ class SequenceDriverMixin:
         """
         length = _length(sequences)
         chunk = _chunk(chunk_size)
+        self._check_windows(chunk)
         if step_fn is None:
             wrap = MultiStepData if chunk > 1 else lambda x: x
             call = lambda *slices: self(*map(wrap, slices))  # type: ignore[operator]
@@ -283,6 +288,16 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
                 "choose one of them",
             )
         )
+
+
+def _floating(params: Any) -> dict:
+    """The parameters that have a gradient; counters and indices do not."""
+    leaves = lambda s: jax.tree.leaves(s.value)
+    return {
+        path: s
+        for path, s in params.items()
+        if all(jnp.issubdtype(jnp.result_type(a), jnp.inexact) for a in leaves(s))
+    }
 
 
 def _weights(weights: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 import brainstate
@@ -15,6 +16,11 @@ from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
 from ..graph import Graph
 
 Path = tuple[Any, ...]
+
+
+# Analyses and compiled programs kept, the oldest goes first: a model whose program differs at every
+# call must not fill memory.
+_MOST_KEPT = 64
 
 
 class ETraceGraphExecutor:
@@ -38,6 +44,7 @@ class ETraceGraphExecutor:
         self.model = model
         self._graph: ETraceGraph | None = None
         self._known: dict[Any, Graph] = {}
+        self._runs: dict[Any, Callable] = {}
 
     @property
     def is_compiled(self) -> bool:
@@ -79,7 +86,7 @@ class ETraceGraphExecutor:
             return self
         other = copy.copy(self)
         other.model = model
-        other._known = dict(self._known)
+        other._known, other._runs = dict(self._known), dict(self._runs)
         return other
 
     def forget(self) -> None:
@@ -92,8 +99,14 @@ class ETraceGraphExecutor:
         info = extract_module_info(self.model, *args, **kwargs)
         key = _key(info)
         if key not in self._known:
-            self._known[key] = graph_of(info, False).analysis
+            _keep(self._known, key, graph_of(info, False).analysis)
         return info, self._known[key]
+
+    def compiled(self, key: Any, run: Callable) -> Callable:
+        """`run`, compiled once for equal keys."""
+        if key not in self._runs:
+            _keep(self._runs, key, jax.jit(run))
+        return self._runs[key]
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""
@@ -137,6 +150,12 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         out = unflatten(info, outs)
         jacobians = group_jacobians(graph, values.consts, inputs)
         return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
+
+
+def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(kept) >= _MOST_KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = value
 
 
 def check_vjp_method(vjp_method: str) -> str:

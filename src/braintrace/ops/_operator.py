@@ -11,7 +11,7 @@ numbers that live at output elements to these coordinates, `features` is dy/dw i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import DerivedPrimitive, Var, trace
+from .._jaxpr import DerivedPrimitive, Var, is_inexact, trace
 from ._ties import aval, tied_axes
 
 Array = jax.Array
@@ -156,9 +156,11 @@ class Operator:
     positions: dict[str, int] = field(init=False)
 
     def __post_init__(self):
-        object.__setattr__(
-            self, "positions", dict(self.primitive.trainable_invars(dict(self.params)))
-        )
+        # Operands that are neither input nor declared weight are weights without a name.
+        positions = dict(self.primitive.trainable_invars(dict(self.params)))
+        taken = {self.primitive.x_invar_index, *positions.values()}
+        positions |= {f"operand{i}": i for i in range(len(self.operands)) if i not in taken}
+        object.__setattr__(self, "positions", positions)
 
     @staticmethod
     def of(
@@ -221,28 +223,52 @@ class Operator:
         return rule(x, self.shapes, **self._static) if rule and self.plain else x
 
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
-        """Pull a cotangent of y back to the effective weights."""
-        out, vjp = jax.vjp(lambda w: self.apply(x, w), effective)
+        """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
+        moving = {k: w for k, w in effective.items() if is_inexact(w.dtype)}
+        out, vjp = jax.vjp(lambda w: self.apply(x, {**effective, **w}), moving)
         return vjp(c.astype(out.dtype))[0]
 
     @cached_property
     def constant_keys(self) -> frozenset[str]:
-        """Weights whose pull-back does not read the input: rows with the constant input 1."""
-        if self.x is None:
-            return frozenset(self.shapes)
-        x = jax.eval_shape(self.represent, self.x)
-        names = list(self.shapes)
+        """Effective weights whose pull-back does not read the input: rows with the input 1."""
+        x = None if self.x is None else jax.eval_shape(self.represent, self.x)
+        reads = self._pull_reads(self.apply, x, self.shapes)
+        return frozenset(k for k, names in reads.items() if None not in names)
 
-        def pulled(x, c, *values):
-            out = self.pull(x, c, dict(zip(names, values, strict=True)))
-            return [out[k] for k in names]
+    @cached_property
+    def pull_reads(self) -> dict[str, frozenset[str]]:
+        """Per weight, the weights whose value its pull-back reads (none where y is affine)."""
+        raw = {k: self.operands[i] for k, i in self.positions.items()}
+        reads = self._pull_reads(self.call, self.x, raw)
+        return {k: frozenset(n for n in names if n is not None) for k, names in reads.items()}
 
-        program, _ = trace(pulled, x, self.y, *(self.shapes[k] for k in names))
-        reads = {program.inputs[0]}
+    def _pull_reads(
+        self, function: Callable[..., Array], x: Any, shapes: Mapping[str, Any]
+    ) -> dict[str, frozenset[str | None]]:
+        """Per weight, what its pull-back reads: names of weights, None for the input."""
+        names = list(shapes)
+        moving = [k for k in names if is_inexact(shapes[k].dtype)]
+        point = () if x is None else (x,)
+
+        def pulled(c, *values):
+            given = values[0] if point else None
+            weights = dict(zip(names, values[len(point) :], strict=True))
+            chosen = {k: weights[k] for k in moving}
+            pull = jax.vjp(lambda w: function(given, {**weights, **w}), chosen)[1]
+            return [pull(c)[0][k] for k in moving]
+
+        program, _ = trace(pulled, self.y, *point, *(shapes[k] for k in names))
+        reads: dict[Var, frozenset] = {
+            var: frozenset([name])
+            for var, name in zip(program.inputs[1:], [*(None for _ in point), *names], strict=True)
+        }
         for eqn in program.equations:
-            if any(a in reads for a in eqn.inputs if isinstance(a, Var)):
-                reads.update(eqn.outputs)
-        return frozenset(k for k, o in zip(names, program.outputs, strict=True) if o not in reads)
+            found = frozenset().union(*(reads.get(a, ()) for a in eqn.inputs if isinstance(a, Var)))
+            reads.update((out, found) for out in eqn.outputs)
+        outputs = zip(moving, program.outputs, strict=True)
+        return {
+            k: reads.get(o, frozenset()) if isinstance(o, Var) else frozenset() for k, o in outputs
+        }
 
     # ---------------------------------------------------------------------- trace coordinates
 
@@ -301,15 +327,18 @@ class Operator:
         ]
         return values.reshape((*shape, *values.shape[start + len(tied) :]))
 
-    def features(self, x: Array | None, effective: Weights) -> Weights:
-        """dy/dw in trace coordinates, broadcastable to `trace_shape`, for every weight."""
+    def features(
+        self, x: Array | None, effective: Weights, keys: Sequence[str] | None = None
+    ) -> Weights:
+        """dy/dw in trace coordinates, broadcastable to `trace_shape`, for these or all weights."""
         rule = self.primitive.rules.features
         if rule and self.plain:
             out = rule(x, self.shapes, **self._static)
             if out is not None:
                 return out
         x = self.represent(x)
-        return {k: self._derived_features(k, x, effective) for k in self.shapes}
+        chosen = self.shapes if keys is None else keys
+        return {k: self._derived_features(k, x, effective) for k in chosen}
 
     def _derived_features(self, key: str, x: Array | None, effective: Weights) -> Array:
         # One pull-back per free position, of the cotangent that is 1 on all of its tied elements:

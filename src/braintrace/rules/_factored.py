@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._per_weight import _mix
+from ._per_weight import mix, storage
 from ._rule import Grads, Rule
 
 Array = jax.Array
@@ -24,8 +24,7 @@ Array = jax.Array
 def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     """Filter input and tail separately, with the decays `decay_x` and `decay_f`."""
 
-    def stored(value: Array) -> Array:
-        return value if trace_dtype is None else value.astype(trace_dtype)
+    stored = storage(trace_dtype)
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
         op = r.operator
@@ -38,8 +37,7 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             "steps": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
-            x = jax.eval_shape(op.represent, op.x)
-            trace["x"] = stored(jnp.zeros(x.shape, x.dtype))
+            trace["x"] = stored(jnp.zeros_like(jax.eval_shape(lambda x: _seen(r, x), op.x)))
         return trace
 
     def advance(
@@ -47,12 +45,12 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     ) -> dict:
         old = eps["f"].astype(f.dtype)
         out = {
-            "f": stored(decay_f * _mix(D, old) + (1 - decay_f) * f),
+            "f": stored(decay_f * mix(D, old) + (1 - decay_f) * f),
             "one": decay_x * eps["one"] + 1,
             "steps": eps["steps"] + 1,
         }
         if "x" in eps:
-            seen = jnp.asarray(r.operator.represent(x))
+            seen = _seen(r, x)
             out["x"] = stored(decay_x * eps["x"].astype(seen.dtype) + seen)
         return jax.tree.map(lambda new, before: new.astype(before.dtype), out, dict(eps))
 
@@ -60,7 +58,9 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         op = r.operator
         correction = 1 - jnp.asarray(decay_f, eps["one"].dtype) ** steps
         ct = ct / jnp.where(correction > 0, correction, 1).astype(ct.real.dtype)
-        x = None if op.x is None else eps["x"].astype(jax.eval_shape(op.represent, op.x).dtype)
+        x = None
+        if op.x is not None:
+            x = eps["x"].astype(jax.eval_shape(lambda v: _seen(r, v), op.x).dtype)
         grads = op.pull(x, ct, weights)
         one = eps["one"]
         return {
@@ -83,3 +83,9 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         return pulled(r, after, after["steps"], (1 - decay_f) * ct, weights)
 
     return Rule(init, advance, recall, recall_window, tap)
+
+
+def _seen(r: Relation, x: Array | None) -> Array:
+    """The input as numbers that can be filtered: spikes may come as booleans or integers."""
+    seen = jnp.asarray(r.operator.represent(x))
+    return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)

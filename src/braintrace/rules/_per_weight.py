@@ -6,6 +6,9 @@ g_t   = dL_t/dw | entry fixed + <lam_t, eps_{t-1}>
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -22,8 +25,7 @@ def per_weight(trace_dtype=None) -> Rule:
         trace_dtype: type the trace is stored in; None keeps the type of its products.
     """
 
-    def stored(eps: Array) -> Array:
-        return eps if trace_dtype is None else eps.astype(trace_dtype)
+    stored = storage(trace_dtype)
 
     def init(r: Relation, weights: Grads) -> Grads:
         dtypes = _dtypes(r, weights)
@@ -37,7 +39,7 @@ def per_weight(trace_dtype=None) -> Rule:
     def advance(
         r: Relation, eps: Grads, x: Array | None, f: Array, D: Array, weights: Grads
     ) -> Grads:
-        features = r.operator.features(x, weights)
+        features = r.operator.features(x, weights, r.keys)
         lead = len(r.slots.lanes)
         dtypes = _dtypes(r, weights)
         out = {}
@@ -46,7 +48,7 @@ def per_weight(trace_dtype=None) -> Rule:
             grown = features[k][..., None] * r.operator.spread(k, f, lead)
             if not jnp.issubdtype(dtypes[k], jnp.complexfloating):
                 grown = grown.real
-            out[k] = stored(_mix(r.operator.spread(k, D, lead), old) + grown.astype(dtypes[k]))
+            out[k] = stored(mix(r.operator.spread(k, D, lead), old) + grown.astype(dtypes[k]))
         return out
 
     def recall(r: Relation, before: Grads, after: Grads, lam: Array, weights: Grads) -> Grads:
@@ -56,6 +58,18 @@ def per_weight(trace_dtype=None) -> Rule:
         return contract(r, before, lam, weights)
 
     return Rule(init, advance, recall, recall_window)
+
+
+def storage(trace_dtype: Any) -> Callable[[Array], Array]:
+    """How a trace is kept: as it is, or in another precision (complex stays complex)."""
+
+    def stored(eps: Array) -> Array:
+        if trace_dtype is None:
+            return eps
+        both = jnp.result_type(trace_dtype, jnp.complex64)
+        return eps.astype(both if jnp.iscomplexobj(eps) else trace_dtype)
+
+    return stored
 
 
 def contract(r: Relation, eps: Grads, signal: Array, weights: Grads) -> Grads:
@@ -95,7 +109,7 @@ def _inner(signal: Array, eps: Array) -> Array:
     return jax.lax.fori_loop(0, n // _UNROLLED, block, total)
 
 
-def _mix(D: Array, eps: Array) -> Array:
+def mix(D: Array, eps: Array) -> Array:
     if D.shape[-1] == 1:
         return D[..., 0] * eps
     return (D * eps[..., None, :]).sum(-1)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import message
+from .._errors import dotted, message
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
@@ -35,7 +35,7 @@ class Comparison:
         return max(self.errors.values(), default=0.0)
 
     def __str__(self) -> str:
-        names = {p: ".".join(map(str, p)) for p in self.errors}
+        names = {p: dotted(p) for p in self.errors}
         width = max([len("parameter"), *map(len, names.values())])
         lines = [f"{'parameter':{width}}  {'error':>9}  {'cosine':>8}   against {self.against}"]
         lines += [

@@ -57,7 +57,7 @@ def kind_of(eqn: Equation, known: Mapping[Var, Any]) -> Kind:
     if name in _INDEXED:
         places = eqn.inputs[_INDEXED[name] :]
         return Kind.MOVES if all(_is_known(a, known) for a in places) else Kind.MIXES
-    if name == "scatter":
+    if name in ("scatter", "scatter-add", "scatter_add"):
         return Kind.MOVES if _is_known(eqn.inputs[1], known) else Kind.MIXES
     if name == "reduce_sum" and all(_shape(eqn.inputs[0])[a] == 1 for a in eqn.params["axes"]):
         return Kind.MOVES

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Const, Equation, Program, Var, bind, flatten, is_inexact
+from .._jaxpr import Const, Equation, Program, Var, bind, flatten, is_inexact, trace
 from ..ops import ETPPrimitive
 from ._kinds import Kind, kind_of
 from ._sequence import Path, StepFn, checked_loss
@@ -121,10 +121,11 @@ class Structure:
         for eqn in program.equations:
             if not isinstance(eqn.primitive, ETPPrimitive):
                 continue
-            places = eqn.primitive.trainable_invars(dict(eqn.params)).values()
-            trained = tuple(i for i in places if eqn.inputs[i] in learns)
+            at = eqn.primitive.x_invar_index
+            trained = tuple(i for i, a in enumerate(eqn.inputs) if i != at and a in learns)
             if trained:
-                steady = not any(eqn.inputs[i] in moving for i in trained)
+                varying = {i for i, a in enumerate(eqn.inputs) if i != at and a in moving}
+                steady = not varying & {*trained, *_read_by_derivative(eqn, trained)}
                 out.append(Operator(eqn, trained, steady))
         self.operators = out
         reached = [self._reads([o.y]).any() for o in out]
@@ -261,3 +262,26 @@ def _reach(program: Program, sources: Sequence[Var], smooth: bool = True) -> set
         ):
             found.update(v for v in eqn.outputs if not smooth or v.is_inexact)
     return found
+
+
+def _read_by_derivative(eqn: Equation, trained: Sequence[int]) -> set[int]:
+    """The operands whose value the derivative by the trained operands reads."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+
+    def pushed(*values):
+        def moved(*weights):
+            full = list(values[: len(shapes)])
+            for i, w in zip(trained, weights, strict=True):
+                full[i] = w
+            return bind(eqn, full)[0]
+
+        point = tuple(values[i] for i in trained)
+        return jax.jvp(moved, point, values[len(shapes) :])[1]
+
+    program, _ = trace(pushed, *shapes, *(shapes[i] for i in trained))
+    found = {v: {i} for i, v in enumerate(program.inputs[: len(shapes)])}
+    for e in program.equations:
+        read = set().union(*(found.get(a, ()) for a in e.inputs if isinstance(a, Var)))
+        found.update((out, read) for out in e.outputs)
+    out = program.outputs[0]
+    return found.get(out, set()) if isinstance(out, Var) else set()
