@@ -1337,3 +1337,15 @@ def test_integer_parameters_are_left_out_of_the_gradient():
     algo = learner_of(model, jnp.ones(2))
     grads = algo.etrace_grad(jnp.ones((3, 2)), step_fn=lambda x: squares(algo(x)))
     assert ("order",) not in grads and ("w",) in grads
+
+
+def test_batch_larger_than_one_block_of_the_contraction_gives_the_same_gradient():
+    xs = normal(4, 3, 70, 2)
+
+    def gradient(batch_first):
+        model = leaky(batch_first.shape[1])
+        algo = learner_of(model, batch_first[0])
+        return algo.etrace_grad(batch_first, step_fn=lambda x: squares(algo(x)), reduction="sum")
+
+    parts = [gradient(xs[:, i : i + 10]) for i in range(0, 70, 10)]
+    assert_close(gradient(xs), jax.tree.map(lambda *p: sum(p), *parts))

@@ -134,6 +134,9 @@ def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRec
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
         states = [leaf.path for leaf in step.hidden if bits_of(step.exit(leaf), bits) >> i & 1]
+        entry = step.entry(p)
+        use = next((e for e in step.program.equations if entry in read(e)), None)
+        where = f" at {use.where()}" if use is not None and use.where() else ""
         if states:
             out.setdefault(
                 p.path,
@@ -141,7 +144,7 @@ def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRec
                     DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR,
                     DiagnosticLevel.WARNING,
                     f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
-                    "computation, through no ETP operator; that part has its exact gradient within "
+                    f"computation{where}, through no ETP operator; that part has its exact gradient within "
                     "the step, no memory.",
                     weight_path=p.path,
                     hidden_paths=tuple(states),
