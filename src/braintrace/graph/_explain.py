@@ -144,8 +144,8 @@ def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRec
                     DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR,
                     DiagnosticLevel.WARNING,
                     f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
-                    f"computation{where}, through no ETP operator; that part has its exact gradient within "
-                    "the step, no memory.",
+                    f"computation{where}, through no ETP operator; that part has its exact "
+                    "gradient within the step, no memory.",
                     weight_path=p.path,
                     hidden_paths=tuple(states),
                 ),
