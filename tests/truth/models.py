@@ -745,6 +745,61 @@ def bias_that_varies(draw):
 
 
 @case(EXACT)
+def choice_of_dynamics(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(4)})
+    def model(m, x):
+        y = matmul(x, m.w.value)
+        sides = (lambda h: 0.5 * h + y, lambda h: jnp.tanh(h) * y)
+        m.h.value = lax.cond(x[0] > 0, *sides, m.h.value)
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(EXACT)
+def substeps(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(4), "v": draw(4)})
+    def model(m, x):
+        y = matmul(x, m.w.value)
+
+        def substep(carry, gain):
+            h, v = carry
+            h = h + 0.2 * (v - jnp.tanh(h)) + 0.1 * gain * y
+            v = lax.cond(h.sum() > 0, lambda v: 0.9 * v - 0.1 * h, lambda v: 0.8 * v, v)
+            return (h, v), h
+
+        start = (m.h.value, m.v.value)
+        (m.h.value, v), path = lax.scan(substep, start, jnp.arange(1.0, 4.0), reverse=True)
+        m.v.value = v + 0.1 * path[0]
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(EXACT)
+def loop_of_dynamics(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(2, 4)})
+    def model(m, x):
+        y = matmul(x, m.w.value)
+        m.h.value = lax.fori_loop(0, 3, lambda i, h: h + 0.2 * (y - jnp.tanh(h)), m.h.value)
+        return m.h.value
+
+    return model, (2, 3)
+
+
+@case(RECURRENT)
+def choice_that_mixes(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(4)})
+    def model(m, x):
+        y = matmul(x, m.w.value)
+        chosen = lax.cond(x[0] > 0, lambda h: h - h.mean(), lambda h: h * y, m.h.value)
+        m.h.value = jnp.tanh(0.4 * m.h.value + chosen + y)
+        return m.h.value
+
+    return model, (3,)
+
+
+@case(EXACT)
 def gather_beyond_the_end(draw):
     @net({"w": draw(3, 3)}, {"g": draw(3), "h": draw(3), "k": draw(3)})
     def model(m, x):
@@ -817,7 +872,7 @@ def scan_inside(draw):
     return model, (3,)
 
 
-@case(RECURRENT)
+@case(EXACT)
 def loop_inside(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):

@@ -27,7 +27,7 @@ class Observation:
 def observe(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Observation]:
     """Evaluate the kept Jacobian of a step at a point, relation by relation."""
     tangent = graph.tangent
-    pushed = Pushed(tangent, [*consts, *inputs], graph.cut)
+    pushed = Pushed(tangent, [*consts, *inputs], graph.cut, graph.found.bodies)
     by_colour = _push_states(graph, pushed)
     xs = pushed.xs()
     out = []
@@ -76,7 +76,7 @@ def _push_states(graph: Graph, pushed: Pushed) -> list[list[Array | None]]:
 
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
-    pushed = Pushed(graph.tangent, [*consts, *inputs], graph.cut)
+    pushed = Pushed(graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies)
     by_colour = _push_states(graph, pushed)
     offsets, kept = graph.found.offsets, graph.pattern.kept
     edges = set(map(tuple, kept.tolist()))

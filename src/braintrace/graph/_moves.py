@@ -17,7 +17,7 @@ import numpy as np
 from .._jaxpr import ELEMENTWISE, Equation, bind
 
 NONE = -1
-_MOST_SOURCES = 64  # per element; a union larger than this counts as mixing
+MOST_SOURCES = 64  # per element; a union larger than this counts as mixing
 
 Sources = np.ndarray | None
 Result = list[np.ndarray] | str
@@ -34,8 +34,6 @@ def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
 
 def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Sets of sources per element: sorted, without doubles, as narrow as possible."""
-    if len(arrays) == 1:
-        return arrays[0]
     both = np.sort(np.concatenate(arrays, axis=-1), axis=-1)[..., ::-1]
     if both.shape[-1] > 1:
         double = np.concatenate(
@@ -53,8 +51,8 @@ def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resu
         a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving
     ]
     out = union(moving)
-    if out.shape[-1] > _MOST_SOURCES:
-        return f"{eqn.name} joins more than {_MOST_SOURCES} elements"
+    if out.shape[-1] > MOST_SOURCES:
+        return f"{eqn.name} joins more than {MOST_SOURCES} elements"
     return [out]
 
 
@@ -236,7 +234,7 @@ def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resul
             landing = np.asarray(gather(number)[0]).astype(np.int64) - 1
         parts.append(_collect(landing.reshape(-1), updates.reshape(landing.size, -1), size, shape))
     out = union(parts)
-    return [out] if out.shape[-1] <= _MOST_SOURCES else _mixing(eqn, arrays, known)
+    return [out] if out.shape[-1] <= MOST_SOURCES else _mixing(eqn, arrays, known)
 
 
 def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:

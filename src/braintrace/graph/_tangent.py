@@ -8,7 +8,7 @@ and the numbers D and f come from running the very same equations (`push`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,26 +157,35 @@ def _close(program: Program, values: Sequence[Any]) -> Program:
 class Pushed:
     """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
 
-    `cut` holds the equations (by position) whose tangent is dropped. A tangent of None is zero.
+    `cut` holds the equations (by position) whose tangent is dropped, `bodies` the outputs of the
+    control-flow equations that are tangents. A tangent of None is zero.
     """
 
-    def __init__(self, tangent: Tangent, values: Sequence[Any], cut: frozenset[int]):
+    def __init__(
+        self,
+        tangent: Tangent,
+        values: Sequence[Any],
+        cut: frozenset[int],
+        bodies: Mapping[int, tuple[int, ...]],
+    ):
         self._tangent, self._cut = tangent, cut
         self._primal: dict[Var, Any] = {}
         program = tangent.program
         moving = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
-        self._linear: list[tuple[int, Equation]] = []
+        self._linear: list[tuple[int, Equation, frozenset[Var]]] = []
         still = [v for v in program.inputs if v not in moving]
         self._primal.update(zip(still, values, strict=True))
         for i, eqn in enumerate(program.equations):
-            joint = i in cut and any(True for _ in inner_jaxprs(eqn.params))
-            if not joint and any(isinstance(a, Var) and a in moving for a in eqn.inputs):
-                moving.update(eqn.outputs)
-                self._linear.append((i, eqn))
-            else:
-                # A body computes values and tangents together; cut, it sees zero tangents.
+            moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
+            # A body computes values and tangents together: the values at zero tangents.
+            joint = any(True for _ in inner_jaxprs(eqn.params))
+            if joint or not moves:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
+            if moves and not (joint and i in cut):
+                chosen = [eqn.outputs[k] for k in bodies[i]] if joint else eqn.outputs
+                moving.update(chosen)
+                self._linear.append((i, eqn, frozenset(chosen)))
 
     def _read(self, atom: Atom) -> Any:
         if isinstance(atom, Const):
@@ -192,7 +201,7 @@ class Pushed:
         """Tangents at the exits for tangents `seeds` at entries or taps."""
         env: dict[Var, Any] = dict(seeds)
         primal = self._primal
-        for i, eqn in self._linear:
+        for i, eqn, chosen in self._linear:
             if i in self._cut or not any(a in env for a in eqn.inputs if isinstance(a, Var)):
                 continue
             values = [
@@ -205,5 +214,6 @@ class Pushed:
                 else jnp.zeros(a.shape, a.dtype)
                 for a in eqn.inputs
             ]
-            env.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+            out = zip(eqn.outputs, bind(eqn, values), strict=True)
+            env.update((var, value) for var, value in out if var in chosen)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]

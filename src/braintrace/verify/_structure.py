@@ -19,6 +19,7 @@ from .._jaxpr import Const, Equation, Program, Var, bind, flatten, is_inexact, t
 from ..ops import ETPPrimitive
 from ._kinds import Kind, kind_of
 from ._sequence import Path, StepFn, checked_loss
+from ._unroll import unrolled
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,7 +76,7 @@ class Structure:
         stateful.make_jaxpr(*slices)
         key = stateful.get_arg_cache_key(*slices)
         trace = stateful.get_state_trace_by_cache(key)
-        program, consts = flatten(stateful.get_jaxpr_by_cache(key))
+        program, consts = unrolled(*flatten(stateful.get_jaxpr_by_cache(key)))
         return Structure(model, program, consts, trace, len(jax.tree.leaves(slices)))
 
     def __init__(self, model: Any, program: Program, consts: Any, trace: Any, n_args: int):
