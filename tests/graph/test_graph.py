@@ -268,3 +268,11 @@ def test_plain_matrix_product_of_a_parameter_is_no_relation():
 
     graph = compiled(plain, {"w": normal(0, 2, 3)}, {"h": jnp.zeros(3)}, jnp.zeros(2))
     assert graph.hidden_param_op_relations == ()
+
+
+def test_record_of_a_long_closure_tells_its_price():
+    def rotates(m, x):
+        m.h.value = 0.9 * jnp.roll(m.h.value, 1) + matmul(x, m.w.value)
+
+    (found,) = graph_of(rotates).explain(kind=Kind.RELATION_INCLUDED, weight_path=("w",))
+    assert "3 state elements per output element" in found.message

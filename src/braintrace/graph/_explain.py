@@ -99,7 +99,8 @@ def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationR
             DiagnosticKind.RELATION_INCLUDED,
             DiagnosticLevel.INFO,
             f"{dotted(path)} ({eqn.name}) is traced to "
-            f"{', '.join(dotted(p) for p in relation.connected_hidden_paths)}.",
+            f"{', '.join(dotted(p) for p in relation.connected_hidden_paths)}"
+            f"{_price(relation)}.",
             primitive=eqn.name,
             weight_path=path,
             hidden_paths=relation.connected_hidden_paths,
@@ -119,6 +120,15 @@ def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationR
             )
         )
     return out
+
+
+def _price(relation: HiddenParamOpRelation) -> str:
+    """A word on a trace that follows more than the variables of one unit (a delay, a ring)."""
+    usual = max(g.num_state for g in relation.hidden_groups)
+    width = relation.slots.width
+    if width <= 2 * usual:  # a complex variable counts twice
+        return ""
+    return f", {width} state elements per output element: its memory and time grow with them"
 
 
 def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRecord]:
