@@ -788,6 +788,20 @@ def loop_of_dynamics(draw):
 
 
 @case(RECURRENT)
+def operators_inside_bodies(draw):
+    @net({"w": draw(3, 4), "r": draw(4, 4), "u": draw(3, 4)}, {"h": draw(4), "k": draw(4)})
+    def model(m, x):
+        driven = lambda h, _: (0.9 * h + 0.1 * matmul(x, m.w.value), None)
+        mixed = lambda k, _: (0.9 * k + 0.1 * matmul(k, m.r.value), None)
+        m.h.value = lax.scan(driven, m.h.value, None, 3)[0] + matmul(x, m.u.value)
+        k = lax.scan(mixed, m.k.value, None, 2)[0]
+        m.k.value = 0.5 * m.k.value + jnp.tanh(k) + m.h.value
+        return m.k.value
+
+    return model, (3,)
+
+
+@case(RECURRENT)
 def choice_that_mixes(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):

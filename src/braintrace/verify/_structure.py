@@ -76,8 +76,15 @@ class Structure:
         stateful.make_jaxpr(*slices)
         key = stateful.get_arg_cache_key(*slices)
         trace = stateful.get_state_trace_by_cache(key)
-        program, consts = unrolled(*flatten(stateful.get_jaxpr_by_cache(key)))
-        return Structure(model, program, consts, trace, len(jax.tree.leaves(slices)))
+        program, consts = flatten(stateful.get_jaxpr_by_cache(key))
+        n_args = len(jax.tree.leaves(slices))
+        kinds = [
+            isinstance(s, brainstate.ParamState)
+            for s in trace.states
+            for _ in jax.tree.leaves(s.value)
+        ]
+        states = [v for v, fixed in zip(program.inputs[n_args:], kinds, strict=True) if not fixed]
+        return Structure(model, *unrolled(program, consts, states), trace, n_args)
 
     def __init__(self, model: Any, program: Program, consts: Any, trace: Any, n_args: int):
         self.program, self.consts, self.n_args = program, consts, n_args
