@@ -178,7 +178,7 @@ class Pushed:
         for i, eqn in enumerate(program.equations):
             moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
             # A body computes values and tangents together: the values at zero tangents.
-            joint = any(True for _ in inner_jaxprs(eqn.params))
+            joint = i in bodies or (i in cut and any(True for _ in inner_jaxprs(eqn.params)))
             if joint or not moves:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
