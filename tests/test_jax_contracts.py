@@ -319,3 +319,19 @@ def test_fingerprint_tells_programs_apart():
         key_of(lambda x: x - 2, X),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_scan_says_how_many_operands_are_constants_and_carried():
+    def swept(a, b, k, xs):
+        step = lambda carry, x: ((carry[0] + k * x, carry[1]), carry[0])
+        return lax.scan(step, (a, b), xs)
+
+    args = (1.0, 2.0, 3.0, jnp.arange(4.0))
+    pushed = lambda *v: jax.jvp(swept, v, v)
+    for fun in (swept, pushed):
+        (eqn,) = [e for e in jax.make_jaxpr(fun)(*args).eqns if e.primitive.name == "scan"]
+        n_consts, n_carry = _jaxpr.scan_layout(eqn.params)
+        n_scanned = len(eqn.invars) - n_consts - n_carry
+        assert [v.aval.shape for v in eqn.invars[-n_scanned:]] == [(4,)] * n_scanned
+        assert all(v.aval.shape == () for v in eqn.invars[:-n_scanned])
+        assert n_carry == sum(v.aval.shape == () for v in eqn.outvars)

@@ -238,6 +238,14 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
                 yield open_jaxpr(item)
 
 
+def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a `scan`'s operands are constants and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # JAX >= 0.11
+    return len(consts), len(carry)
+
+
 def inner_equations(eqn: Any) -> Iterator[Any]:
     """All JAX equations nested anywhere inside an equation's parameters."""
     for jaxpr in inner_jaxprs(eqn.params):

@@ -16,7 +16,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jaxpr import Atom, Const, Equation, Program, Var, bind, flatten, is_traced, prune
+from .._jaxpr import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind,
+    flatten,
+    is_traced,
+    prune,
+    scan_layout,
+)
 from ._moves import MOST_SOURCES, NONE, move, union
 from ._tangent import Tangent
 
@@ -185,8 +196,8 @@ def _turns(name: str, turn: Callable, carry: list[Sources]) -> list[Sources] | s
 
 
 def _scan(eqn: Equation, arrays: list[Sources], offsets: np.ndarray) -> list[Sources] | str:
-    first = eqn.params["num_consts"]
-    last = first + eqn.params["num_carry"]
+    first, n_carry = scan_layout(eqn.params)
+    last = first + n_carry
     slices = [None if a is None else union(list(a)) for a in arrays[last:]]
     if any(a is not None and a.shape[-1] > MOST_SOURCES for a in slices):
         return f"scan over an axis of more than {MOST_SOURCES} elements"
@@ -194,7 +205,6 @@ def _scan(eqn: Equation, arrays: list[Sources], offsets: np.ndarray) -> list[Sou
     outs = _turns("scan", turn, [None if a is None else union([a]) for a in arrays[first:last]])
     if isinstance(outs, str):
         return outs
-    n_carry = last - first
     stacked = [
         None if a is None else np.broadcast_to(a, (eqn.params["length"], *a.shape))
         for a in outs[n_carry:]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Equation, Program, Var, bind, evaluate, flatten, trace
+from .._jaxpr import Equation, Program, Var, bind, evaluate, flatten, scan_layout, trace
 from ..ops import ETPPrimitive
 from ._kinds import Kind, kind_of
 
@@ -65,7 +65,8 @@ def _run(body: Any, values: Sequence[Any]) -> list[Any]:
 
 def _turn_by_turn(eqn: Equation, values: list[Any]) -> list[Any]:
     p = eqn.params
-    first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+    first, n_carry = scan_layout(p)
+    last = first + n_carry
     carry, rows = values[first:last], []
     order = range(p["length"])
     for t in reversed(order) if p["reverse"] else order:
@@ -82,7 +83,7 @@ def _keeps_units_apart(eqn: Equation, flags: list[bool]) -> bool:
         return all(_apart(branch, flags[1:]) is not None for branch in eqn.params["branches"])
     if eqn.name != "scan":
         return False
-    first, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    first, n_carry = scan_layout(eqn.params)
     while True:
         out = _apart(eqn.params["jaxpr"], flags)
         if out is None:
