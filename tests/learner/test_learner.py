@@ -244,9 +244,7 @@ def compiles(action):
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     action()
-    found = len(seen)
-    seen = []  # older JAX cannot take a listener back; this one only counts
-    return found
+    return len(seen)  # older JAX cannot take a listener back; this one only counts
 
 
 def test_second_call_under_jit_neither_traces_nor_compiles():

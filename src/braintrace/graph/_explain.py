@@ -87,7 +87,7 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     )
 
 
-def included(relation: HiddenParamOpRelation, links: Links) -> list[CompilationRecord]:
+def included(relation: HiddenParamOpRelation) -> list[CompilationRecord]:
     eqn = relation.site.equation
     path = relation.weight_path
     context = {

@@ -103,7 +103,7 @@ def analyse(
         taps.append(tap_pattern(found, first, len(parts)))
         first += len(parts)
 
-    links = find_links(step, sites, trained, groups)
+    links = find_links(step, trained, groups)
     records = [*extra, *hidden_operators(program), *untrained(sites)]
     records += plain_parameters(step, trained)
     relations: list[HiddenParamOpRelation] = []
@@ -118,7 +118,7 @@ def analyse(
         relation = _relation(step, site, followed, groups, offsets, links, len(relations), states)
         relations.append(relation)
         tapped.append(i)
-        records += included(relation, links)
+        records += included(relation)
     records += group_records(groups) + dropped(step, tangent, found, pattern, trained)
 
     outputs = [

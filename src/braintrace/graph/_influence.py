@@ -59,10 +59,6 @@ class Influence:
     lost: tuple[frozenset[int], ...]
     bodies: Mapping[int, tuple[int, ...]]
 
-    def source_of(self, elements: np.ndarray) -> np.ndarray:
-        """Which source an element number belongs to."""
-        return np.searchsorted(self.offsets, elements, side="right") - 1
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Value:

@@ -22,16 +22,13 @@ class Links:
     """
 
     from_leaves: dict[Var, int]
-    sites: list[Site]
     direct: dict[Equation, int]
     through: dict[Equation, int]
     blockers: dict[Equation, tuple[Site, ...]]
     cut_entries: dict[Equation, int]
 
 
-def find_links(
-    step: Step, sites: Sequence[Site], trained: Sequence[Site], groups: Sequence[HiddenGroup]
-) -> Links:
+def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup]) -> Links:
     program = step.program
     entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
     from_leaves = reach(program, entries)
@@ -75,4 +72,4 @@ def find_links(
                 mask |= member
         if mask:
             cut_entries[s.equation] = mask
-    return Links(from_leaves, list(sites), direct, through, blockers, cut_entries)
+    return Links(from_leaves, direct, through, blockers, cut_entries)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._influence import NONE, Influence
+from ._influence import Influence
 from ._step import Component
 
 
@@ -143,6 +143,3 @@ def tap_pattern(found: Influence, first: int, n_parts: int) -> TapPattern:
         colours.append(c)
         counts.append(k)
     return TapPattern(np.concatenate(edges), np.concatenate(parts), tuple(colours), tuple(counts))
-
-
-__all__ = ["NONE", "Pattern", "TapPattern", "state_pattern", "tap_pattern"]

@@ -10,6 +10,7 @@ from ._data import SingleStepData as SingleStepData
 from ._drivers import SequenceDriverMixin as SequenceDriverMixin
 from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
 from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
+from ._executor import check_vjp_method as check_vjp_method
 from ._grad_expon import GradExpon as GradExpon
 from ._presets import D_RTRL as D_RTRL
 from ._presets import ES_D_RTRL as ES_D_RTRL

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from .._errors import message
+from ..learner import check_vjp_method
 from ._dense import Dense, DenseStep, dense
 from ._sequence import Grads, StepFn, check
 
@@ -173,14 +174,7 @@ def rule_name(rule: str | type) -> str:
 
 
 def _windows(vjp_method: str, chunk_size: Any) -> int | None:
-    if vjp_method not in ("single-step", "multi-step"):
-        raise ValueError(
-            message(
-                f"unknown vjp_method {vjp_method!r}.",
-                why="a gradient is taken per step or per window",
-                do="choose 'single-step' or 'multi-step'",
-            )
-        )
+    check_vjp_method(vjp_method)
     if (
         isinstance(chunk_size, bool)
         or not isinstance(chunk_size, (int, np.integer))
