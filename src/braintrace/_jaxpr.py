@@ -83,7 +83,7 @@ Atom = Var | Const
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Equation:
-    """One primitive applied to atoms."""
+    """One primitive applied to atoms; `bodies` are what a cond, scan or while runs inside."""
 
     primitive: Any
     inputs: tuple[Atom, ...]
@@ -92,6 +92,7 @@ class Equation:
     source: Any
     effects: bool = False
     callers: tuple[Any, ...] = ()
+    bodies: tuple[Body, ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,6 +114,22 @@ class Program:
     outputs: tuple[Atom, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Body:
+    """A program inside an equation, with the values of its constants."""
+
+    program: Program
+    values: tuple[Any, ...]
+
+
+def deep_equations(program: Program) -> Iterator[Equation]:
+    """All equations of a program and of the bodies in it, outer ones first."""
+    for eqn in program.equations:
+        yield eqn
+        for body in eqn.bodies:
+            yield from deep_equations(body.program)
+
+
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a running trace, so that it may differ from call to call."""
     return isinstance(value, jax.core.Tracer)
@@ -131,11 +148,11 @@ def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
     return flatten(jax.make_jaxpr(fun)(*args))
 
 
-def flatten(closed: Any) -> tuple[Program, tuple[Any, ...]]:
+def flatten(closed: Any, callers: tuple[Any, ...] = ()) -> tuple[Program, tuple[Any, ...]]:
     """Inline every call of a closed jaxpr; returns the program and its closed-over values.
 
     Floating literals count as closed-over values: two traces that differ in them alone are the
-    same program.
+    same program. `callers` are the source lines around it.
     """
     jaxpr = open_jaxpr(closed)
     flat = _Flattener()
@@ -144,7 +161,7 @@ def flatten(closed: Any) -> tuple[Program, tuple[Any, ...]]:
         env[var] = flat.constant(_fresh(var), value)
     inputs = tuple(_fresh(v) for v in jaxpr.invars)
     env.update(zip(jaxpr.invars, inputs, strict=True))
-    outputs = flat.inline(jaxpr, env)
+    outputs = flat.inline(jaxpr, env, callers)
     program = Program(tuple(flat.consts), inputs, tuple(flat.equations), outputs)
     return program, tuple(flat.values)
 
@@ -195,6 +212,7 @@ class _Flattener:
                         eqn.source_info,
                         bool(eqn.effects),
                         callers,
+                        tuple(_body(j, (eqn.source_info, *callers)) for j in _bodies(eqn)),
                     )
                 )
         return tuple(read(a) for a in jaxpr.outvars)
@@ -213,6 +231,20 @@ def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return Program(program.consts, program.inputs, tuple(reversed(kept)), chosen)
+
+
+def _bodies(eqn: Any) -> Sequence[Any]:
+    p = eqn.params
+    if eqn.primitive.name == "cond":
+        return p["branches"]
+    if eqn.primitive.name == "scan":
+        return (p["jaxpr"],)
+    return (p["cond_jaxpr"], p["body_jaxpr"]) if eqn.primitive.name == "while" else ()
+
+
+def _body(closed: Any, callers: tuple[Any, ...]) -> Body:
+    program, values = flatten(closed, callers)
+    return Body(prune(program), values)
 
 
 def _called(eqn: Any) -> Any:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import Equation, bind, evaluate, is_inexact
-from ..graph import Graph, split_cotangents
+from .._control import run
+from .._jaxpr import Equation, bind
+from ..graph import Graph, bind_reversible, split_cotangents
 from ..rules import Rule
 from ._observe import observe
 from ._worlds import evaluate_cut
@@ -54,7 +55,8 @@ def single_step(
     after = _advance(graph, rule, values, before)
     entry = _remember(graph, rule, values, before, after)
     inputs = inputs_of(graph, values, entry)
-    outs = evaluate_cut(graph, values.consts, inputs, _tapped(graph, rule, values, after))
+    taps = _taps(graph, rule, values, after)
+    outs = evaluate_cut(graph, values.consts, inputs, _applied(graph, taps), taps)
     return (*_outputs(graph, values, outs), after)
 
 
@@ -63,8 +65,14 @@ def window_step(
 ) -> tuple[list[Any], Values, list[Any]]:
     """One step inside a window: nothing is cut, nothing is remembered; no rule, no traces."""
     after = _advance(graph, rule, values, lax.stop_gradient(list(traces))) if rule else []
-    outs = evaluate(graph.step.program, values.consts, inputs_of(graph, values))
+    outs = plain_step(graph, values.consts, inputs_of(graph, values))
     return (*_outputs(graph, values, outs), after)
+
+
+def plain_step(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """The step itself, with a reverse mode through every `while`."""
+    apply = lambda eqn, operands, feed: (bind_reversible(eqn, operands), {})
+    return run(graph.step.program, consts, inputs, apply, graph.whiles)[0]
 
 
 def enter_window(graph: Graph, rule: Rule, values: Values, traces: Sequence[Any]) -> Values:
@@ -171,51 +179,50 @@ def _remember(
     return remember(values.params, values.hidden, saved)
 
 
-def _tapped(graph: Graph, rule: Rule, values: Values, after: list[Any]):
-    """How to apply an equation: an operator whose weight gradient the rule replaces, or plainly."""
+def _taps(graph: Graph, rule: Rule, values: Values, after: list[Any]) -> dict[int, Array]:
+    """Zeros added to the operators' outputs whose cotangent becomes the rule's weight gradient."""
     if rule.tap is None:
-        return bind
-    relation_of = {r.site.equation: r for r in graph.relations}
-
-    def apply(eqn: Equation, operands: list[Any]) -> list[Any]:
-        r = relation_of.get(eqn)
-        return bind(eqn, operands) if r is None else [_tap(rule, r, operands, after[r.index])]
-
-    return apply
+        return {}
+    return {r.index: _tap(graph, rule, values, r, after[r.index]) for r in graph.relations}
 
 
-def _tap(rule: Rule, r: Any, operands: list[Any], after: Any) -> Array:
-    op, eqn = r.operator, r.site.equation
+def _tap(graph: Graph, rule: Rule, values: Values, r: Any, after: Any) -> Array:
+    y = r.operator.y
+    shape = y.shape if r.site.turns is None else (r.site.turns, *y.shape)
 
     @jax.custom_vjp
-    def call(operands, after):
-        return bind(eqn, operands)[0]
+    def zeros(params, saved):
+        return jnp.zeros(shape, y.dtype)
 
-    def forward(operands, after):
-        return bind(eqn, operands)[0], (operands, after)
+    def forward(params, saved):
+        return jnp.zeros(shape, y.dtype), (params, saved)
 
     def backward(kept, ct):
-        operands, after = kept
-        raw = {k: operands[i] for k, i in op.positions.items()}
-        moving = {k: w for k, w in raw.items() if is_inexact(w.dtype)}
+        params, (consts, after) = kept
 
-        def effective(w):
-            found = op.effective({**raw, **w})
-            return {k: v for k, v in found.items() if is_inexact(v.dtype)}, found
+        def traced(p):
+            found = graph.operands(consts, p)[r.index]
+            return {k: found[k] for k in r.keys}, found
 
-        chosen, pull, weights = jax.vjp(effective, moving, has_aux=True)
+        _, pull, weights = jax.vjp(traced, params, has_aux=True)
         assert rule.tap is not None
-        grads = rule.tap(r, after, ct, weights)
-        at = op.primitive.x_invar_index
-        x = None if at is None else operands[at]
-        if len(grads) < len(chosen):  # an operand that is not trained: its ordinary cotangent
-            grads = {**op.pull(x, ct, weights), **grads}
-        out: list[Any] = [None] * len(operands)
-        for k, g in pull(grads)[0].items():
-            out[op.positions[k]] = g
-        if at is not None and is_inexact(operands[at].dtype):
-            out[at] = jax.vjp(lambda v: op.call(v, raw), x)[1](ct)[0]
-        return out, None
+        return pull(rule.tap(r, after, ct, weights))[0], None
 
-    call.defvjp(forward, backward)
-    return call(operands, lax.stop_gradient(after))
+    zeros.defvjp(forward, backward)
+    return r.site.inward(zeros(values.params, lax.stop_gradient((values.consts, after))))
+
+
+def _applied(graph: Graph, taps: dict[int, Array]):
+    """How to apply an equation: a tapped operator passes no gradient to its weights."""
+    relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
+
+    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+        r = relation_of.get(eqn)
+        if r is None:
+            return bind_reversible(eqn, operands), {}
+        still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
+        operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
+        (y,) = bind(eqn, operands)
+        return [y + feed[r.index].astype(y.dtype)], {}
+
+    return apply

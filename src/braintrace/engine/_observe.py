@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..graph import Graph, Pushed
+from .._jaxpr import Var
+from ..graph import Graph, HiddenParamOpRelation, Pushed, bind_reversible
 
 Array = jax.Array
+_FEW = 4  # derivatives that are written out one by one; more are computed side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,60 +28,164 @@ class Observation:
 
 def observe(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Observation]:
     """Evaluate the kept Jacobian of a step at a point, relation by relation."""
-    tangent = graph.tangent
-    pushed = Pushed(tangent, [*consts, *inputs], graph.cut, graph.found.bodies)
-    by_colour = _push_states(graph, pushed)
+    pushed = Pushed(
+        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible
+    )
+    states = _States(graph, pushed)
     xs = pushed.xs()
     out = []
     for relation, t in zip(graph.relations, graph.tapped, strict=True):
-        tap, parts = graph.taps[t], tangent.taps[t]
-        arrivals = {
-            (p, c): pushed.push({var: _seed(tap.colours[p] == c, var)})
-            for p, var in enumerate(parts)
-            for c in range(tap.n_colours[p])
-        }
+        x = None if xs[t] is None else relation.site.outward(xs[t])
+        out.append(Observation(x, _tail(graph, pushed, relation, t), states.transition(relation)))
+    return out
+
+
+# One derivative: an array per component (None is zero).
+Derivative = list[Array | None]
+
+
+class _States:
+    """The derivatives of the exits by the entries, as many as the colouring asks for."""
+
+    def __init__(self, graph: Graph, pushed: Pushed):
+        self._graph = graph
+        c, offsets = graph.pattern.colouring, graph.found.offsets
+        entries = graph.tangent.entries
+        parts = [slice(int(offsets[k]), int(offsets[k + 1])) for k in range(len(entries))]
+        ahead = [
+            {v: _seed(c.sources[p] == i, v) for v, p in zip(entries, parts, strict=True)}
+            for i in range(c.n_sources)
+        ]
+        back = [
+            [_seed(c.exits[p] == i, v) for v, p in zip(entries, parts, strict=True)]
+            for i in range(c.n_exits)
+        ]
+        self.derivatives = _push(pushed, ahead) + _pull(pushed, entries, back)
+
+    def transition(self, relation: HiddenParamOpRelation) -> Array:
         slots = relation.slots
-        dtype = slots.dtype
-        f = jnp.stack(
-            [_arrival(slots.arrival[k], arrivals, slots, dtype) for k in range(slots.width)], -1
-        )
-        D = jnp.stack(
+        if slots.table is not None:
+            return slots.table(self._stacked(slots.dtype), slots.dtype)
+        rows = [
+            jnp.stack(
+                [
+                    _total([p(self.derivatives[c], slots.dtype) for c, p in cell], slots)
+                    for cell in row
+                ],
+                -1,
+            )
+            for row in slots.transition
+        ]
+        return jnp.stack(rows, -2)
+
+    def _stacked(self, dtype) -> Array:
+        shapes = [v.shape for v in self._graph.tangent.entries]
+        rows = [
+            jnp.concatenate(
+                [
+                    (jnp.zeros(s, dtype) if a is None else a.astype(dtype)).reshape(-1)
+                    for a, s in zip(derivative, shapes, strict=True)
+                ]
+            )
+            for derivative in self.derivatives
+        ]
+        return jnp.stack(rows)
+
+
+def _push(pushed: Pushed, seeds: list[dict[Var, Array]]) -> list[Derivative]:
+    """Tangents at the exits, one per set of seeds."""
+    if len(seeds) <= _FEW:
+        return [pushed.push({v: s for v, s in one.items() if s is not None}) for one in seeds]
+    variables = list(seeds[0])
+    full = [
+        jnp.stack([jnp.zeros(v.shape, v.dtype) if one[v] is None else one[v] for one in seeds])
+        for v in variables
+    ]
+    run = jax.vmap(lambda *arrays: pushed.push(dict(zip(variables, arrays, strict=True))))
+    rows = run(*full)
+    return [[None if a is None else a[i] for a in rows] for i in range(len(seeds))]
+
+
+def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]]) -> list:
+    """Cotangents at the sources, one per set of seeds at the exits."""
+    if not seeds:
+        return []
+    exits = pushed.exit_shapes
+
+    def run(*tangents):
+        found = pushed.push(dict(zip(sources, tangents, strict=True)))
+        return [
+            jnp.zeros(s.shape, s.dtype) if a is None else a
+            for a, s in zip(found, exits, strict=True)
+        ]
+
+    _, back = jax.vjp(run, *(jnp.zeros(v.shape, v.dtype) for v in sources))
+
+    def one(seed):
+        full = [
+            jnp.zeros(s.shape, s.dtype) if a is None else a.astype(s.dtype)
+            for a, s in zip(seed, exits, strict=True)
+        ]
+        return back(full)
+
+    if len(seeds) <= _FEW:
+        return [list(one(seed)) for seed in seeds]
+    stacked = [
+        jnp.stack([jnp.zeros(s.shape, s.dtype) if a is None else a for a in column])
+        for column, s in zip(zip(*seeds, strict=True), exits, strict=True)
+    ]
+    rows = jax.vmap(one)(stacked)
+    return [[a[i] for a in rows] for i in range(len(seeds))]
+
+
+def _tail(graph: Graph, pushed: Pushed, relation: HiddenParamOpRelation, t: int) -> Array:
+    """f, with an axis of turns first where the operator has them."""
+    tap, parts, slots, site = graph.taps[t], graph.tangent.taps[t], relation.slots, relation.site
+    entries, offsets = graph.tangent.entries, graph.found.offsets
+    found: dict[tuple[int, int, bool], Derivative] = {}
+    for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
+        ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
+        for i, d in enumerate(_push(pushed, ahead)):
+            found[p, i, False] = d
+        back = [
             [
-                jnp.stack(
-                    [
-                        _total([p(by_colour[c], dtype) for c, p in cell], slots, dtype)
-                        for cell in row
-                    ],
-                    -1,
-                )
-                for row in slots.transition
-            ],
-            -2,
-        )
-        out.append(Observation(xs[t], f, D))
-    return out
+                _seed(c.exits[int(offsets[k]) : int(offsets[k + 1])] == i, v)
+                for k, v in enumerate(entries)
+            ]
+            for i in range(c.n_exits)
+        ]
+        for i, d in enumerate(_pull(pushed, [var], back)):
+            found[p, i, True] = [site.outward(d[0])]
 
+    def picked(k: int, part: int) -> Array:
+        terms = []
+        for p, i, backward, pick in slots.arrival[k]:
+            if p != part:
+                continue
+            read: Callable = lambda a, pick=pick: pick([a], slots.dtype)
+            if not backward:
+                terms.append(pick(found[p, i, False], slots.dtype))
+            elif site.turns is None:
+                terms.append(read(found[p, i, True][0]))
+            else:
+                terms.append(jax.vmap(read)(found[p, i, True][0]))
+        return _total(terms, slots, site.turns)
 
-def _push_states(graph: Graph, pushed: Pushed) -> list[list[Array | None]]:
-    """One tangent per colour of the state pattern, at all exits."""
-    pattern, offsets = graph.pattern, graph.found.offsets
-    out = []
-    for c in range(pattern.n_colours):
-        seeds = {}
-        for k, var in enumerate(graph.tangent.entries):
-            here = pattern.colours[offsets[k] : offsets[k + 1]] == c
-            if here.any():
-                seeds[var] = _seed(here, var)
-        out.append(pushed.push(seeds))
-    return out
+    def stacked(part: int) -> Array:
+        return jnp.stack([picked(k, part) for k in range(slots.width)], -1)
+
+    # A slot is real; its derivative by a complex y is the covector d/d(re) - i d/d(im).
+    return jax.lax.complex(stacked(0), -stacked(1)) if len(parts) == 2 else stacked(0)
 
 
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
-    pushed = Pushed(graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies)
-    by_colour = _push_states(graph, pushed)
-    offsets, kept = graph.found.offsets, graph.pattern.kept
-    edges = set(map(tuple, kept.tolist()))
+    pushed = Pushed(
+        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible
+    )
+    derivatives = _States(graph, pushed).derivatives
+    offsets, c = graph.found.offsets, graph.pattern.colouring
+    first, second = graph.pattern.kept.T
     out = []
     for g in graph.groups:
         size = int(np.prod(g.varshape, dtype=np.int64))
@@ -88,34 +194,37 @@ def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) 
             row = []
             for source in g.components:
                 total = jnp.zeros(g.varshape, graph.tangent.entries[to].dtype)
-                first, start = int(offsets[to]), int(offsets[source])
-                there = np.array([(first + i, start + i) in edges for i in range(size)])
-                colours = graph.pattern.colours[start : start + size]
-                for c in np.unique(colours[there]):
-                    value = by_colour[c][to]
+                start, begin = int(offsets[to]), int(offsets[source])
+                here = (first >= start) & (first < start + size) & (second - begin == first - start)
+                there = np.zeros(size, bool)
+                there[first[here] - start] = True
+                back = (to, source) in c.backward
+                numbers = (
+                    c.n_sources + c.exits[start : start + size]
+                    if back
+                    else c.sources[begin : begin + size]
+                )
+                for n in np.unique(numbers[there]):
+                    value = derivatives[n][source if back else to]
                     if value is not None:
-                        here = (there & (colours == c)).reshape(g.varshape)
-                        total = jnp.where(here, value, total)
+                        mask = (there & (numbers == n)).reshape(g.varshape)
+                        total = jnp.where(mask, value, total)
                 row.append(total)
             rows.append(jnp.stack(row, -1))
         out.append(jnp.stack(rows, -2))
     return out
 
 
-def _seed(here: np.ndarray, var) -> Array:
+def _seed(here: np.ndarray, var: Var) -> Array | None:
+    if not here.any():
+        return None
     if here.all():
         return jnp.ones(var.shape, var.dtype)
     return jnp.asarray(here.reshape(var.shape), var.dtype)
 
 
-def _total(terms: list[Array], slots, dtype) -> Array:
-    return sum(terms[1:], terms[0]) if terms else jnp.zeros(slots.shape, dtype)
-
-
-def _arrival(cell, arrivals, slots, dtype) -> Array:
-    # A slot is real; its derivative by a complex y is the covector d/d(re) - i d/d(im).
-    real = [pick(arrivals[p, c], dtype) for p, c, pick in cell if p == 0]
-    imag = [pick(arrivals[p, c], dtype) for p, c, pick in cell if p == 1]
-    if any(p == 1 for p, _ in arrivals):
-        return jax.lax.complex(_total(real, slots, dtype), -_total(imag, slots, dtype))
-    return _total(real, slots, dtype)
+def _total(terms: list[Array], slots: Any, turns: int | None = None) -> Array:
+    if terms:
+        return sum(terms[1:], terms[0])
+    shape = slots.shape if turns is None else (turns, *slots.shape)
+    return jnp.zeros(shape, slots.dtype)

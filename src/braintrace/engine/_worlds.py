@@ -3,63 +3,114 @@
 A state that enters an operator through a recurrent connection must not pass a cotangent there, but
 the very same intermediate values may carry one elsewhere. So a value is computed once per *world*,
 the set of state leaves it sees detached; an operator reads its input in the world that adds its own
-recurrent entries. Worlds differ in derivative only, never in value: XLA merges them again.
+recurrent entries. Worlds differ in derivative only, never in value: XLA merges them again. A body
+of control flow with such an operator inside runs all its worlds side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
-from .._jaxpr import Const, Equation, Var, bind
+from .._control import Apply, Feed, Seen, through
+from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
 from ..graph import Graph
-
-Apply = Callable[[Equation, list[Any]], list[Any]]
 
 
 def evaluate_cut(
-    graph: Graph, consts: Sequence[Any], inputs: Sequence[Any], apply: Apply = bind
+    graph: Graph, consts: Sequence[Any], inputs: Sequence[Any], apply: Apply, feed: Feed
 ) -> list[Any]:
     """Run the step with every recurrent entry detached."""
-    program, reach = graph.step.program, graph.leaf_reach
-    wanted: dict[Var, set[int]] = {}
-
-    def want(atom: Any, world: int) -> None:
-        if isinstance(atom, Var):
-            wanted.setdefault(atom, set()).add(world & reach.get(atom, 0))
-
-    for out in program.outputs:
-        want(out, 0)
-    worlds_of: list[set[int]] = []
-    for eqn in reversed(program.equations):
-        worlds = set().union(*(wanted.get(o, ()) for o in eqn.outputs)) or {0}
-        worlds_of.append(worlds)
-        for world in worlds:
-            for i, atom in enumerate(eqn.inputs):
-                want(atom, world | _cut(graph, eqn, i))
-
+    program = graph.step.program
     env: dict[tuple[Var, int], Any] = {}
     entry = {graph.step.entry(leaf): 1 << k for k, leaf in enumerate(graph.step.hidden)}
     for var, value in zip((*program.consts, *program.inputs), (*consts, *inputs), strict=True):
         env[var, 0] = value
         if var in entry:
             env[var, entry[var]] = lax.stop_gradient(value)
-
-    def read(atom: Any, world: int) -> Any:
-        if isinstance(atom, Const):
-            return atom.value
-        return env[atom, world & reach.get(atom, 0)]
-
-    for eqn, worlds in zip(program.equations, reversed(worlds_of), strict=True):
-        for world in sorted(worlds):
-            values = [read(a, world | _cut(graph, eqn, i)) for i, a in enumerate(eqn.inputs)]
-            for var, value in zip(eqn.outputs, apply(eqn, values), strict=True):
-                env[var, world & reach.get(var, 0)] = value
-    return [read(o, 0) for o in program.outputs]
+    outs, _ = _Worlds(graph, apply).run(program, env, [0], feed)
+    return [o[0] for o in outs]
 
 
-def _cut(graph: Graph, eqn: Equation, position: int) -> int:
-    mask = graph.cut_entries.get(eqn, 0)
-    return mask if mask and position == eqn.primitive.x_invar_index else 0
+class _Worlds:
+    def __init__(self, graph: Graph, apply: Apply):
+        self.graph, self.apply, self.reach = graph, apply, graph.leaf_reach
+        self.inner: dict[Equation, set[int]] = {}
+        for eqn in deep_equations(graph.step.program):
+            equations = (e for b in eqn.bodies for e in deep_equations(b.program))
+            masks = {graph.cut_entries[e] for e in equations if e in graph.cut_entries}
+            if masks or eqn in graph.opens or eqn in graph.whiles:
+                self.inner[eqn] = masks
+
+    def run(
+        self, program: Program, env: dict[tuple[Var, int], Any], worlds: list[int], feed: Feed
+    ) -> tuple[list[dict[int, Any]], Seen]:
+        """The outputs in these worlds; `env` holds constants and inputs in all they need."""
+        wanted: dict[Var, set[int]] = {}
+        for out in program.outputs:
+            for world in worlds:
+                self.want(wanted, out, world)
+        plan: list[list[int]] = []
+        for eqn in reversed(program.equations):
+            found = set().union(*(wanted.get(o, ()) for o in eqn.outputs)) or {0}
+            found = self.closed(found, self.inner.get(eqn, set()))
+            plan.append(sorted(found))
+            for world in found:
+                for i, atom in enumerate(eqn.inputs):
+                    self.want(wanted, atom, world | self.cut(eqn, i))
+
+        def read(atom: Atom, world: int) -> Any:
+            if isinstance(atom, Const):
+                return atom.value
+            return env[atom, world & self.reach.get(atom, 0)]
+
+        seen: Seen = {}
+        for eqn, chosen in zip(program.equations, reversed(plan), strict=True):
+            if eqn in self.inner:
+                outs, found = self.open(eqn, read, chosen, feed)
+                seen |= found
+                for var, by_world in zip(eqn.outputs, outs, strict=True):
+                    env |= {(var, w & self.reach.get(var, 0)): v for w, v in by_world.items()}
+                continue
+            for world in chosen:
+                values = [read(a, world | self.cut(eqn, i)) for i, a in enumerate(eqn.inputs)]
+                made, found = self.apply(eqn, values, feed)
+                seen |= found
+                for var, value in zip(eqn.outputs, made, strict=True):
+                    env[var, world & self.reach.get(var, 0)] = value
+        return [{w: read(o, w) for w in worlds} for o in program.outputs], seen
+
+    def open(self, eqn: Equation, read: Any, worlds: list[int], feed: Feed) -> tuple[list, Seen]:
+        """Apply control flow with operators inside, all worlds side by side."""
+        values: list[Any] = [{w: read(a, w) for w in worlds} for a in eqn.inputs]
+        if eqn.name == "cond":
+            values[0] = read(eqn.inputs[0], 0)
+
+        def inside(body: Body, given: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
+            env: dict[tuple[Var, int], Any] = {
+                (v, 0): c for v, c in zip(body.program.consts, body.values, strict=True)
+            }
+            for var, by_world in zip(body.program.inputs, given, strict=True):
+                env |= {(var, w & self.reach.get(var, 0)): v for w, v in by_world.items()}
+            return self.run(body.program, env, worlds, feed)
+
+        mine = {i: feed[i] for i in self.graph.opens.get(eqn, ()) if i in feed}
+        return through(eqn, values, inside, mine)
+
+    def want(self, wanted: dict[Var, set[int]], atom: Atom, world: int) -> None:
+        if isinstance(atom, Var):
+            wanted.setdefault(atom, set()).add(world & self.reach.get(atom, 0))
+
+    def closed(self, worlds: set[int], masks: set[int]) -> set[int]:
+        """The worlds that a body needs: with the entries of any operators inside cut too."""
+        while True:
+            more = worlds | {w | m for w in worlds for m in masks}
+            if more == worlds:
+                return worlds
+            worlds = more
+
+    def cut(self, eqn: Equation, position: int) -> int:
+        mask = self.graph.cut_entries.get(eqn, 0)
+        return mask if mask and position == self.graph.x_positions[eqn] else 0

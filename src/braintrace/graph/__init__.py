@@ -14,3 +14,4 @@ from ._step import Leaf as Leaf
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
+from ._while import bind_reversible as bind_reversible

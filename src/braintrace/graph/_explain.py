@@ -12,7 +12,8 @@ from ._influence import Influence
 from ._links import Links
 from ._pattern import Pattern
 from ._reach import bits_of, reach
-from ._relations import HiddenParamOpRelation, Site
+from ._relations import HiddenParamOpRelation
+from ._sites import Site
 from ._step import Path, Step
 from ._tangent import Tangent
 
@@ -195,7 +196,7 @@ def dropped(
     seen: dict[tuple, str] = {}
     for c, cuts in enumerate(found.lost):
         for cut in (found.cuts[k] for k in sorted(cuts)):
-            eqn = tangent.program.equations[cut.equation]
+            eqn = cut.equation
             for site in (owner[s - n] for s in sorted(cut.sources) if s >= n):
                 tails.setdefault(
                     (_paths(step, site)[0], leaf_path(c), eqn.where()),

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._control import opened
 from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord
 from ._explain import dropped, excluded, group_records, included, plain_parameters, untrained
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
 from ._links import Links, find_links
-from ._pattern import Pattern, TapPattern, state_pattern, tap_pattern
-from ._relations import HiddenParamOpRelation, Site, find_sites, hidden_operators
+from ._pattern import (
+    Pattern,
+    Places,
+    TapPattern,
+    close,
+    matrix,
+    mixing_probes,
+    state_pattern,
+    tap_pattern,
+)
+from ._relations import HiddenParamOpRelation
+from ._sites import Site, find_sites, operand_atoms, operands
 from ._slots import Slots, slots
 from ._step import Path, Step
 from ._tangent import Tangent, tangent_program
@@ -28,8 +40,8 @@ class Graph:
     """Everything the engine needs to know about a step; made by `analyse`.
 
     `cut_entries` tells, for an equation, which hidden leaves (mask) enter it through a recurrent
-    connection. `weights` computes the operands of the relations from the
-    parameters.
+    connection. `weights` computes the operands of the relations from the parameters. `opens` are
+    the equations of control flow around operators, with the relations inside.
     """
 
     step: Step
@@ -38,15 +50,19 @@ class Graph:
     pattern: Pattern
     taps: tuple[TapPattern, ...]
     tapped: tuple[int, ...]
+    sites: tuple[Site, ...]
     groups: tuple[HiddenGroup, ...]
     relations: tuple[HiddenParamOpRelation, ...]
     weights: Program
     cut_entries: Mapping[Equation, int]
     leaf_reach: Mapping[Var, int]
+    opens: Mapping[Equation, frozenset[int]]
+    whiles: Mapping[Equation, frozenset[int]]
+    x_positions: Mapping[Equation, int | None]
     records: tuple[CompilationRecord, ...]
 
     @property
-    def cut(self) -> frozenset[int]:
+    def cut(self) -> frozenset[Equation]:
         """Equations of the tangent program whose tangent is dropped."""
         return frozenset(c.equation for c in self.found.cuts)
 
@@ -61,16 +77,11 @@ class Graph:
         flat = iter(evaluate(self.weights, consts, inputs))
         out = []
         for r in self.relations:
-            shape = {k: r.operator.operands[i] for k, i in r.operator.positions.items()}
-            varying = r.site.varying
-            out.append(
-                r.operator.effective(
-                    {
-                        k: jnp.zeros(s.shape, s.dtype) if k in varying else next(flat)
-                        for k, s in shape.items()
-                    }
-                )
-            )
+            values = [next(flat) for _ in operand_atoms(r.site)]
+            found = operands(r.site, values)
+            shapes = {k: r.operator.operands[i] for k, i in r.operator.positions.items()}
+            zeros = {k: jnp.zeros(s.shape, s.dtype) for k, s in shapes.items() if k not in found}
+            out.append(r.operator.effective({**found, **zeros}))
         return out
 
 
@@ -92,41 +103,57 @@ def analyse(
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     sites = find_sites(step, unsteady)
     trained = [s for s in sites if s.trained]
-    tangent = tangent_program(step, consts, [s.equation for s in trained])
-    found = influence(tangent, _known(tangent, consts))
-    pattern = state_pattern(found, tangent.components)
-    offsets = found.offsets[: len(tangent.components) + 1]
-    groups = _with_states(find_groups(step, tangent.components, pattern, offsets), states)
+    tangent = tangent_program(step, consts, trained)
+    components = tangent.components
+    found = influence(
+        tangent,
+        [s.time_axes for s in trained],
+        _known(tangent, consts),
+        partial(mixing_probes, components),
+    )
+    pattern = state_pattern(found, components, False)
+    places = Places(components, found.offsets)
+    groups = _with_states(find_groups(step, components, pattern, places.offsets), states)
 
-    taps, first = [], len(tangent.components)
-    for parts in tangent.taps:
-        taps.append(tap_pattern(found, first, len(parts)))
+    taps, first = [], len(components)
+    for site, parts in zip(trained, tangent.taps, strict=True):
+        taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
         first += len(parts)
 
     links = find_links(step, trained, groups)
-    records = [*extra, *hidden_operators(program), *untrained(sites)]
+    records = [*extra, *untrained(sites)]
     records += plain_parameters(step, trained)
+    kept = matrix(pattern.kept[:, 0], pattern.kept[:, 1], (places.n, places.n))
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
         parts = (*tangent.entries, *tangent.taps[i])
         dtype = jnp.result_type(*(v.dtype for v in parts))
-        followed = slots(taps[i], pattern, offsets, site.y.shape, dtype) if site.steady else None
+        y_shape = site.operator.y.shape
+        n_y = int(np.prod(y_shape, dtype=np.int64))
+        direct = taps[i].all_edges
+        followed = None
+        if site.steady:
+            reached = close(kept, matrix(direct[:, 0], direct[:, 1], (places.n, n_y)))
+            same = site.operator.primitive.rules.spread is None
+            followed = slots(
+                taps[i], reached, pattern.kept, pattern.colouring, places, y_shape, dtype, same
+            )
         if followed is None:
             records.append(excluded(step, site, links))
             continue
-        relation = _relation(step, site, followed, groups, offsets, links, len(relations), states)
+        relation = _relation(
+            step, site, followed, groups, places.offsets, links, len(relations), states
+        )
         relations.append(relation)
         tapped.append(i)
         records += included(relation)
     records += group_records(groups) + dropped(step, tangent, found, pattern, trained)
 
-    outputs = [
-        r.site.equation.inputs[p]
-        for r in relations
-        for k, p in r.operator.positions.items()
-        if k not in r.site.varying
-    ]
+    number = {r.site.equation: r.index for r in relations}
+    inner = {s.equation for s in trained}
+    opens = opened(program, lambda e: number.get(e, -1 if e in inner else None))
+    loops = opened(program, lambda e: -1 if e.name == "while" else None)
     return Graph(
         step=step,
         tangent=tangent,
@@ -134,11 +161,15 @@ def analyse(
         pattern=pattern,
         taps=tuple(taps),
         tapped=tuple(tapped),
+        sites=tuple(trained),
         groups=groups,
         relations=tuple(relations),
-        weights=prune(program, outputs),
+        weights=prune(program, [a for r in relations for a in operand_atoms(r.site)]),
         cut_entries=links.cut_entries,
         leaf_reach=links.from_leaves,
+        opens={e: frozenset(ns) for e, ns in opens.items()},
+        whiles={e: frozenset(ns) for e, ns in loops.items()},
+        x_positions={s.equation: s.operator.primitive.x_invar_index for s in trained},
         records=tuple(records),
     )
 

@@ -1,10 +1,14 @@
-"""Influence maps: which source elements does each element of each tangent read?
+"""Which elements of the entry states and operator outputs does each exit element read?
 
-The abstract value of a variable is an integer array of its own shape with one more axis, the
-sources each element reads (NONE pads). Data movement is executed on these arrays; element-wise
-equations take the union; every other equation mixes elements: it is cut, its result counts as a
-constant, and what was cut is recorded. Bodies of control flow are walked in turn. Sources are
-numbered through all entries, then all taps.
+The abstract value of a variable is an integer array of its shape plus one axis: the numbers of the
+source elements it reads, padded with NONE. Data movement runs on these arrays, element-wise
+equations take unions, bodies of control flow are walked turn by turn or until their sets no longer
+grow. What mixes is cut, the equation counts as constant, and recorded; or, for rules that keep
+everything, followed.
+
+A sum takes each element to one result. It is kept where every result ends, now and at later steps,
+in at most one position of each state shape: then it stays within a unit. `influence` finds this
+out by giving the results of sums numbers of their own (*probes*) and looking where they end.
 """
 
 from __future__ import annotations
@@ -18,27 +22,30 @@ import numpy as np
 
 from .._jaxpr import (
     Atom,
+    Body,
     Const,
     Equation,
     Program,
     Var,
     bind,
-    flatten,
     is_traced,
-    prune,
     scan_layout,
 )
-from ._moves import MOST_SOURCES, NONE, move, union
+from ._moves import is_sum, move, spread
+from ._sets import MOST_ENTRIES, NONE, union
 from ._tangent import Tangent
 
 _MOST_KNOWN = 1 << 22  # elements of an integer array that is worth computing at compile time
+_FEW_TURNS = 16  # a loop of so many turns is always walked turn by turn
+_MOST_TURNS = 512  # and so is one of so many whose turns read different sources
+_SUM = "{} adds up units"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cut:
     """An equation whose tangent is dropped, and the sources (by number) that reached it."""
 
-    equation: int
+    equation: Equation
     sources: frozenset[int]
     reason: str
 
@@ -57,172 +64,281 @@ class Influence:
     offsets: np.ndarray
     cuts: tuple[Cut, ...]
     lost: tuple[frozenset[int], ...]
-    bodies: Mapping[int, tuple[int, ...]]
+    bodies: Mapping[Equation, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Value:
     sources: np.ndarray  # (*shape, m)
-    lost: frozenset[int]  # positions in the list of cuts
+    lost: frozenset[Equation]
 
 
-def influence(tangent: Tangent, known_inputs: dict[Var, np.ndarray]) -> Influence:
-    """Walk the tangent program; `known_inputs` are integer inputs whose value is known."""
-    sources = [*tangent.entries, *(v for tap in tangent.taps for v in tap)]
-    offsets = np.cumsum([0, *(v.size for v in sources)])
-    env: dict[Var, _Value] = {}
-    for var, start in zip(sources, offsets[:-1], strict=True):
-        own = np.arange(start, start + var.size).reshape((*var.shape, 1))
-        env[var] = _Value(own, frozenset())
-    cuts: list[Cut] = []
-    bodies: dict[int, tuple[int, ...]] = {}
-    exits = _walk(tangent.program, env, dict(known_inputs), offsets, cuts, tangent.exits, bodies)
-
-    rows, lost_at = [], []
-    for component, value in zip(tangent.components, exits, strict=True):
-        size = int(np.prod(component.shape, dtype=np.int64))
-        found = np.full((size, 0), NONE) if value is None else value.sources
-        rows.append(found.reshape(size, found.shape[-1]))
-        lost_at.append(frozenset() if value is None else value.lost)
-    return Influence(tuple(rows), offsets, tuple(cuts), tuple(lost_at), bodies)
+Values = list[_Value | None]
+# From the rows of a walk and the numbers of the probes: which probes end in several units.
+Offends = Callable[[tuple[np.ndarray, ...], np.ndarray, int], np.ndarray]
 
 
-def _walk(
-    program: Program,
-    env: dict[Var, _Value],
-    known: dict[Var, np.ndarray],
-    offsets: np.ndarray,
-    cuts: list[Cut],
-    outputs: Sequence[Atom],
-    bodies: dict[int, tuple[int, ...]],
-) -> list[_Value | None]:
-    """Values of `outputs`; what is cut on the way is added to `cuts`."""
+def influence(
+    tangent: Tangent,
+    time_axes: Sequence[tuple[int, ...]],
+    known: Mapping[Var, np.ndarray],
+    offends: Offends | None,
+) -> Influence:
+    """Walk the tangent program.
 
-    def value_of(atom: Atom) -> _Value | None:
-        return env.get(atom) if isinstance(atom, Var) else None
+    Args:
+        tangent: the program; its taps have an axis for every scan around the operator.
+        time_axes: per tap, the axes that are more time: their turns count as one source.
+        known: integer inputs whose value is known.
+        offends: which probes mix units; None follows everything instead of cutting it.
+    """
+    walk = _Walk(tangent, time_axes, known, full=offends is None)
+    if offends is None:
+        return walk.result(frozenset())
+    cut: frozenset[Equation] = frozenset()
+    while True:
+        found = walk.result(cut)
+        bad = walk.offending(offends, cut)
+        if not bad:
+            return found
+        # Those that mix even if all the others are cut are cut for certain, else the last one.
+        walk.result(cut | bad.keys())
+        sure = {e for e in walk.offending(offends, cut | bad.keys(), probe_cut=True) if e in bad}
+        cut |= sure or {list(bad)[-1]}
 
-    def known_of(atom: Atom) -> np.ndarray | None:
-        if isinstance(atom, Const):
-            return None if is_traced(atom.value) else atom.value
-        return known.get(atom)
 
-    for i, eqn in enumerate(program.equations):
-        values = [value_of(a) for a in eqn.inputs]
-        if all(v is None for v in values):
-            _fold(eqn, [known_of(a) for a in eqn.inputs], known)
-            continue
-        if eqn.name == "stop_gradient":
-            continue
-        lost = frozenset().union(*(v.lost for v in values if v is not None))
+class _Walk:
+    def __init__(self, tangent: Tangent, time_axes, known, full: bool):
+        self.tangent, self.known, self.full = tangent, known, full
+        self.sources: dict[Var, np.ndarray] = {}
+        counts = []
+        taps = [((), v) for v in tangent.entries]
+        for axes, tap in zip(time_axes, tangent.taps, strict=True):
+            taps += [(axes, v) for v in tap]
+        start = 0
+        for axes, var in taps:
+            one = tuple(1 if i in axes else n for i, n in enumerate(var.shape))
+            count = int(np.prod(one, dtype=np.int64))
+            own = np.arange(start, start + count).reshape((*one, 1))
+            self.sources[var] = np.broadcast_to(own, (*var.shape, 1))
+            counts.append(count)
+            start += count
+        self.offsets = np.cumsum([0, *counts])
+
+    def result(self, cut_sums: frozenset[Equation]) -> Influence:
+        """Walk once with these sums cut."""
+        self.cut_sums = cut_sums
+        self.cuts: dict[Equation, tuple[set[int], str]] = {}
+        self.bodies: dict[Equation, tuple[int, ...]] = {}
+        self.probes: dict[Equation, tuple[int, int]] = {}
+        self.last = int(self.offsets[-1])
+        env = {v: _Value(s, frozenset()) for v, s in self.sources.items()}
+        program = self.tangent.program
+        while True:
+            before = len(self.cuts)
+            exits = self.program(program, dict(env), dict(self.known), self.tangent.exits)
+            if len(self.cuts) == before or not any(e.bodies for e in program.equations):
+                break  # a cut inside a body may have come after a turn that went without it
+        self.exits = exits
+        number = {e: i for i, e in enumerate(self.cuts)}
+        rows, lost = [], []
+        for component, value in zip(self.tangent.components, exits, strict=True):
+            size = int(np.prod(component.shape, dtype=np.int64))
+            found = np.full((size, 0), NONE) if value is None else value.sources
+            rows.append(found.reshape(size, found.shape[-1]))
+            lost.append(frozenset() if value is None else frozenset(number[e] for e in value.lost))
+        self.rows = tuple(rows)
+        plain = tuple(_without(r, self.offsets[-1]) for r in rows)
+        cuts = tuple(Cut(e, frozenset(s), why) for e, (s, why) in self.cuts.items())
+        return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
+
+    def offending(
+        self, offends: Offends, cut: frozenset[Equation] | set, probe_cut: bool = False
+    ) -> dict[Equation, None]:
+        """The sums of the last walk whose results end in several units, in program order."""
+        chosen = {e: r for e, r in self.probes.items() if probe_cut or e not in cut}
+        if not chosen:
+            return {}
+        bad = offends(self.rows, self.offsets, self.last)
+        return {e: None for e, (low, high) in chosen.items() if bad[low:high].any()}
+
+    # ------------------------------------------------------------------------------- programs
+
+    def program(
+        self,
+        program: Program,
+        env: dict[Var, _Value],
+        known: dict[Var, Any],
+        outputs: Sequence[Atom],
+    ) -> Values:
+        def value_of(atom: Atom) -> _Value | None:
+            return env.get(atom) if isinstance(atom, Var) else None
+
+        def known_of(atom: Atom) -> Any:
+            if isinstance(atom, Const):
+                return None if is_traced(atom.value) else atom.value
+            return known.get(atom)
+
+        for eqn in program.equations:
+            values = [value_of(a) for a in eqn.inputs]
+            if all(v is None for v in values):
+                _fold(eqn, [known_of(a) for a in eqn.inputs], known)
+            elif eqn.name != "stop_gradient":
+                made = self.equation(eqn, values, [known_of(a) for a in eqn.inputs])
+                env.update((v, m) for v, m in zip(eqn.outputs, made, strict=True) if m is not None)
+        return [value_of(o) for o in outputs]
+
+    def equation(self, eqn: Equation, values: Values, known: list[Any]) -> Values:
         arrays = [None if v is None else v.sources for v in values]
-        result: Sequence[Sources] | str
-        if eqn.name in _BODIES:
-            result = _BODIES[eqn.name](eqn, arrays, offsets)
-        else:
-            result = move(eqn, arrays, [known_of(a) for a in eqn.inputs])
+        lost = frozenset().union(*(v.lost for v in values if v is not None))
+        if eqn in self.cuts:
+            return self.cut(eqn, arrays, lost, self.cuts[eqn][1])
+        if eqn.bodies:
+            made = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn, values)
+            if isinstance(made, str):
+                return self.cut(eqn, arrays, lost, made)
+            self.bodies[eqn] = tuple(k for k, v in enumerate(made) if v is not None)
+            return made
+        if eqn in self.cut_sums:
+            return self.probed(eqn, self.cut(eqn, arrays, lost, _SUM.format(eqn.name)))
+        result = move(eqn, arrays, known)
+        if isinstance(result, str) and self.full:
+            result = spread(eqn, arrays, known)
+        if not isinstance(result, str) and any(r.size > MOST_ENTRIES for r in result):
+            result = f"{eqn.name} joins too many elements"
         if isinstance(result, str):
-            met = [a[a != NONE] for a in arrays if a is not None]
-            numbers = np.unique(np.searchsorted(offsets, np.concatenate(met), side="right") - 1)
-            cuts.append(Cut(i, frozenset(numbers.tolist()), result))
-            lost |= {len(cuts) - 1}
-            result = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
-        elif eqn.name in _BODIES:
-            bodies[i] = tuple(k for k, array in enumerate(result) if array is not None)
-        for var, array in zip(eqn.outputs, result, strict=True):
-            if array is not None:
-                env[var] = _Value(array, lost)
-    return [value_of(o) for o in outputs]
+            return self.cut(eqn, arrays, lost, result)
+        made = [_Value(array, lost) for array in result]
+        return self.probed(eqn, made) if not self.full and is_sum(eqn, arrays) else made
 
+    def cut(self, eqn: Equation, arrays, lost, reason: str) -> Values:
+        met = np.concatenate([a[a != NONE] for a in arrays if a is not None])
+        met = met[met < self.offsets[-1]]
+        numbers = np.unique(np.searchsorted(self.offsets, met, side="right") - 1)
+        sources, _ = self.cuts.setdefault(eqn, (set(), reason))
+        sources.update(numbers.tolist())
+        empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
+        return [_Value(e, lost | {eqn}) for e in empty]
 
-# Control flow. A body in which nothing mixes is as good as the equations inside it: the sets of its
-# outputs are the union over branches, or over any number of turns. Where something mixes, the whole
-# body is cut. Values and tangents come out side by side; a value (no tangent) is None here.
-Sources = np.ndarray | None
-_MOST_TURNS = 32  # until the sets of a loop no longer grow; a longer growth counts as mixing
+    def probed(self, eqn: Equation, made: Values) -> Values:
+        """Add the number of each result to its set, to see where it ends."""
+        (value,) = made
+        assert value is not None
+        shape = value.sources.shape[:-1]
+        size = int(np.prod(shape, dtype=np.int64))
+        if eqn not in self.probes:
+            self.probes[eqn] = (self.last, self.last + size)
+            self.last += size
+        own = np.arange(*self.probes[eqn]).reshape((*shape, 1))
+        return [_Value(union([value.sources, own]), value.lost)]
 
+    # --------------------------------------------------------------------------------- bodies
+    # Values and tangents come out side by side; a value (no tangent) is None.
 
-def _body(jaxpr: Any, arrays: Sequence[Sources], offsets: np.ndarray) -> list[Sources] | str:
-    program, consts = flatten(jaxpr)
-    program = prune(program, program.outputs)
-    moving = zip(program.inputs, arrays, strict=True)
-    env = {v: _Value(a, frozenset()) for v, a in moving if a is not None}
-    cuts: list[Cut] = []
-    known = {
-        v: np.asarray(c)
-        for v, c in zip(program.consts, consts, strict=True)
-        if not is_traced(c) and jax.dtypes.issubdtype(v.dtype, np.integer)
-    }
-    outs = _walk(program, env, known, offsets, cuts, program.outputs, {})
-    if cuts:
-        return cuts[0].reason
-    return [None if v is None else v.sources for v in outs]
+    def body(self, body: Body, values: Sequence[_Value | None]) -> Values:
+        program = body.program
+        env = {v: m for v, m in zip(program.inputs, values, strict=True) if m is not None}
+        known = {
+            v: np.asarray(c)
+            for v, c in zip(program.consts, body.values, strict=True)
+            if not is_traced(c) and jax.dtypes.issubdtype(v.dtype, np.integer)
+        }
+        return self.program(program, env, known, program.outputs)
 
+    def cond(self, eqn: Equation, values: Values) -> Values | str:
+        merged: Values = [None] * len(eqn.outputs)
+        for body in eqn.bodies:
+            merged = [
+                _either(a, b) for a, b in zip(merged, self.body(body, values[1:]), strict=True)
+            ]
+        return merged
 
-def _either(a: Sources, b: Sources) -> Sources:
-    return b if a is None else a if b is None else union([a, b])
-
-
-def _cond(eqn: Equation, arrays: list[Sources], offsets: np.ndarray) -> list[Sources] | str:
-    merged: list[Sources] = [None] * len(eqn.outputs)
-    for branch in eqn.params["branches"]:
-        outs = _body(branch, arrays[1:], offsets)
-        if isinstance(outs, str):
-            return f"inside cond, {outs}"
-        merged = [_either(a, b) for a, b in zip(merged, outs, strict=True)]
-    return merged
-
-
-def _turns(name: str, turn: Callable, carry: list[Sources]) -> list[Sources] | str:
-    """The sets of a loop's carry (and what else a turn gives) once they no longer grow."""
-    for _ in range(_MOST_TURNS):
-        outs = turn(carry)
-        if isinstance(outs, str):
-            return f"inside {name}, {outs}"
-        grown = [_either(a, b) for a, b in zip(carry, outs, strict=False)]
-        if any(a is not None and a.shape[-1] > MOST_SOURCES for a in grown):
-            return f"{name} joins more than {MOST_SOURCES} elements"
-        same = all(
-            (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
-            for a, b in zip(carry, grown, strict=True)
+    def scan(self, eqn: Equation, values: Values) -> Values | str:
+        first, n_carry = scan_layout(eqn.params)
+        last, length = first + n_carry, eqn.params["length"]
+        consts, carry, xs = values[:first], values[first:last], values[last:]
+        (body,) = eqn.bodies
+        alike = all(
+            x is None or np.array_equal(x.sources, np.broadcast_to(x.sources[:1], x.sources.shape))
+            for x in xs
         )
-        if same:
-            return [*grown, *outs[len(carry) :]]
-        carry = grown
-    return f"{name} spreads over more units at every turn"
+        if length <= (_FEW_TURNS if alike else _MOST_TURNS):
+            rows: list[Values] = []
+            order = range(length)
+            for t in reversed(order) if eqn.params["reverse"] else order:
+                outs = self.body(body, [*consts, *carry, *(_at(x, t) for x in xs)])
+                carry = outs[:n_carry]
+                rows.append(outs[n_carry:])
+            rows = rows[::-1] if eqn.params["reverse"] else rows
+            return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
+        slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
+        outs = self.turns("scan", lambda c: self.body(body, [*consts, *c, *slices]), carry)
+        if isinstance(outs, str):
+            return outs
+        stacked = [
+            None
+            if v is None
+            else _Value(np.broadcast_to(v.sources, (length, *v.sources.shape)), v.lost)
+            for v in outs[n_carry:]
+        ]
+        return [*outs[:n_carry], *stacked]
+
+    def loop(self, eqn: Equation, values: Values) -> Values | str:
+        first = eqn.params["cond_nconsts"]
+        last = first + eqn.params["body_nconsts"]
+        body = eqn.bodies[1]
+        return self.turns(
+            "while", lambda c: self.body(body, [*values[first:last], *c]), values[last:]
+        )
+
+    def turns(self, name: str, turn: Callable[[Values], Values], carry: Values) -> Values | str:
+        """The sets of a loop's carry, and of what else a turn gives, once they no longer grow."""
+        for _ in range(_MOST_TURNS if self.full else 2 * _FEW_TURNS):
+            outs = turn(carry)
+            grown = [_either(a, b) for a, b in zip(carry, outs, strict=False)]
+            if all(_same(a, b) for a, b in zip(carry, grown, strict=True)):
+                return [*grown, *outs[len(carry) :]]
+            carry = grown
+        return f"{name} spreads over more units at every turn"
 
 
-def _scan(eqn: Equation, arrays: list[Sources], offsets: np.ndarray) -> list[Sources] | str:
-    first, n_carry = scan_layout(eqn.params)
-    last = first + n_carry
-    slices = [None if a is None else union(list(a)) for a in arrays[last:]]
-    if any(a is not None and a.shape[-1] > MOST_SOURCES for a in slices):
-        return f"scan over an axis of more than {MOST_SOURCES} elements"
-    turn = lambda carry: _body(eqn.params["jaxpr"], [*arrays[:first], *carry, *slices], offsets)
-    outs = _turns("scan", turn, [None if a is None else union([a]) for a in arrays[first:last]])
-    if isinstance(outs, str):
-        return outs
-    stacked = [
-        None if a is None else np.broadcast_to(a, (eqn.params["length"], *a.shape))
-        for a in outs[n_carry:]
-    ]
-    return [*outs[:n_carry], *stacked]
+def _without(row: np.ndarray, limit: int) -> np.ndarray:
+    """Rows of sources without the probes."""
+    if not (row >= limit).any():
+        return row
+    return union([np.where(row < limit, row, NONE)])
 
 
-def _while(eqn: Equation, arrays: list[Sources], offsets: np.ndarray) -> list[Sources] | str:
-    first = eqn.params["cond_nconsts"]
-    last = first + eqn.params["body_nconsts"]
-    turn = lambda carry: _body(eqn.params["body_jaxpr"], [*arrays[first:last], *carry], offsets)
-    return _turns("while", turn, arrays[last:])
+def _at(value: _Value | None, t: int) -> _Value | None:
+    return None if value is None else _Value(value.sources[t], value.lost)
 
 
-_BODIES: dict[str, Callable[..., list[Sources] | str]] = {
-    "cond": _cond,
-    "scan": _scan,
-    "while": _while,
-}
+def _either(a: _Value | None, b: _Value | None) -> _Value | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return _Value(union([a.sources, b.sources]), a.lost | b.lost)
 
 
-def _fold(eqn: Equation, values: list[Any], known: dict[Var, np.ndarray]) -> None:
+def _same(a: _Value | None, b: _Value | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.lost == b.lost and np.array_equal(union([a.sources]), b.sources)
+
+
+def _stacked(values: Sequence[_Value | None]) -> _Value | None:
+    some = [v for v in values if v is not None]
+    if not some:
+        return None
+    width = max(v.sources.shape[-1] for v in some)
+    shape = some[0].sources.shape[:-1]
+    out = np.full((len(values), *shape, width), NONE)
+    for row, v in zip(out, values, strict=True):
+        if v is not None:
+            row[..., : v.sources.shape[-1]] = v.sources
+    return _Value(out, frozenset().union(*(v.lost for v in some)))
+
+
+def _fold(eqn: Equation, values: list[Any], known: dict[Var, Any]) -> None:
     """Compute integers that depend on nothing: indices of gathers, slices and rolls."""
     small = all(v.size <= _MOST_KNOWN for v in eqn.outputs)
     plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)

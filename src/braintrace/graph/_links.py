@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .._jaxpr import Equation, Var
 from ._groups import HiddenGroup
 from ._reach import bits_of, reach, strongly_connected
-from ._relations import Site
+from ._sites import Site
 from ._step import Step
 
 

@@ -1,13 +1,17 @@
 """What each linear primitive does to the sets of sources of its operands.
 
 Data movement is executed on the arrays of source numbers themselves; an element-wise primitive
-takes the union. A rule returns the source arrays of the outputs, or the reason why the equation
-mixes elements.
+takes the union, and so does a choice: a slice or a gather at a place that is not known may read any
+place along the axis. A rule returns the source arrays of the outputs, or the reason why the
+equation mixes elements.
+
+A *sum* (`is_sum`) takes each element to one result; whether that mixes units depends on where the
+result goes. `spread` is the rule for what mixes anyway: which elements it can mix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +19,8 @@ import jax
 import numpy as np
 
 from .._jaxpr import ELEMENTWISE, Equation, bind
-
-NONE = -1
-MOST_SOURCES = 64  # per element; a union larger than this counts as mixing
-
-Sources = np.ndarray | None
-Result = list[np.ndarray] | str
+from ._choices import any_gathered, any_scattered, any_slice, any_update
+from ._sets import NONE, Result, Sources, joined, union
 
 
 def move(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
@@ -32,28 +32,13 @@ def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     return f"{eqn.name} mixes elements"
 
 
-def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Sets of sources per element: sorted, without doubles, as narrow as possible."""
-    both = np.sort(np.concatenate(arrays, axis=-1), axis=-1)[..., ::-1]
-    if both.shape[-1] > 1:
-        double = np.concatenate(
-            [np.zeros((*both.shape[:-1], 1), bool), both[..., 1:] == both[..., :-1]], axis=-1
-        )
-        both = np.sort(np.where(double, NONE, both), axis=-1)[..., ::-1]
-    width = int((both != NONE).sum(-1).max(initial=0))
-    return both[..., :width]
-
-
 def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     shape = eqn.outputs[0].shape
     moving = [a for a in arrays if a is not None]
     moving = [
         a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving
     ]
-    out = union(moving)
-    if out.shape[-1] > MOST_SOURCES:
-        return f"{eqn.name} joins more than {MOST_SOURCES} elements"
-    return [out]
+    return [union(moving)]
 
 
 def _columns(move: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
@@ -143,19 +128,65 @@ def _split(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
 
 
 def _reduce(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    array, axes = arrays[0], eqn.params["axes"]
+    array = arrays[0]
     assert array is not None
-    if any(array.shape[a] != 1 for a in axes):
-        return f"{eqn.name} sums over units"
-    return [array.reshape((*eqn.outputs[0].shape, array.shape[-1]))]
+    return [joined(array, eqn.params["axes"])]
+
+
+def _window(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """Pooling: each result joins the elements of its window."""
+    array, p = arrays[0], eqn.params
+    assert array is not None
+    n = len(p["window_dimensions"])
+    dilation = p["base_dilation"] or (1,) * n
+    inner = p["window_dilation"] or (1,) * n
+    config = [(lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], dilation, strict=True)]
+    wide = np.stack([_padded(c, config) for c in np.moveaxis(array, -1, 0)], -1)
+    shape = eqn.outputs[0].shape
+    parts = []
+    for offset in np.ndindex(*p["window_dimensions"]):
+        at = tuple(
+            slice(o * d, o * d + (k - 1) * s + 1, s)
+            for o, d, k, s in zip(offset, inner, shape, p["window_strides"], strict=True)
+        )
+        parts.append(wide[at])
+    return [union(parts)]
+
+
+def is_sum(eqn: Equation, arrays: list[Sources]) -> bool:
+    """Whether an equation takes each moving element to one result, several to the same."""
+    if eqn.name == "reduce_sum":
+        return any(eqn.inputs[0].shape[a] > 1 for a in eqn.params["axes"])
+    if eqn.name in _WINDOWS:
+        return True
+    if eqn.name != "dot_general":
+        return False
+    (side,) = [i for i, a in enumerate(arrays) if a is not None][:1]
+    contract, _ = eqn.params["dimension_numbers"]
+    sums = any(eqn.inputs[side].shape[a] > 1 for a in contract[side])
+    return sums and not _fans_out(eqn, side)
+
+
+def _fans_out(eqn: Equation, side: int) -> bool:
+    """Whether the other operand of a product has an axis of its own."""
+    contract, batch = eqn.params["dimension_numbers"]
+    other = eqn.inputs[1 - side].shape
+    taken = {*contract[1 - side], *batch[1 - side]}
+    return any(n > 1 for i, n in enumerate(other) if i not in taken)
 
 
 def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    # Without a contraction (or over an axis of length one) a product only moves and broadcasts.
+    contract, _ = eqn.params["dimension_numbers"]
+    for side, array in enumerate(arrays):
+        sums = any(eqn.inputs[side].shape[a] > 1 for a in contract[side])
+        if array is not None and sums and _fans_out(eqn, side):
+            return "a matrix product mixes units"
+    return _product(eqn, arrays, known)
+
+
+def _product(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     contract, batch = eqn.params["dimension_numbers"]
     shapes = [a.shape for a in eqn.inputs]
-    if any(shapes[0][a] != 1 for a in contract[0]):
-        return "a matrix product mixes units"
     free = [
         [i for i in range(len(s)) if i not in contract[k] and i not in batch[k]]
         for k, s in enumerate(shapes)
@@ -164,24 +195,25 @@ def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resu
     for side, array in enumerate(arrays):
         if array is None:
             continue
+        summed = joined(array, contract[side], keep=True)
         order = [*batch[side], *free[side], *contract[side]]
-        moved = array.transpose([*order, array.ndim - 1])
+        moved = summed.transpose([*order, summed.ndim - 1])
         nb, nf = len(batch[side]), len(free[side])
         head = moved.shape[:nb]
         own = moved.shape[nb : nb + nf]
         other = (1,) * len(free[1 - side])
-        spread = (*head, *(other + own if side else own + other), array.shape[-1])
-        out.append(np.broadcast_to(moved.reshape(spread), (*eqn.outputs[0].shape, array.shape[-1])))
+        spread = (*head, *(other + own if side else own + other), summed.shape[-1])
+        wide = (*eqn.outputs[0].shape, summed.shape[-1])
+        out.append(np.broadcast_to(moved.reshape(spread), wide))
     return [union(out)]
 
 
 def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     """Gathers and slices at known places: run them on the source numbers."""
-    if any(k is None for k in known[1:]):
-        return f"{eqn.name} at an index that is not known at compile time"
     array = arrays[0]
-    if array is None or any(a is not None for a in arrays[1:]):
-        return _mixing(eqn, arrays, known)
+    assert array is not None
+    if any(k is None for k in known[1:]):
+        return (any_gathered if eqn.name == "gather" else any_slice)(eqn, array, known)
     if array.shape[-1] == 0:
         return [np.full((*eqn.outputs[0].shape, 0), NONE)]
     if "fill_value" in eqn.params:  # what is read outside the array is no element of it
@@ -194,7 +226,7 @@ def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result
     first = 2 if eqn.name == "dynamic_update_slice" else 1
     indices = known[first:] if first == 2 else known[1:2]
     if any(k is None for k in indices):
-        return f"{eqn.name} at an index that is not known at compile time"
+        return (any_update if first == 2 else any_scattered)(eqn, arrays, known)
     update_at = 1 if first == 2 else 2
     shapes = [a.shape for a in eqn.inputs]
     width = max(a.shape[-1] for a in arrays if a is not None)
@@ -220,7 +252,7 @@ def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resul
     shape = eqn.outputs[0].shape
     size = int(np.prod(shape, dtype=np.int64))
     if indices is None:
-        return f"{eqn.name} at an index that is not known at compile time"
+        return any_scattered(eqn, arrays, known)
     if size >= 1 << 24:
         return f"{eqn.name} into {size} elements"
     parts = [] if operand is None else [operand]
@@ -233,8 +265,7 @@ def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Resul
             gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
             landing = np.asarray(gather(number)[0]).astype(np.int64) - 1
         parts.append(_collect(landing.reshape(-1), updates.reshape(landing.size, -1), size, shape))
-    out = union(parts)
-    return [out] if out.shape[-1] <= MOST_SOURCES else _mixing(eqn, arrays, known)
+    return [union(parts)]
 
 
 def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
@@ -287,6 +318,52 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
 
 
+def spread(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+    """The sets of an equation that mixes: precise for products, else everything it reads."""
+    if eqn.name == "dot_general":
+        return _product(eqn, arrays, known)  # type: ignore[return-value]
+    if eqn.name in ("cumsum", "cumlogsumexp", "cumprod", "cummax", "cummin"):
+        array = arrays[0]
+        assert array is not None
+        found = joined(array, [eqn.params["axis"]], keep=True)
+        return [np.broadcast_to(found, (*eqn.outputs[0].shape, found.shape[-1]))]
+    if eqn.name == "conv_general_dilated" and arrays[1] is None:
+        return [_convolved(eqn, arrays[0])]
+    met = [np.unique(a[a != NONE]) for a in arrays if a is not None]
+    all_of_them = np.unique(np.concatenate(met))
+    return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
+
+
+def _convolved(eqn: Equation, array: Any) -> np.ndarray:
+    """The sets of a convolution: the elements under its kernel, in all channels of the input."""
+    p = eqn.params
+    dims = p["dimension_numbers"]
+    spatial = [eqn.inputs[1].shape[a] for a in dims.rhs_spec[2:]]
+    if p["batch_group_count"] != 1:
+        array = joined(array, [dims.lhs_spec[0]], keep=True)
+        array = np.broadcast_to(array, (*eqn.inputs[0].shape, array.shape[-1]))
+    moved = array.transpose([*dims.lhs_spec, array.ndim - 1])  # batch, channel, space, sources
+    flat = joined(moved, [1], keep=True)
+    config = [(0, 0, 0), (0, 0, 0)] + [
+        (lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["lhs_dilation"], strict=True)
+    ]
+    wide = np.stack([_padded(c, config) for c in np.moveaxis(flat, -1, 0)], -1)
+    shape = tuple(eqn.outputs[0].shape[a] for a in dims.out_spec)
+    parts = []
+    for offset in np.ndindex(*spatial):
+        at = tuple(
+            slice(o * d, o * d + (k - 1) * s + 1, s)
+            for o, d, k, s in zip(
+                offset, p["rhs_dilation"], shape[2:], p["window_strides"], strict=True
+            )
+        )
+        parts.append(wide[(slice(0, shape[0]), slice(None), *at)])
+    found = union(parts)
+    found = np.broadcast_to(found, (*shape, found.shape[-1]))
+    return found.transpose([*np.argsort(dims.out_spec), found.ndim - 1])
+
+
+_WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "broadcast_in_dim": _moved(_broadcast_in_dim),
     "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
@@ -300,6 +377,8 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "split": _split,
     "reduce_sum": _reduce,
     "dot_general": _dot_general,
+    "reduce_window_sum": _window,
+    "select_and_gather_add": _window,
     "gather": _indexed,
     "dynamic_slice": _indexed,
     "scatter": _overwrite,

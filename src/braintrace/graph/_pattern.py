@@ -1,41 +1,60 @@
-"""The sparse Jacobian that is kept: its edges, and the few tangents that give all its entries.
+"""The sparse Jacobian that is kept: its edges, and the few derivatives that give all its entries.
 
-Of an exit element's sources among the states, the own position is kept, or, where the own position
-is not read, a single other one (a *move*, as in a delay line). Neighbours that are added to the
-own position are dropped and recorded. All edges, kept or dropped, get a colour such that no exit
-element reads two sources of one colour; one tangent per colour then yields every entry exactly.
+Of an exit element's sources among the states of one shape, the own position is kept; where it is
+not read, a single other one (a *move*, as in a delay line), or several that no other unit reads (a
+*tree*: the synapses of a neuron, the places of a ring buffer). Neighbours that are added to the own
+position are dropped and recorded. All edges, kept or dropped, get a colour such that one tangent
+(or one cotangent) per colour yields every entry exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import sparse
 
 from ._influence import Influence
 from ._step import Component
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Colouring:
+    """How to read the entries of a sparse matrix from a few products with it.
+
+    A tangent of ones on the sources of one colour gives an entry per exit element; a cotangent of
+    ones on the exits of one colour gives one per source. `sources[s]` and `exits[e]` are colours;
+    `backward` are pairs (exit block, source block) read from cotangents, all others from tangents.
+    """
+
+    sources: np.ndarray
+    n_sources: int
+    exits: np.ndarray
+    n_exits: int
+    backward: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Pattern:
     """Edges of the kept Jacobian between state elements, numbered through all components.
 
-    `kept` are (exit element, entry element) pairs. `colours[e]` is the colour of entry element e.
-    `dropped` are (exit component, entry component) pairs that lost neighbouring units.
+    `kept` are (exit element, entry element) pairs, `edges` all of them. `dropped` are (exit
+    component, entry component) pairs that lost neighbouring units.
     """
 
     kept: np.ndarray
-    colours: np.ndarray
-    n_colours: int
+    edges: np.ndarray
+    colouring: Colouring
     dropped: tuple[tuple[int, int], ...]
 
 
-def rows_of(found: Influence, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(rows: Sequence[np.ndarray], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """All (exit element, source element) pairs with low <= source < high."""
     exits: list[np.ndarray] = [np.zeros(0, int)]
     sources: list[np.ndarray] = [np.zeros(0, int)]
     start = 0
-    for row in found.rows:
+    for row in rows:
         element, slot = np.nonzero((row >= low) & (row < high))
         exits.append(element + start)
         sources.append(row[element, slot])
@@ -43,47 +62,145 @@ def rows_of(found: Influence, low: int, high: int) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(exits), np.concatenate(sources)
 
 
-def state_pattern(found: Influence, components: tuple[Component, ...]) -> Pattern:
-    """Edges from state entries to state exits, and their colours."""
-    n = len(components)
-    offsets = found.offsets[: n + 1]
-    exit_element, source = rows_of(found, 0, int(offsets[-1]))
-    exit_of = np.searchsorted(offsets, exit_element, side="right") - 1
-    source_of = np.searchsorted(offsets, source, side="right") - 1
-    position = exit_element - offsets[exit_of]
-    source_position = source - offsets[source_of]
+class Places:
+    """Where each state element is: its component, its shape (by number) and its position."""
 
-    shapes = [c.shape for c in components]
-    kind = np.array([shapes.index(s) for s in shapes], dtype=int)  # components of equal shape
-    same_shape = kind[exit_of] == kind[source_of]
-    own = same_shape & (position == source_position)
+    def __init__(self, components: Sequence[Component], offsets: np.ndarray):
+        self.offsets = offsets[: len(components) + 1]
+        shapes = [c.shape for c in components]
+        self.kinds = np.array([shapes.index(s) for s in shapes], dtype=int)
+        self.n = int(self.offsets[-1])
+        self.component = np.repeat(np.arange(len(shapes)), np.diff(self.offsets))
+        self.kind = self.kinds[self.component]
+        self.position = np.arange(self.n) - self.offsets[self.component]
+        # One number per (shape, position).
+        self.unit = self.offsets[self.kind] + self.position
 
+
+def kept_edges(places: Places, exits: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """Which of the edges a rule without crossings keeps."""
+    own = places.unit[exits] == places.unit[sources]
     # Per exit element and shape of the source: how many positions it reads, and is one its own?
-    n_kinds = int(kind.max(initial=0)) + 1
-    cell = exit_element * n_kinds + kind[source_of]
-    has_own = np.zeros(int(offsets[-1]) * n_kinds, bool)
+    n_kinds = int(places.kinds.max(initial=0)) + 1
+    cell = exits * n_kinds + places.kind[sources]
+    has_own = np.zeros(places.n * n_kinds, bool)
     np.logical_or.at(has_own, cell, own)
-    places = np.unique(np.stack([cell, source_position]), axis=1)[0]
-    count = np.bincount(places, minlength=len(has_own))
-    keep = np.where(has_own[cell], own, count[cell] == 1)
+    read = np.unique(np.stack([cell, places.unit[sources]]), axis=1)[0]
+    single = np.bincount(read, minlength=len(has_own)) == 1
+    # A tree: positions that are read by one position of the exit's shape only.
+    key = places.unit[sources] * n_kinds + places.kind[exits]
+    readers = np.unique(np.stack([key, places.unit[exits]]), axis=1)[0]
+    shared = np.bincount(readers, minlength=int(key.max(initial=0)) + 1) > 1
+    tree = np.ones(len(has_own), bool)
+    tree[cell[shared[key]]] = False
+    return np.where(has_own[cell], own, single[cell] | tree[cell])
 
-    lost = np.unique(np.stack([exit_of[~keep], source_of[~keep]]), axis=1).T
-    colours, n_colours = colour(exit_element, source, source_of, int(offsets[-1]))
-    kept = np.stack([exit_element[keep], source[keep]], axis=1)
-    return Pattern(kept, colours, n_colours, tuple((int(a), int(b)) for a, b in lost))
+
+def state_pattern(found: Influence, components: Sequence[Component], crossing: bool) -> Pattern:
+    """Edges from state entries to state exits; all are kept if `crossing`."""
+    places = Places(components, found.offsets)
+    exits, sources = rows_of(found.rows, 0, places.n)
+    keep = np.ones(len(exits), bool) if crossing else kept_edges(places, exits, sources)
+    pairs = np.stack([places.component[exits[~keep]], places.component[sources[~keep]]])
+    lost = np.unique(pairs, axis=1).T
+    edges = np.stack([exits, sources], axis=1)
+    blocks = (places.component, places.component)
+    return Pattern(
+        edges[keep], edges, colour(edges, *blocks), tuple((int(a), int(b)) for a, b in lost)
+    )
 
 
-def colour(
-    exits: np.ndarray, sources: np.ndarray, source_of: np.ndarray, n_sources: int
-) -> tuple[np.ndarray, int]:
+def mixing_probes(
+    components: Sequence[Component], rows: Sequence[np.ndarray], offsets: np.ndarray, last: int
+) -> np.ndarray:
+    """For every source number below `last`: does it end in several positions of one shape?"""
+    places = Places(components, offsets)
+    exits, sources = rows_of(rows, 0, places.n)
+    keep = kept_edges(places, exits, sources)
+    step = matrix(exits[keep], sources[keep], (places.n, places.n))
+    first = int(offsets[-1])
+    found, probe = rows_of(rows, first, last)
+    reached = close(step, matrix(found, probe - first, (places.n, last - first)))
+    element, probe = reached.nonzero()
+    ends = np.unique(np.stack([probe, places.kind[element], places.position[element]]), axis=1)
+    groups, count = np.unique(ends[:2], axis=1, return_counts=True)
+    bad = np.zeros(last, bool)
+    bad[first + groups[0][count > 1]] = True
+    return bad
+
+
+def matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
+    """A sparse boolean matrix."""
+    return sparse.csr_matrix((np.ones(len(rows), bool), (rows, columns)), shape=shape, dtype=bool)
+
+
+def close(step: sparse.csr_matrix, reached: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Everything that is reached in any number of steps."""
+    while True:
+        more = ((step @ reached) + reached).astype(bool)
+        if more.nnz == reached.nnz:
+            return more
+        reached = more
+
+
+# ------------------------------------------------------------------------------------- colouring
+
+
+def colour(edges: np.ndarray, exit_block: np.ndarray, source_block: np.ndarray) -> Colouring:
+    """Colours for the entries of a matrix whose rows and columns fall into blocks."""
+    exits, sources = edges[:, 0], edges[:, 1]
+    n_exits, n_sources = len(exit_block), len(source_block)
+    by_block = _by_blocks(exits, sources, exit_block, source_block)
+    if by_block is not None:
+        return by_block
+    none = np.zeros(n_exits, int)
+    forward, n_forward = distinct(exits, sources, n_sources)
+    backward, n_backward = distinct(sources, exits, n_exits)
+    if n_forward <= n_backward:
+        return Colouring(forward, n_forward, none, 0, frozenset())
+    pairs = {
+        (int(a), int(b))
+        for a, b in np.unique(np.stack([exit_block[exits], source_block[sources]]), axis=1).T
+    }
+    return Colouring(np.zeros(n_sources, int), 0, backward, n_backward, frozenset(pairs))
+
+
+def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
+    """One tangent per source block, one cotangent per exit block, if that is enough."""
+    n = int(max(exit_block.max(initial=0), source_block.max(initial=0))) + 1
+    pair = exit_block[exits] * n + source_block[sources]
+    many_in = _repeated(exits * n + source_block[sources])
+    many_out = _repeated(sources * n + exit_block[exits])
+    fans_in, fans_out = np.unique(pair[many_in]), np.unique(pair[many_out])
+    if np.isin(fans_in, fans_out).any():
+        return None
+    back = np.isin(pair, fans_in)
+    source_colours, n_sources = _numbered(source_block, source_block[sources[~back]])
+    exit_colours, n_exits = _numbered(exit_block, exit_block[exits[back]])
+    pairs = frozenset((int(p) // n, int(p) % n) for p in fans_in)
+    return Colouring(source_colours, n_sources, exit_colours, n_exits, pairs)
+
+
+def _repeated(keys: np.ndarray) -> np.ndarray:
+    _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
+    return count[inverse] > 1
+
+
+def _numbered(block: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, int]:
+    """Consecutive numbers for the blocks in use; elements of others get -1."""
+    found = np.unique(used)
+    number = np.full(int(block.max(initial=0)) + 1, -1)
+    number[found] = np.arange(len(found))
+    return number[block], len(found)
+
+
+def distinct(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.ndarray, int]:
     """Colours of the sources such that no exit element reads two of one colour."""
-    for candidate in (source_of, _rank(exits, sources)):
-        colours = np.zeros(n_sources, int)
-        colours[sources] = candidate
-        if np.array_equal(colours[sources], candidate) and _separates(exits, colours[sources]):
-            used, dense = np.unique(colours[sources], return_inverse=True)
-            colours[sources] = dense
-            return colours, len(used)
+    rank = _rank(exits, sources)
+    colours = np.zeros(n_sources, int)
+    colours[sources] = rank
+    if np.array_equal(colours[sources], rank):
+        return colours, int(rank.max(initial=-1)) + 1
     return _greedy(exits, sources, n_sources)
 
 
@@ -94,11 +211,6 @@ def _rank(exits: np.ndarray, sources: np.ndarray) -> np.ndarray:
     rank = np.empty(len(order), int)
     rank[order] = np.arange(len(order)) - first
     return rank
-
-
-def _separates(exits: np.ndarray, colours: np.ndarray) -> bool:
-    pairs = np.stack([exits, colours])
-    return np.unique(pairs, axis=1).shape[1] == pairs.shape[1]
 
 
 def _greedy(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.ndarray, int]:
@@ -118,28 +230,48 @@ def _greedy(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TapPattern:
-    """Edges from one operator's output to the state exits.
+    """Edges from one operator's output to the state exits, per real part of the output.
 
-    `edges` are (exit element, output element) pairs, `parts` tells for each whether the
-    output's imaginary part is meant; `colours[part][element]` and `n_colours` as for states.
+    `edges[part]` are (exit element, output element) pairs.
     """
 
-    edges: np.ndarray
-    parts: np.ndarray
-    colours: tuple[np.ndarray, ...]
-    n_colours: tuple[int, ...]
+    edges: tuple[np.ndarray, ...]
+    colourings: tuple[Colouring, ...]
+
+    @property
+    def all_edges(self) -> np.ndarray:
+        return np.concatenate(self.edges)
 
 
-def tap_pattern(found: Influence, first: int, n_parts: int) -> TapPattern:
-    """Edges of the operator whose tap parts are sources first, first + 1, ..."""
-    edges, parts, colours, counts = [], [], [], []
+def tap_pattern(
+    found: Influence, components: Sequence[Component], first: int, n_parts: int, turns: bool
+) -> TapPattern:
+    """Edges of the operator whose tap parts are sources first, first + 1, ...
+
+    Where its output has an axis of turns, entries are read from cotangents: one gives all turns.
+    """
+    places = Places(components, found.offsets)
+    edges, colourings = [], []
     for part in range(n_parts):
         low, high = int(found.offsets[first + part]), int(found.offsets[first + part + 1])
-        exits, sources = rows_of(found, low, high)
-        sources = sources - low
-        edges.append(np.stack([exits, sources], axis=1))
-        parts.append(np.full(len(exits), part))
-        c, k = colour(exits, sources, np.zeros(len(sources), int), high - low)
-        colours.append(c)
-        counts.append(k)
-    return TapPattern(np.concatenate(edges), np.concatenate(parts), tuple(colours), tuple(counts))
+        exits, sources = rows_of(found.rows, low, high)
+        pairs = np.stack([exits, sources - low], axis=1)
+        edges.append(pairs)
+        block = np.zeros(high - low, int)
+        if turns:
+            colourings.append(_only_backward(pairs, places.component, high - low))
+        else:
+            colourings.append(colour(pairs, places.component, block))
+    return TapPattern(tuple(edges), tuple(colourings))
+
+
+def _only_backward(edges: np.ndarray, component: np.ndarray, n_sources: int) -> Colouring:
+    exits, sources = edges[:, 0], edges[:, 1]
+    used = np.unique(component[exits])
+    pairs = frozenset((int(c), 0) for c in used)
+    n = int(component.max(initial=0)) + 1
+    if not _repeated(sources * n + component[exits]).any():
+        colours, count = _numbered(component, component[exits])
+    else:
+        colours, count = distinct(sources, exits, len(component))
+    return Colouring(np.zeros(n_sources, int), 0, colours, count, pairs)

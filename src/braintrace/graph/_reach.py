@@ -1,14 +1,14 @@
 """Reachability between named things of a step: which value can depend on which source.
 
-Sets of sources are bit masks. The differentiable walk stops at `stop_gradient` and at integers and
-booleans; the data walk does not.
+Sets of sources are bit masks, of the values inside bodies of control flow too. The differentiable
+walk stops at `stop_gradient` and at integers and booleans; the data walk does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .._jaxpr import Atom, Equation, Program, Var
+from .._jaxpr import Atom, Equation, Program, Var, scan_layout
 
 
 def reach(
@@ -24,19 +24,77 @@ def reach(
     A seed keeps its own bits besides what reaches it; `through(eqn)` False stops there; `read(eqn)`
     are the inputs that count.
     """
-    bits: dict[Var, int] = dict(seeds)
-    for eqn in program.equations:
-        if not through(eqn) or (differentiable and eqn.name == "stop_gradient"):
-            continue
+    walk = _Walk(dict(seeds), differentiable, through, read)
+    walk.program(program)
+    return walk.bits
+
+
+class _Walk:
+    def __init__(self, bits, differentiable, through, read):
+        self.bits: dict[Var, int] = bits
+        self.smooth, self.through, self.read = differentiable, through, read
+
+    def of(self, atoms: Iterable[Atom]) -> int:
         mask = 0
-        for atom in read(eqn):
-            if isinstance(atom, Var) and (not differentiable or atom.is_inexact):
-                mask |= bits.get(atom, 0)
-        if mask:
-            for out in eqn.outputs:
-                if not differentiable or out.is_inexact:
-                    bits[out] = bits.get(out, 0) | mask
-    return bits
+        for atom in atoms:
+            if isinstance(atom, Var) and (not self.smooth or atom.is_inexact):
+                mask |= self.bits.get(atom, 0)
+        return mask
+
+    def add(self, out: Var, mask: int) -> bool:
+        """Give a value more bits; returns whether it had them not."""
+        if not mask or (self.smooth and not out.is_inexact):
+            return False
+        old = self.bits.get(out, 0)
+        self.bits[out] = old | mask
+        return old | mask != old
+
+    def join(self, sources: Sequence[Atom], targets: Sequence[Var], extra: int = 0) -> bool:
+        pairs = zip(sources, targets, strict=True)
+        return any([self.add(v, self.of([a]) | extra) for a, v in pairs])
+
+    def program(self, program: Program) -> None:
+        for eqn in program.equations:
+            if not self.through(eqn) or (self.smooth and eqn.name == "stop_gradient"):
+                continue
+            if eqn.bodies:
+                {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn)
+            elif mask := self.of(self.read(eqn)):
+                for out in eqn.outputs:
+                    self.add(out, mask)
+
+    def cond(self, eqn: Equation) -> None:
+        which = 0 if self.smooth else self.of(eqn.inputs[:1])
+        for body in eqn.bodies:
+            self.join(eqn.inputs[1:], body.program.inputs)
+            self.program(body.program)
+            self.join(body.program.outputs, eqn.outputs, which)
+
+    def scan(self, eqn: Equation) -> None:
+        first, n_carry = scan_layout(eqn.params)
+        inner = eqn.bodies[0].program
+        self.join(eqn.inputs, inner.inputs)
+        again = True
+        while again:
+            self.program(inner)
+            again = self.join(inner.outputs[:n_carry], inner.inputs[first : first + n_carry])
+        self.join(inner.outputs, eqn.outputs)
+        self.join(inner.inputs[first : first + n_carry], eqn.outputs[:n_carry])
+
+    def loop(self, eqn: Equation) -> None:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        test, inner = (b.program for b in eqn.bodies)
+        carry = inner.inputs[n_body:]
+        self.join(eqn.inputs[n_cond:], inner.inputs)
+        self.join(eqn.inputs[:n_cond], test.inputs[:n_cond])
+        again = True
+        while again:
+            self.program(inner)
+            self.join(carry, test.inputs[n_cond:])
+            self.program(test)
+            stop = 0 if self.smooth else self.of(test.outputs)
+            again = self.join(inner.outputs, carry, stop)
+        self.join(carry, eqn.outputs)
 
 
 def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from ._influence import NONE
-from ._pattern import Pattern, TapPattern
+from ._pattern import Colouring, Places, TapPattern, matrix
+from ._sets import NONE
 
 Array = jax.Array
 
@@ -69,12 +69,29 @@ def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """Many Picks at once, of the numbers of many derivatives: an array of flat places."""
+
+    index: np.ndarray
+
+    def __call__(self, stacked: Array, dtype) -> Array:
+        """Read from (derivatives, elements)."""
+        values = stacked.reshape(-1)[np.maximum(self.index, 0)].astype(dtype)
+        return jnp.where(self.index == NONE, jnp.zeros((), dtype), values)
+
+
+Cell = tuple[tuple[int, Pick], ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Slots:
     """The slots of one operator: (*lanes, *y) positions with `width` slots each.
 
     `lanes` is () for one lane and (M,) for several; `dtype` is the real type of D and f. Per slot
-    k, `at[k]` reads state-shaped numbers. `transition[k][j]` is (colour, Pick) pairs whose sum over
-    colours is D from slot j to slot k; `arrival[k]` the same per part of y and colour for f.
+    k, `at[k]` reads state-shaped numbers. `transition[k][j]` is (derivative, Pick) pairs whose sum
+    is D from slot j to slot k, `arrival[k]` (part, derivative, backward, Pick) the same for f: a
+    derivative is one tangent at all exits, or one cotangent at all sources. With many slots
+    `table` holds all of D; it may have size one along axes of y where D is the same.
     """
 
     lanes: tuple[int, ...]
@@ -83,32 +100,46 @@ class Slots:
     destination: np.ndarray
     dtype: Any
     at: tuple[Pick, ...]
-    transition: tuple[tuple[tuple[tuple[int, Pick], ...], ...], ...]
-    arrival: tuple[tuple[tuple[int, int, Pick], ...], ...]
+    transition: tuple[tuple[Cell, ...], ...]
+    arrival: tuple[tuple[tuple[int, int, bool, Pick], ...], ...]
+    table: Table | None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.lanes + self.y_shape
 
 
-def slots(
-    tap: TapPattern, pattern: Pattern, offsets: np.ndarray, y_shape: tuple[int, ...], dtype: Any
-) -> Slots | None:
-    """Find the slots of an operator; None when no output element reaches a state."""
-    if not len(tap.edges):
-        return None
-    n = int(offsets[-1])
-    n_y = int(np.prod(y_shape, dtype=np.int64))
-    step = _matrix(pattern.kept, (n, n))
-    reached = _matrix(tap.edges, (n, n_y))
-    while True:
-        more = ((step @ reached) + reached).astype(bool)
-        if more.nnz == reached.nnz:
-            break
-        reached = more
-    _, label = csgraph.connected_components(step, directed=False)
+_FEW = 4  # slots; with more of them, D is one table
 
+
+def slots(
+    tap: TapPattern,
+    reached: sparse.csr_matrix,
+    step: np.ndarray,
+    colouring: Colouring,
+    places: Places,
+    y_shape: tuple[int, ...],
+    dtype: Any,
+    same_axes: bool,
+) -> Slots | None:
+    """Find the slots of an operator; None when no output element reaches a state.
+
+    Args:
+        tap: direct edges from the output to the states.
+        reached: (state element, output element), which state elements have a slot.
+        step: the edges of D.
+        colouring: how D is read.
+        places: the state elements.
+        y_shape: shape of the output.
+        dtype: real type of D and f.
+        same_axes: whether D may be given once for axes of y along which it does not differ.
+    """
     element, y = reached.nonzero()
+    if not len(element):
+        return None
+    n, n_y = places.n, int(np.prod(y_shape, dtype=np.int64))
+    edges = matrix(step[:, 0], step[:, 1], (n, n))
+    _, label = csgraph.connected_components(edges, directed=False)
     order = np.lexsort((element, label[element], y))
     element, y = element[order], y[order]
     lane, slot = _lanes(y, label[element])
@@ -118,21 +149,21 @@ def slots(
 
     lanes = () if n_lanes == 1 else (n_lanes,)
     shape = lanes + y_shape
+    offsets = places.offsets
     at = tuple(pick(destination[..., k].reshape(shape), offsets) for k in range(width))
-    transition = tuple(
-        tuple(
-            _transition(destination[..., k], destination[..., j], step, pattern, offsets, shape)
-            for j in range(width)
+    read = _Reader(edges, colouring, places)
+    transition: tuple[tuple[Cell, ...], ...] = ()
+    table = None
+    if width > _FEW:
+        table = Table(read.table(destination.reshape((*shape, width)), len(lanes), same_axes))
+    else:
+        column = [destination[..., k] for k in range(width)]
+        transition = tuple(
+            tuple(read.cell(column[k], column[j], shape) for j in range(width))
+            for k in range(width)
         )
-        for k in range(width)
-    )
-    arrival = tuple(_arrival(destination[..., k], tap, offsets, shape) for k in range(width))
-    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival)
-
-
-def _matrix(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    ones = np.ones(len(pairs), bool)
-    return sparse.csr_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=shape, dtype=bool)
+    arrival = tuple(_arrival(destination[..., k], tap, places, shape) for k in range(width))
+    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, table)
 
 
 def _lanes(y: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,30 +176,65 @@ def _lanes(y: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return group - first_group, np.arange(len(y)) - first_of_lane[group]
 
 
-def _transition(to, source, step, pattern: Pattern, offsets, shape) -> tuple[tuple[int, Pick], ...]:
-    present = (to != NONE) & (source != NONE)
-    edge = np.zeros(to.shape, bool)
-    edge[present] = np.asarray(step[to[present], source[present]]).reshape(-1)
-    colours = pattern.colours[np.maximum(source, 0)]
-    out = []
-    for c in np.unique(colours[edge]):
-        index = np.where(edge & (colours == c), to, NONE)
-        out.append((int(c), pick(index.reshape(shape), offsets)))
-    return tuple(out)
+class _Reader:
+    """Where the entry of D from one state element to another is found."""
+
+    def __init__(self, edges: sparse.csr_matrix, colouring: Colouring, places: Places):
+        self.edges, self.colouring, self.places = edges, colouring, places
+        n = int(places.component.max(initial=0)) + 1
+        self.backward = np.zeros((n, n), bool)
+        for c, s in colouring.backward:
+            self.backward[c, s] = True
+
+    def places_of(self, to: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Number of the derivative (NONE for no edge) and the element to read in it."""
+        present = (to != NONE) & (source != NONE)
+        edge = np.zeros(to.shape, bool)
+        edge[present] = np.asarray(self.edges[to[present], source[present]]).reshape(-1)
+        to, source = np.maximum(to, 0), np.maximum(source, 0)
+        c, component = self.colouring, self.places.component
+        back = self.backward[component[to], component[source]]
+        number = np.where(back, c.n_sources + c.exits[to], c.sources[source])
+        return np.where(edge, number, NONE), np.where(back, source, to)
+
+    def cell(self, to: np.ndarray, source: np.ndarray, shape: tuple[int, ...]) -> Cell:
+        number, element = self.places_of(to, source)
+        out = []
+        for c in np.unique(number[number != NONE]):
+            index = np.where(number == c, element, NONE)
+            out.append((int(c), pick(index.reshape(shape), self.places.offsets)))
+        return tuple(out)
+
+    def table(self, destination: np.ndarray, lead: int, same_axes: bool) -> np.ndarray:
+        for axis in range(lead, destination.ndim - 1) if same_axes else ():
+            first = destination.take([0], axis)
+            if np.array_equal(destination, np.broadcast_to(first, destination.shape)):
+                destination = first
+        to = np.broadcast_to(destination[..., :, None], (*destination.shape, destination.shape[-1]))
+        source = np.broadcast_to(destination[..., None, :], to.shape)
+        number, element = self.places_of(to, source)
+        return np.where(number == NONE, NONE, number * self.places.n + element)
 
 
-def _arrival(to, tap: TapPattern, offsets, shape) -> tuple[tuple[int, int, Pick], ...]:
+def _arrival(to, tap: TapPattern, places: Places, shape) -> tuple[tuple[int, int, bool, Pick], ...]:
     out = []
-    y = np.broadcast_to(np.arange(to.shape[-1]), to.shape)
-    for part, (colours, count) in enumerate(zip(tap.colours, tap.n_colours, strict=True)):
-        pairs = tap.edges[tap.parts == part]
-        edges = _matrix(pairs, (int(offsets[-1]), to.shape[-1]))
-        edge = (to != NONE) & np.asarray(edges[np.maximum(to, 0).ravel(), y.ravel()]).reshape(
-            to.shape
-        )
-        for c in range(count):
-            here = edge & (colours[y] == c)
+    n_y = to.shape[-1]
+    y = np.broadcast_to(np.arange(n_y), to.shape)
+    at_y = np.array([0, n_y])
+    for part, (pairs, c) in enumerate(zip(tap.edges, tap.colourings, strict=True)):
+        edges = matrix(pairs[:, 0], pairs[:, 1], (places.n, n_y))
+        found = edges[np.maximum(to, 0).ravel(), y.ravel()]
+        edge = (to != NONE) & np.asarray(found).reshape(to.shape)
+        blocks = np.array([b for b, _ in c.backward], int)
+        back = edge & np.isin(places.component[np.maximum(to, 0)], blocks)
+        for number in range(c.n_sources):
+            here = edge & ~back & (c.sources[y] == number)
             if here.any():
                 index = np.where(here, to, NONE)
-                out.append((part, c, pick(index.reshape(shape), offsets)))
+                out.append((part, number, False, pick(index.reshape(shape), places.offsets)))
+        for number in range(c.n_exits):
+            here = back & (c.exits[np.maximum(to, 0)] == number)
+            if here.any():
+                index = np.where(here, y, NONE)
+                out.append((part, number, True, pick(index.reshape(shape), at_y)))
     return tuple(out)

@@ -8,7 +8,7 @@ and the numbers D and f come from running the very same equations (`push`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._control import opened, run, through
 from .._errors import NotSupportedError, message
 from .._jaxpr import (
     Atom,
@@ -25,11 +26,11 @@ from .._jaxpr import (
     Var,
     bind,
     bind_forward,
-    evaluate,
     inner_jaxprs,
     prune,
     trace,
 )
+from ._sites import Site
 from ._step import Component, Step, components_of, join, split
 
 Array = jax.Array
@@ -52,12 +53,22 @@ class Tangent:
     xs: tuple[Atom | None, ...]
 
 
-def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equation]) -> Tangent:
-    """Differentiate the step along the paths that cross no trained operator."""
+def tangent_program(
+    step: Step, consts: Sequence[Any], sites: Sequence[Site], crossing: bool = False
+) -> Tangent:
+    """Differentiate the step with a tap added to the output of every site.
+
+    Paths through an operator are left out, or kept if `crossing`.
+    """
     program = step.program
     components = components_of(step)
-    index = {id(eqn): i for i, eqn in enumerate(operators)}
+    index = {site.equation: i for i, site in enumerate(sites)}
     n_consts, n_inputs = len(program.consts), len(program.inputs)
+
+    def number(eqn: Equation) -> int | None:
+        return index.get(eqn, -1 if eqn.name == "custom_vjp_call" else None)
+
+    opens = opened(program, number)
 
     def shape_of(v: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(v.shape, v.dtype)
@@ -66,8 +77,9 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
     entry_shapes = jax.eval_shape(
         lambda *h: split(components, h), *(shape_of(step.entry(leaf)) for leaf in step.hidden)
     )
-    tap_shapes = [_parts_shape(eqn.outputs[0]) for eqn in operators]
+    tap_shapes = [_parts_shape(site) for site in sites]
     flat_taps = [s for parts in tap_shapes for s in parts]
+    with_x = [i for i, site in enumerate(sites) if site.x is not None]
 
     def fun(*flat):
         values = flat[:n_consts]
@@ -75,27 +87,25 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
         d_entry = list(flat[n_consts + n_inputs :][: len(components)])
         d_taps = list(flat[n_consts + n_inputs + len(components) :])
 
+        def apply(eqn, vals, feed):
+            i = index.get(eqn)
+            if i is None:
+                return bind_forward(eqn, vals), {}
+            at = sites[i].operator.primitive.x_invar_index
+            y = bind_forward(eqn, vals)[0]
+            y = y if crossing else lax.stop_gradient(y)
+            tap = feed[i][0] if len(feed[i]) == 1 else lax.complex(*feed[i])
+            seen = {} if at is None else {i: lax.stop_gradient(vals[at])}
+            return [y + tap.astype(y.dtype)], seen
+
         def kept(entry, taps):
-            taps = iter(_group(taps, tap_shapes))
-            by_op = list(taps)
-            seen: list[Any] = [None] * len(operators)
-
-            def apply(eqn, vals):
-                i = index.get(id(eqn))
-                if i is None:
-                    return bind_forward(eqn, vals)
-                at = eqn.primitive.x_invar_index
-                seen[i] = None if at is None else lax.stop_gradient(vals[at])
-                y = lax.stop_gradient(bind(eqn, vals)[0])
-                tap = by_op[i][0] if len(by_op[i]) == 1 else lax.complex(*by_op[i])
-                return [y + tap.astype(y.dtype)]
-
             leaves = join(components, entry, len(step.hidden))
             for leaf, value in zip(step.hidden, leaves, strict=True):
                 inputs[leaf.position] = value
-            outs = evaluate(program, values, inputs, apply)
+            feed = dict(enumerate(_group(taps, tap_shapes)))
+            outs, seen = run(program, values, inputs, apply, opens, feed)
             exits = split(components, [outs[leaf.output] for leaf in step.hidden])
-            return exits, [x for x in seen if x is not None]
+            return exits, [seen[i] for i in with_x]
 
         entry = split(components, [inputs[leaf.position] for leaf in step.hidden])
         zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
@@ -115,7 +125,7 @@ def tangent_program(step: Step, consts: Sequence[Any], operators: Sequence[Equat
         entries=tuple(ins[: len(components)]),
         taps=tuple(tuple(g) for g in _group(ins[len(components) :], tap_shapes)),
         exits=tuple(outs[: len(components)]),
-        xs=tuple(next(xs) if e.primitive.x_invar_index is not None else None for e in operators),
+        xs=tuple(next(xs) if i in with_x else None for i in range(len(sites))),
     )
 
 
@@ -133,9 +143,10 @@ def _check_pure(program: Program) -> None:
             )
 
 
-def _parts_shape(y: Var) -> list[jax.ShapeDtypeStruct]:
-    dtype = jnp.zeros((), y.dtype).real.dtype
-    return [jax.ShapeDtypeStruct(y.shape, dtype)] * (2 if y.is_complex else 1)
+def _parts_shape(site: Site) -> list[jax.ShapeDtypeStruct]:
+    dtype = jnp.zeros((), site.y.dtype).real.dtype
+    shape = jax.ShapeDtypeStruct(site.lengths + site.y.shape, dtype)
+    return [shape] * (2 if site.y.is_complex else 1)
 
 
 def _group(flat: Sequence[Any], like: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -157,41 +168,63 @@ def _close(program: Program, values: Sequence[Any]) -> Program:
 class Pushed:
     """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
 
-    `cut` holds the equations (by position) whose tangent is dropped, `bodies` the outputs of the
-    control-flow equations that are tangents. A tangent of None is zero.
+    `cut` holds the equations, in bodies too, whose tangent is dropped; `bodies` the outputs of the
+    control-flow equations that are tangents; `rebind` applies an equation. A tangent of None is
+    zero.
     """
 
     def __init__(
         self,
         tangent: Tangent,
         values: Sequence[Any],
-        cut: frozenset[int],
-        bodies: Mapping[int, tuple[int, ...]],
+        cut: frozenset[Equation],
+        bodies: Mapping[Equation, tuple[int, ...]],
+        rebind: Callable[[Equation, Sequence[Any]], list[Any]] = bind,
     ):
-        self._tangent, self._cut = tangent, cut
-        self._primal: dict[Var, Any] = {}
+        self._tangent, self._cut, self._rebind = tangent, cut, rebind
         program = tangent.program
+        special = lambda e: e in cut or (e.name == "while" and rebind is not bind)
+        self._opens = opened(program, lambda e: -1 if special(e) else None)
         moving = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
-        self._linear: list[tuple[int, Equation, frozenset[Var]]] = []
         still = [v for v in program.inputs if v not in moving]
-        self._primal.update(zip(still, values, strict=True))
-        for i, eqn in enumerate(program.equations):
+        self._primal: dict[Var, Any] = dict(zip(still, values, strict=True))
+        self._linear: list[tuple[Equation, frozenset[Var]]] = []
+        for eqn in program.equations:
             moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
             # A body computes values and tangents together: the values at zero tangents.
-            joint = i in bodies or (i in cut and any(True for _ in inner_jaxprs(eqn.params)))
+            joint = eqn.bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
             if joint or not moves:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
-            if moves and not (joint and i in cut):
-                chosen = [eqn.outputs[k] for k in bodies[i]] if joint else eqn.outputs
+            if moves and eqn not in cut:
+                chosen = [eqn.outputs[k] for k in bodies[eqn]] if eqn.bodies else eqn.outputs
                 moving.update(chosen)
-                self._linear.append((i, eqn, frozenset(chosen)))
+                self._linear.append((eqn, frozenset(chosen)))
 
     def _read(self, atom: Atom) -> Any:
         if isinstance(atom, Const):
             return atom.value
         found = self._primal.get(atom)
         return jnp.zeros(atom.shape, atom.dtype) if found is None else found
+
+    def _apply(self, eqn: Equation, values: list[Any], feed: Any = None) -> tuple[list[Any], dict]:
+        if eqn in self._cut:
+            return [jnp.zeros(v.shape, v.dtype) for v in eqn.outputs], {}
+        return self._rebind(eqn, values), {}
+
+    def _bind(self, eqn: Equation, values: list[Any]) -> list[Any]:
+        if eqn not in self._opens:
+            return self._apply(eqn, values)[0]
+
+        def inside(body, given, feed):
+            return run(body.program, body.values, given, self._apply, self._opens)
+
+        return through(eqn, values, inside, {})[0]
+
+    @property
+    def exit_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of the exits' tangents."""
+        return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._tangent.entries]
 
     def xs(self) -> list[Any]:
         """The operators' inputs."""
@@ -201,8 +234,8 @@ class Pushed:
         """Tangents at the exits for tangents `seeds` at entries or taps."""
         env: dict[Var, Any] = dict(seeds)
         primal = self._primal
-        for i, eqn, chosen in self._linear:
-            if i in self._cut or not any(a in env for a in eqn.inputs if isinstance(a, Var)):
+        for eqn, chosen in self._linear:
+            if not any(a in env for a in eqn.inputs if isinstance(a, Var)):
                 continue
             values = [
                 a.value
@@ -214,6 +247,6 @@ class Pushed:
                 else jnp.zeros(a.shape, a.dtype)
                 for a in eqn.inputs
             ]
-            out = zip(eqn.outputs, bind(eqn, values), strict=True)
+            out = zip(eqn.outputs, self._bind(eqn, values), strict=True)
             env.update((var, value) for var, value in out if var in chosen)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]

@@ -30,14 +30,16 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         op = r.operator
         real = r.slots.dtype
         y = jnp.zeros((), jnp.result_type(real, op.y.dtype))
-        shape = (*r.slots.shape, r.slots.width)
+        turns = () if r.site.turns is None else (r.site.turns,)
+        shape = (*turns, *r.slots.shape, r.slots.width)
         trace: dict[str, Any] = {
             "f": stored(jnp.zeros(shape, y.dtype)),
             "one": jnp.zeros((), y.real.dtype),
             "steps": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
-            trace["x"] = stored(jnp.zeros_like(jax.eval_shape(lambda x: _seen(r, x), op.x)))
+            seen = jax.eval_shape(lambda x: _seen(r, x), op.x)
+            trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
         return trace
 
     def advance(
@@ -45,12 +47,12 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     ) -> dict:
         old = eps["f"].astype(f.dtype)
         out = {
-            "f": stored(decay_f * mix(D, old) + (1 - decay_f) * f),
+            "f": stored(decay_f * _moved(r, D, old) + (1 - decay_f) * f),
             "one": decay_x * eps["one"] + 1,
             "steps": eps["steps"] + 1,
         }
         if "x" in eps:
-            seen = _seen(r, x)
+            seen = _seen(r, x) if r.site.turns is None else jax.vmap(lambda v: _seen(r, v))(x)
             out["x"] = stored(decay_x * eps["x"].astype(seen.dtype) + seen)
         return jax.tree.map(lambda new, before: new.astype(before.dtype), out, dict(eps))
 
@@ -61,7 +63,11 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         x = None
         if op.x is not None:
             x = eps["x"].astype(jax.eval_shape(lambda v: _seen(r, v), op.x).dtype)
-        grads = op.pull(x, ct, weights)
+        if r.site.turns is None:
+            grads = op.pull(x, ct, weights)
+        else:
+            each = jax.vmap(lambda x, c: op.pull(x, c, weights))(x, ct)
+            grads = jax.tree.map(lambda g: g.sum(0), each)
         one = eps["one"]
         return {
             k: grads[k] * one.astype(grads[k].real.dtype) if k in op.constant_keys else grads[k]
@@ -70,7 +76,8 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
 
     def remembered(r: Relation, eps: dict, lam: Array) -> Array:
         total = (lam * eps["f"].astype(jnp.result_type(lam, eps["f"]))).sum(-1)
-        return total.sum(0) if r.slots.lanes else total
+        lane = 0 if r.site.turns is None else 1
+        return total.sum(lane) if r.slots.lanes else total
 
     def recall(r: Relation, before: dict, after: dict, lam: Array, weights: Grads) -> Grads:
         ct = decay_f * remembered(r, before, lam)
@@ -83,6 +90,13 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         return pulled(r, after, after["steps"], (1 - decay_f) * ct, weights)
 
     return Rule(init, advance, recall, recall_window, tap)
+
+
+def _moved(r: Relation, D: Array, old: Array) -> Array:
+    few = r.slots.table is None
+    if r.site.turns is None:
+        return mix(D, old, few)
+    return jax.vmap(lambda eps: mix(D, eps, few))(old)
 
 
 def _seen(r: Relation, x: Array | None) -> Array:

@@ -39,17 +39,13 @@ def per_weight(trace_dtype=None) -> Rule:
     def advance(
         r: Relation, eps: Grads, x: Array | None, f: Array, D: Array, weights: Grads
     ) -> Grads:
-        features = r.operator.features(x, weights, r.keys)
-        lead = len(r.slots.lanes)
-        dtypes = _dtypes(r, weights)
-        out = {}
-        for k in r.keys:
-            old = eps[k].astype(dtypes[k])
-            grown = features[k][..., None] * r.operator.spread(k, f, lead)
-            if not jnp.issubdtype(dtypes[k], jnp.complexfloating):
-                grown = grown.real
-            out[k] = stored(mix(r.operator.spread(k, D, lead), old) + grown.astype(dtypes[k]))
-        return out
+        lead, dtypes = len(r.slots.lanes), _dtypes(r, weights)
+        kept = {
+            k: mix(r.operator.spread(k, D, lead), eps[k].astype(dtypes[k]), r.slots.table is None)
+            for k in r.keys
+        }
+        grown = _grown(r, x, f, weights, dtypes, kept)
+        return {k: stored(grown[k]) for k in r.keys}
 
     def recall(r: Relation, before: Grads, after: Grads, lam: Array, weights: Grads) -> Grads:
         return contract(r, before, lam, weights)
@@ -58,6 +54,31 @@ def per_weight(trace_dtype=None) -> Rule:
         return contract(r, before, lam, weights)
 
     return Rule(init, advance, recall, recall_window)
+
+
+def _grown(
+    r: Relation, x: Array | None, f: Array, weights: Grads, dtypes: dict, total: Grads
+) -> Grads:
+    """`total` and what the step adds to it: f (x) x, of every turn."""
+    lead = len(r.slots.lanes)
+
+    def add(total: Grads, x: Array | None, f: Array) -> Grads:
+        features = r.operator.features(x, weights, r.keys)
+        out = {}
+        for k in r.keys:
+            tail = r.operator.spread(k, f, lead)
+            grown = features[k][..., None] * tail
+            if r.site.levels:  # where the operator did not run, dy/dw may not even be a number
+                grown = jnp.where(tail == 0, 0, grown)
+            if not jnp.issubdtype(dtypes[k], jnp.complexfloating):
+                grown = grown.real
+            out[k] = total[k] + grown.astype(dtypes[k])
+        return out
+
+    if r.site.turns is None:
+        return add(total, x, f)
+    turn = lambda total, now: (add(total, *now), None)
+    return jax.lax.scan(turn, total, (x, f))[0]
 
 
 def storage(trace_dtype: Any) -> Callable[[Array], Array]:
@@ -109,10 +130,17 @@ def _inner(signal: Array, eps: Array) -> Array:
     return jax.lax.fori_loop(0, n // _UNROLLED, block, total)
 
 
-def mix(D: Array, eps: Array) -> Array:
+def mix(D: Array, eps: Array, few: bool = True) -> Array:
+    """D eps, slot by slot; `few` slots are added up, many are a matrix product."""
     if D.shape[-1] == 1:
         return D[..., 0] * eps
-    return (D * eps[..., None, :]).sum(-1)
+    if few:
+        return (D * eps[..., None, :]).sum(-1)
+    axes = range(eps.ndim - 1)
+    varying = [a for a in axes if D.shape[a] != 1]
+    flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))
+    k, j = eps.ndim - 1, eps.ndim
+    return jnp.einsum(flat, [*varying, j, k], eps, [*axes, k], [*axes, j])
 
 
 def _dtypes(r: Relation, weights: Grads) -> dict:

@@ -1,0 +1,116 @@
+"""Slices, gathers and scatters at places that are not known: any place along the axis may be read.
+
+Along the axes whose index is known, or that are taken whole, elements stay where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._jaxpr import Equation
+from ._sets import NONE, Sources, joined, union
+
+
+def any_slice(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
+    """`dynamic_slice(operand, *starts)`."""
+    shape, starts = eqn.outputs[0].shape, known[1:]
+    open_axes = [a for a, s in enumerate(starts) if s is None]
+    array = joined(array, open_axes, keep=True)
+    at = []
+    for a, s in enumerate(starts):
+        full = eqn.inputs[0].shape[a]
+        start = 0 if s is None else int(np.clip(int(s), 0, full - shape[a]))
+        at.append(slice(None) if s is None else slice(start, start + shape[a]))
+    found = array[tuple(at)]
+    return [np.broadcast_to(found, (*shape, found.shape[-1]))]
+
+
+def any_update(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+    """`dynamic_update_slice(operand, update, *starts)`."""
+    shape, starts = eqn.outputs[0].shape, known[2:]
+    operand, update = arrays[:2]
+    parts = [] if operand is None else [operand]
+    if update is not None:
+        size = eqn.inputs[1].shape
+        open_axes = [a for a, s in enumerate(starts) if s is None]
+        update = joined(update, open_axes, keep=True)
+        wide = np.full((*shape, update.shape[-1]), NONE)
+        at = []
+        for a, s in enumerate(starts):
+            start = 0 if s is None else int(np.clip(int(s), 0, shape[a] - size[a]))
+            at.append(slice(None) if s is None else slice(start, start + size[a]))
+        wide[tuple(at)] = update
+        parts.append(wide)
+    return [union(parts)]
+
+
+def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
+    """`gather(operand, indices)`."""
+    d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    shape, index_shape = eqn.outputs[0].shape, eqn.inputs[1].shape
+    array = joined(array, d.start_index_map, keep=True)
+    window = [
+        a
+        for a in range(array.ndim - 1)
+        if a not in d.collapsed_slice_dims and a not in d.operand_batching_dims
+    ]
+    array = array[
+        tuple(
+            slice(None) if a in d.operand_batching_dims else slice(0, sizes[a])
+            for a in range(array.ndim - 1)
+        )
+    ]
+    # The result's axes that are no offsets are those of the indices, in order.
+    rows = [o for o in range(len(shape)) if o not in d.offset_dims]
+    of_index = [i for i in range(len(index_shape) - 1)]
+    full = [1] * len(shape)
+    order, place = [], []
+    for a, i in zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True):
+        order.append(a)
+        place.append(rows[of_index.index(i)])
+    for a, o in zip(window, d.offset_dims, strict=True):
+        order.append(a)
+        place.append(o)
+    rest = [a for a in range(array.ndim - 1) if a not in order]
+    moved = array.transpose([*order, *rest, array.ndim - 1])
+    moved = moved.reshape((*moved.shape[: len(order)], moved.shape[-1]))  # the rest has size one
+    for k, o in enumerate(place):
+        full[o] = moved.shape[k]
+    moved = moved.transpose([*np.argsort(place), moved.ndim - 1])
+    return [np.broadcast_to(moved.reshape((*full, moved.shape[-1])), (*shape, moved.shape[-1]))]
+
+
+def any_scattered(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+    """`scatter(operand, indices, updates)` and its adding form."""
+    operand, _, updates = arrays
+    parts = [] if operand is None else [operand]
+    if updates is not None:
+        parts.append(_landing(eqn, updates))
+    return [union(parts)]
+
+
+def _landing(eqn: Equation, updates: np.ndarray) -> np.ndarray:
+    d, shape = eqn.params["dimension_numbers"], eqn.outputs[0].shape
+    rows = [u for u in range(updates.ndim - 1) if u not in d.update_window_dims]
+    window = [
+        a
+        for a in range(len(shape))
+        if a not in d.inserted_window_dims and a not in d.operand_batching_dims
+    ]
+    to: dict[int, int] = dict(zip(window, d.update_window_dims, strict=True))
+    for a, i in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
+        to[a] = rows[i]
+    fixed = {a: u for a, u in to.items() if a not in d.scatter_dims_to_operand_dims}
+    loose = [u for u in range(updates.ndim - 1) if u not in fixed.values()]
+    array = joined(updates, loose) if loose else updates
+    left = [u for u in range(updates.ndim - 1) if u not in loose]
+    axes = sorted(fixed)
+    array = array.transpose([*(left.index(fixed[a]) for a in axes), array.ndim - 1])
+    size = [array.shape[axes.index(a)] if a in fixed else 1 for a in range(len(shape))]
+    array = array.reshape((*size, array.shape[-1]))
+    out = np.full((*shape, array.shape[-1]), NONE)
+    at = tuple(slice(0, size[a]) if a in fixed else slice(None) for a in range(len(shape)))
+    out[at] = array
+    return out

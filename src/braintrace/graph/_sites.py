@@ -1,0 +1,329 @@
+"""Sites: every use of an ETP operator in the step, in bodies of control flow too.
+
+An operator inside a `scan` runs once per turn. Either its turns are *mapped*, positions of their
+own as under `vmap` (a scan that carries nothing, or a weight with one slice per turn), or they
+are more time: all of them move the same trace, and x, y and f gain an axis of turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import NotSupportedError, message
+from .._jaxpr import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind,
+    deep_equations,
+    evaluate,
+    inner_equations,
+    is_traced,
+    prune,
+    scan_layout,
+)
+from ..ops import ETPPrimitive, Operator
+from ._reach import bits_of, reach
+from ._step import Step
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Level:
+    """A body around an operator: of which equation, and how often it runs (a scan: `length`)."""
+
+    equation: Equation
+    branch: int
+    length: int | None
+    mapped: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """An ETP operator in the step, and the parameters its operands are made of.
+
+    `leaves[key]` are the parameter leaves (positions in `step.params`) of that operand, none for
+    an operand that is not trained; `varying` are the operands that read states or inputs.
+    """
+
+    equation: Equation
+    operator: Operator
+    leaves: Mapping[str, tuple[int, ...]]
+    varying: frozenset[str]
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        return any(self.leaves.values())
+
+    @cached_property
+    def steady(self) -> bool:
+        """Whether dy/dw needs nothing but the input and values computed from parameters."""
+        trained = {k for k, leaves in self.leaves.items() if leaves}
+        if not self.varying:
+            return True
+        needed = frozenset().union(*(self.operator.pull_reads[k] for k in trained))
+        return not self.varying & (trained | needed)
+
+    @property
+    def y(self) -> Var:
+        return self.equation.outputs[0]
+
+    @property
+    def x(self) -> Any:
+        i = self.operator.primitive.x_invar_index
+        return None if i is None else self.equation.inputs[i]
+
+    # ----------------------------------------------------------------------------------- turns
+
+    @property
+    def _scans(self) -> list[Level]:
+        return [level for level in self.levels if level.length is not None]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Leading axes of what is fed to and seen from the operator, outermost scan first."""
+        return tuple(level.length for level in self._scans if level.length is not None)
+
+    @property
+    def turns(self) -> int | None:
+        """How often the operator moves one trace within a step; None outside of loops."""
+        lengths = [s.length for s in self._scans if not s.mapped and s.length is not None]
+        return prod(lengths) if lengths else None
+
+    @property
+    def time_axes(self) -> tuple[int, ...]:
+        """The axes of `lengths` that are more time."""
+        return tuple(i for i, s in enumerate(self._scans) if not s.mapped)
+
+    def outward(self, array: Array) -> Array:
+        """From one axis per scan, outermost first, to (turns, *mapped, ...)."""
+        if self.turns is None:
+            return array
+        first = jnp.moveaxis(array, self.time_axes, range(len(self.time_axes)))
+        return first.reshape((self.turns, *first.shape[len(self.time_axes) :]))
+
+    def inward(self, array: Array) -> Array:
+        """The inverse of `outward`."""
+        if self.turns is None:
+            return array
+        lengths = tuple(self.lengths[i] for i in self.time_axes)
+        split = array.reshape((*lengths, *array.shape[1:]))
+        return jnp.moveaxis(split, range(len(lengths)), self.time_axes)
+
+
+def find_sites(step: Step, unsteady: int) -> list[Site]:
+    """Every ETP operator of the step, in program order.
+
+    `unsteady` is the mask of program constants whose value may differ from call to call.
+    """
+    program = step.program
+    trained = reach(program, {step.entry(p): 1 << i for i, p in enumerate(step.params)})
+    params = {step.entry(p) for p in step.params}
+    seeds = {v: 1 for v in program.inputs if v not in params}
+    seeds |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
+    slices: dict[Var, int] = {}
+    numbers: dict[Equation, int] = {}
+    for eqn in deep_equations(program):
+        for body in eqn.bodies:
+            inner = zip(body.program.consts, body.values, strict=True)
+            seeds |= {v: 1 for v, value in inner if is_traced(value)}
+        if eqn.name == "scan":
+            numbers[eqn] = len(numbers)
+            slices |= dict.fromkeys(_sliced(eqn), 1 << numbers[eqn])
+            seeds |= dict.fromkeys(_evolving(eqn), 1)
+        elif eqn.name == "while":
+            n = eqn.params["body_nconsts"]
+            seeds |= dict.fromkeys(eqn.bodies[1].program.inputs[n:], 1)
+    moving = reach(program, seeds, differentiable=False)
+    turning = reach(program, slices, differentiable=False)
+
+    sites = []
+    for eqn, around in _equations(program):
+        primitive = _primitive(eqn, trained, moving)
+        if primitive is None:
+            continue
+        operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
+        masks = {k: bits_of(eqn.inputs[i], trained) for k, i in operator.positions.items()}
+        leaves = {k: _bits(m) for k, m in masks.items()}
+        varying = {k for k, i in operator.positions.items() if bits_of(eqn.inputs[i], moving)}
+        site = Site(eqn, operator, leaves, frozenset(varying))
+        if around and site.trained:
+            site = _inside(site, around, turning, numbers)
+        sites.append(site)
+    return sites
+
+
+def _sliced(eqn: Equation) -> tuple[Var, ...]:
+    first, n_carry = scan_layout(eqn.params)
+    return eqn.bodies[0].program.inputs[first + n_carry :]
+
+
+def _evolving(eqn: Equation) -> list[Var]:
+    """The carried values of a scan that differ from turn to turn."""
+    first, n_carry = scan_layout(eqn.params)
+    body = eqn.bodies[0].program
+    carried = zip(body.inputs[first : first + n_carry], body.outputs[:n_carry], strict=True)
+    return [v for v, new in carried if new is not v]
+
+
+def _equations(
+    program: Program, around: tuple[tuple[Equation, int], ...] = ()
+) -> Iterator[tuple[Equation, tuple[tuple[Equation, int], ...]]]:
+    for eqn in program.equations:
+        yield eqn, around
+        for k, body in enumerate(eqn.bodies):
+            yield from _equations(body.program, (*around, (eqn, k)))
+
+
+def _primitive(eqn: Equation, trained: Mapping, moving: Mapping) -> ETPPrimitive | None:
+    """The operator an equation is; a function with its own derivative around one counts as one."""
+    if isinstance(eqn.primitive, ETPPrimitive):
+        return eqn.primitive
+    if not wraps_operator(eqn) or len(eqn.outputs) != 1:
+        return None
+    moves = [i for i, a in enumerate(eqn.inputs) if bits_of(a, moving)]
+    weights = [i for i, a in enumerate(eqn.inputs) if i not in moves and bits_of(a, trained)]
+    if len(moves) > 1 or not weights:
+        return None
+    names = {f"operand{i}": i for i in weights}
+    return ETPPrimitive(
+        eqn.name,
+        lambda *args, **params: bind(eqn, args)[0],
+        trainable_invars_fn=lambda params: names,
+        x_invar_index=moves[0] if moves else None,
+    )
+
+
+def wraps_operator(eqn: Equation) -> bool:
+    """Whether an equation is a function with its own derivative that uses an operator."""
+    return eqn.name.startswith("custom_") and any(
+        isinstance(e.primitive, ETPPrimitive) for e in inner_equations(eqn)
+    )
+
+
+def _inside(
+    site: Site, around: Sequence[tuple[Equation, int]], turning: Mapping, numbers: Mapping
+) -> Site:
+    """A site that knows the bodies around it, its mapped turns in the operator's shapes."""
+    eqn, positions = site.equation, site.operator.positions
+    own = {i: bits_of(eqn.inputs[i], turning) for i in positions.values()}
+    levels = []
+    for outer, branch in around:
+        if outer.name == "while":
+            raise NotSupportedError(_in_while(eqn, outer))
+        if outer.name == "cond":
+            levels.append(Level(outer, branch, None, False))
+            continue
+        carries = bool(_evolving(outer))
+        per_turn = any(mask >> numbers[outer] & 1 for mask in own.values())
+        levels.append(Level(outer, branch, outer.params["length"], per_turn or not carries))
+
+    shapes: list[Any] = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    y: Any = jax.ShapeDtypeStruct(site.y.shape, site.y.dtype)
+    mapped = []
+    for level in reversed([s for s in levels if s.mapped]):
+        grown = [
+            i not in own or bool(own[i] >> numbers[level.equation] & 1) for i in range(len(shapes))
+        ]
+        mapped.append(tuple(0 if g else None for g in grown))
+        shapes = [_wider(s, level.length) if g else s for s, g in zip(shapes, grown, strict=True)]
+        y = _wider(y, level.length)
+    params = dict(eqn.params)
+    if mapped:
+        params["mapped"] = (*params.get("mapped", ()), *mapped)
+    operator = Operator(site.operator.primitive, params, tuple(shapes), y)
+    return Site(eqn, operator, site.leaves, site.varying, tuple(levels))
+
+
+def _wider(shape: Any, length: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((length, *shape.shape), shape.dtype)
+
+
+def _in_while(eqn: Equation, outer: Equation) -> str:
+    return message(
+        f"the operator {eqn.name} is inside a while_loop.",
+        where=eqn.where() or outer.where(),
+        why="how often it runs is not known before it runs, so its weight has no trace of a known "
+        "size",
+        do="use lax.scan or fori_loop with a fixed number of turns (a turn that is not needed can "
+        "leave the state as it is), or apply the operator outside of the loop",
+    )
+
+
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+# ------------------------------------------------------------------------------------- operands
+
+
+def operand_atoms(site: Site) -> list[Atom]:
+    """The values of the step itself from which the site's steady operands are computed."""
+    keys = [i for k, i in site.operator.positions.items() if k not in site.varying]
+    atoms = [site.equation.inputs[i] for i in keys]
+    for level in reversed(site.levels):
+        atoms = [outer for _, outer in _needed(level, atoms)]
+    return atoms
+
+
+def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
+    """The steady operands from the values of `operand_atoms`; stacked over mapped turns."""
+    keys = [k for k in site.operator.positions if k not in site.varying]
+    wanted: list[list[Atom]] = [[site.equation.inputs[site.operator.positions[k]] for k in keys]]
+    for level in reversed(site.levels):
+        wanted.append([outer for _, outer in _needed(level, wanted[-1])])
+    found = [(v, ()) for v in values]  # a value, and the levels at whose turns it differs
+    for level, atoms in zip(site.levels, reversed(wanted[:-1]), strict=True):
+        found = _enter(level, atoms, found, site.levels)
+    return {k: value for k, (value, _) in zip(keys, found, strict=True)}
+
+
+def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
+    """Inputs of a body that some of its values are computed from, and what is passed there."""
+    eqn = level.equation
+    body = eqn.bodies[level.branch].program
+    part = prune(body, atoms)
+    read = {a for e in part.equations for a in e.inputs} | set(atoms)
+    passed = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs
+    return [(v, a) for v, a in zip(body.inputs, passed, strict=True) if v in read]
+
+
+def _enter(
+    level: Level, atoms: Sequence[Atom], found: Sequence[tuple], order: Sequence[Level]
+) -> list[tuple]:
+    """Values inside a body from those passed to it."""
+    body = level.equation.bodies[level.branch]
+    part = prune(body.program, atoms)
+    needed = [v for v, _ in _needed(level, atoms)]
+    sliced = set(_sliced(level.equation)) if level.length is not None else set()
+    inputs = [
+        (value, (*levels, level) if v in sliced else levels)
+        for v, (value, levels) in zip(needed, found, strict=True)
+    ]
+    out = []
+    for atom in atoms:
+        one = prune(part, [atom])
+        read = {a for e in one.equations for a in e.inputs} | {atom}
+        chosen = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
+        levels = tuple(m for m in order if any(m in ls for _, _, ls in chosen))
+
+        def fun(*values, one=one, chosen=chosen):
+            given = dict(zip([v for v, _, _ in chosen], values, strict=True))
+            return evaluate(one, body.values, [given.get(v) for v in one.inputs])[0]
+
+        for m in reversed(levels):
+            fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in chosen])
+        value = fun(*(v for _, v, _ in chosen)) if chosen else fun()
+        out.append((atom.value if isinstance(atom, Const) else value, levels))
+    return out

@@ -1,0 +1,125 @@
+"""Reverse mode through a `while`, from forward mode.
+
+How often a `while` turns is not known, so nothing can be stored for a way back. But it can be
+pushed forward again: its Jacobian is sparse where it is the dynamics of units, and one tangent per
+colour gives all entries, however many turns it takes. The cotangent is then multiplied with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._jaxpr import Equation, bind, is_inexact, prune, trace
+from ._influence import influence
+from ._pattern import distinct, rows_of
+from ._sets import NONE
+from ._step import Component
+from ._tangent import Tangent
+
+
+def bind_reversible(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+    """Apply an equation; a `while` can be differentiated backward too."""
+    if eqn.name != "while":
+        return bind(eqn, values)
+    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+    if not moving:
+        return bind(eqn, values)
+    parts = [_parts(values[i]) for i in moving]
+    counts = [len(p) for p in parts]
+    outs, exact = _reversible(eqn)([x for p in parts for x in p], list(values), tuple(counts))
+    found, exact = iter(outs), iter(exact)
+    return [(_whole(found, v.is_complex) if v.is_inexact else next(exact)) for v in eqn.outputs]
+
+
+def _parts(value: Any) -> list[Any]:
+    """A value as real arrays."""
+    value = jnp.asarray(value)
+    return [value.real, value.imag] if jnp.iscomplexobj(value) else [value]
+
+
+def _whole(parts: Any, is_complex: bool) -> Any:
+    return jax.lax.complex(next(parts), next(parts)) if is_complex else next(parts)
+
+
+def _real(eqn: Equation, reals: Sequence[Any], values: Sequence[Any]) -> tuple[list, list]:
+    """The equation on real arrays: inexact outputs as real parts, and the other outputs."""
+    found = iter(reals)
+    full = [
+        _whole(found, jnp.iscomplexobj(v)) if is_inexact(jnp.result_type(v)) else v for v in values
+    ]
+    outs = bind(eqn, full)
+    inexact = [v.is_inexact for v in eqn.outputs]
+    moving = [x for o, m in zip(outs, inexact, strict=True) if m for x in _parts(o)]
+    return moving, [o for o, m in zip(outs, inexact, strict=True) if not m]
+
+
+@lru_cache(maxsize=64)
+def _reversible(eqn: Equation):
+    sources = _sources(eqn)
+
+    @jax.custom_vjp
+    def call(reals, values, counts):
+        return _real(eqn, reals, jax.lax.stop_gradient(values))
+
+    def forward(reals, values, counts):
+        return call(reals, values, counts), (reals, values)
+
+    def backward(kept, cotangents):
+        reals, values = kept
+        ct = jnp.concatenate([c.reshape(-1) for c in cotangents[0]])
+        sizes = np.cumsum([x.size for x in reals])
+
+        def column(seed, source):
+            parts = jnp.split(seed, sizes[:-1])
+            tangents = [
+                p.reshape(x.shape).astype(x.dtype) for p, x in zip(parts, reals, strict=True)
+            ]
+            _, out, _ = jax.jvp(
+                lambda r: _real(eqn, r, values), (reals,), (tangents,), has_aux=True
+            )
+            flat = jnp.concatenate([t.reshape(-1) for t in out]) * ct
+            total = jnp.zeros(int(sizes[-1]), flat.dtype)
+            return total.at[jnp.maximum(source, 0)].add(jnp.where(source == NONE, 0, flat))
+
+        seeds = np.stack([np.isin(np.arange(sizes[-1]), s[s != NONE]) for s in sources])
+        total = jax.vmap(column)(jnp.asarray(seeds, ct.dtype), jnp.asarray(np.stack(sources)))
+        parts = jnp.split(total.sum(0), sizes[:-1])
+        grads = [p.reshape(x.shape).astype(x.dtype) for p, x in zip(parts, reals, strict=True)]
+        return grads, None, None
+
+    call.defvjp(forward, backward)
+    return call
+
+
+def _sources(eqn: Equation) -> list[np.ndarray]:
+    """Per colour, the source element that each output element reads (NONE for none)."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    reals = jax.eval_shape(
+        lambda values: [x for v in values if is_inexact(v.dtype) for x in _parts(v)], shapes
+    )
+
+    def pushed(values, tangents):
+        point = [x for v in values if is_inexact(v.dtype) for x in _parts(v)]
+        run = lambda r: _real(eqn, r, values)
+        return jax.jvp(run, (point,), (tangents,), has_aux=True)[1]
+
+    flat = lambda *args: pushed(args[: len(shapes)], list(args[len(shapes) :]))
+    program, _ = trace(flat, *shapes, *reals)
+    program = prune(program, program.outputs)
+    exits = program.outputs
+    components = tuple(Component(i, None, False, o.shape) for i, o in enumerate(exits))
+    entries = program.inputs[len(shapes) :]
+    found = influence(Tangent(program, components, entries, (), exits, ()), [], {}, None)
+    n_out = sum(int(np.prod(o.shape, dtype=np.int64)) for o in exits)
+    n_in = int(found.offsets[-1])
+    outs, ins = rows_of(found.rows, 0, n_in)
+    colours, count = distinct(outs, ins, n_in)
+    table = np.full((max(count, 1), n_out), NONE)
+    table[colours[ins], outs] = ins
+    return list(table)
