@@ -16,16 +16,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
 
-CORE = {"errors", "jaxpr", "ops", "graph"}
+CORE = {"errors", "jaxpr", "control", "ops", "graph"}
 LEARNING = CORE | {"rules", "engine", "frontend", "learner"}
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
     "version": set(),
     "errors": set(),
     "jaxpr": {"errors"},
+    "control": {"jaxpr"},
     "ops": {"errors", "jaxpr"},
     "nn": {"errors", "ops"},
-    "graph": {"errors", "jaxpr", "ops"},
+    "graph": {"errors", "jaxpr", "control", "ops"},
     "rules": {"errors", "ops", "graph"},
     "engine": CORE | {"rules"},
     "frontend": CORE,

@@ -23,11 +23,14 @@ from .graph import CompilationRecord as CompilationRecord
 from .graph import CompilationReport as CompilationReport
 from .graph import DiagnosticKind as DiagnosticKind
 from .graph import DiagnosticLevel as DiagnosticLevel
+from .graph import Dropped as Dropped
 from .graph import HiddenGroup as HiddenGroup
 from .graph import HiddenParamOpRelation as HiddenParamOpRelation
 from .graph import HiddenPerturbation as HiddenPerturbation
+from .graph import ParameterReport as ParameterReport
 from .learner import D_RTRL as D_RTRL
 from .learner import ES_D_RTRL as ES_D_RTRL
+from .learner import RTRL as RTRL
 from .learner import EligibilityTrace as EligibilityTrace
 from .learner import ETraceAlgorithm as ETraceAlgorithm
 from .learner import ETraceGraphExecutor as ETraceGraphExecutor
@@ -40,6 +43,7 @@ from .learner import MultiStepData as MultiStepData
 from .learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .learner import SequenceDriverMixin as SequenceDriverMixin
 from .learner import SingleStepData as SingleStepData
+from .learner import SnAp as SnAp
 from .learner import compile as compile
 from .learner import pp_prop as pp_prop
 from .ops import ETPPrimitive as ETPPrimitive

@@ -23,7 +23,7 @@ def cuts(graph):
     found = graph.analysis
     out = {}
     for r in found.relations:
-        mask = found.cut_entries.get(r.site.equation, 0)
+        mask = found.links.cut_entries.get(r.site.equation, 0)
         out[r.weight_path[0]] = {n for k, n in enumerate(names) if mask >> k & 1}
     return out
 
@@ -83,7 +83,7 @@ def test_readout_operator_is_not_cut():
     params = {"w": normal(0, 2, 3), "out": normal(1, 3, 2)}
     graph = compiled(update, params, {"h": jnp.zeros(3)}, jnp.zeros(2))
     assert cuts(graph) == {"w": set()}
-    assert not graph.analysis.cut_entries
+    assert not graph.analysis.links.cut_entries
 
 
 # ---------------------------------------------------------------------------------- diagnostics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ class _States:
         return jnp.stack(rows)
 
 
-def _push(pushed: Pushed, seeds: list[dict[Var, Array]]) -> list[Derivative]:
+def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[Derivative]:
     """Tangents at the exits, one per set of seeds."""
     if len(seeds) <= _FEW:
         return [pushed.push({v: s for v, s in one.items() if s is not None}) for one in seeds]

@@ -9,40 +9,88 @@ of control flow with such an operator inside runs all its worlds side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
 
 from .._control import Apply, Feed, Seen, through
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
-from ..graph import Graph
+from ..graph import Graph, sealed_reach
 
 
 def evaluate_cut(
     graph: Graph, consts: Sequence[Any], inputs: Sequence[Any], apply: Apply, feed: Feed
 ) -> list[Any]:
     """Run the step with every recurrent entry detached."""
-    program = graph.step.program
-    env: dict[tuple[Var, int], Any] = {}
-    entry = {graph.step.entry(leaf): 1 << k for k, leaf in enumerate(graph.step.hidden)}
-    for var, value in zip((*program.consts, *program.inputs), (*consts, *inputs), strict=True):
-        env[var, 0] = value
-        if var in entry:
-            env[var, entry[var]] = lax.stop_gradient(value)
-    outs, _ = _Worlds(graph, apply).run(program, env, [0], feed)
-    return [o[0] for o in outs]
+    worlds = _Worlds(graph, apply, graph.links.from_leaves, graph.links.cut_entries, {})
+    return worlds.start(consts, inputs, feed)
+
+
+Hook = Callable[[Any], Any]
+
+
+def evaluate_sealed(
+    graph: Graph,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    apply: Apply,
+    feed: Feed,
+    hooks: Mapping[Var, Hook],
+) -> list[Any]:
+    """Run the step with its new states sealed: what passes through them sees no entry state.
+
+    `hooks` are applied to the new states as the results of the step see them; a new state that
+    reads another one sees it without. Values that bypass the new states keep their derivative.
+    """
+    step = graph.step
+    entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
+    reach = sealed_reach(step.program, entries, dict.fromkeys(hooks, 1 << len(step.hidden)))
+    return _Worlds(graph, apply, reach, {}, hooks).start(consts, inputs, feed)
 
 
 class _Worlds:
-    def __init__(self, graph: Graph, apply: Apply):
-        self.graph, self.apply, self.reach = graph, apply, graph.leaf_reach
+    def __init__(
+        self,
+        graph: Graph,
+        apply: Apply,
+        reach: Mapping[Var, int],
+        cuts: Mapping[Equation, int],
+        hooks: Mapping[Var, Hook],
+    ):
+        self.graph, self.apply, self.reach, self.cuts, self.hooks = graph, apply, reach, cuts, hooks
+        self.seal = 1 << len(graph.step.hidden)  # the world inside the making of a sealed value
+        self.all = 2 * self.seal - 1
         self.inner: dict[Equation, set[int]] = {}
         for eqn in deep_equations(graph.step.program):
             equations = (e for b in eqn.bodies for e in deep_equations(b.program))
-            masks = {graph.cut_entries[e] for e in equations if e in graph.cut_entries}
+            masks = {cuts[e] for e in equations if e in cuts}
             if masks or eqn in graph.opens or eqn in graph.whiles:
                 self.inner[eqn] = masks
+
+    def start(self, consts: Sequence[Any], inputs: Sequence[Any], feed: Feed) -> list[Any]:
+        """The outputs of the step itself, in the world in which nothing is detached."""
+        step = self.graph.step
+        program = step.program
+        env: dict[tuple[Var, int], Any] = {}
+        entry = {step.entry(leaf): 1 << k for k, leaf in enumerate(step.hidden)}
+        for var, value in zip((*program.consts, *program.inputs), (*consts, *inputs), strict=True):
+            env[var, 0] = value
+            if var in entry:
+                env[var, entry[var]] = lax.stop_gradient(value)
+        outs, _ = self.run(program, env, [0], feed)
+        return [o[0] for o in outs]
+
+    def key(self, var: Var, world: int) -> tuple[Var, int]:
+        """A value, in the world that matters to it."""
+        return var, world & self.reach.get(var, 0)
+
+    def keep(self, env: dict, var: Var, world: int, value: Any) -> None:
+        if var not in self.hooks:
+            env[self.key(var, world)] = value
+        elif world == self.all:
+            env[var, self.seal] = value
+            env[var, 0] = self.hooks[var](value)
 
     def run(
         self, program: Program, env: dict[tuple[Var, int], Any], worlds: list[int], feed: Feed
@@ -54,17 +102,17 @@ class _Worlds:
                 self.want(wanted, out, world)
         plan: list[list[int]] = []
         for eqn in reversed(program.equations):
-            found = set().union(*(wanted.get(o, ()) for o in eqn.outputs)) or {0}
-            found = self.closed(found, self.inner.get(eqn, set()))
-            plan.append(sorted(found))
-            for world in found:
+            needed = set().union(*(wanted.get(o, ()) for o in eqn.outputs)) or {0}
+            needed = self.closed(needed, self.inner.get(eqn, set()))
+            plan.append(sorted(needed))
+            for world in needed:
                 for i, atom in enumerate(eqn.inputs):
                     self.want(wanted, atom, world | self.cut(eqn, i))
 
         def read(atom: Atom, world: int) -> Any:
             if isinstance(atom, Const):
                 return atom.value
-            return env[atom, world & self.reach.get(atom, 0)]
+            return env[self.key(atom, world)]
 
         seen: Seen = {}
         for eqn, chosen in zip(program.equations, reversed(plan), strict=True):
@@ -72,14 +120,15 @@ class _Worlds:
                 outs, found = self.open(eqn, read, chosen, feed)
                 seen |= found
                 for var, by_world in zip(eqn.outputs, outs, strict=True):
-                    env |= {(var, w & self.reach.get(var, 0)): v for w, v in by_world.items()}
+                    for world, value in by_world.items():
+                        self.keep(env, var, world, value)
                 continue
             for world in chosen:
                 values = [read(a, world | self.cut(eqn, i)) for i, a in enumerate(eqn.inputs)]
                 made, found = self.apply(eqn, values, feed)
                 seen |= found
                 for var, value in zip(eqn.outputs, made, strict=True):
-                    env[var, world & self.reach.get(var, 0)] = value
+                    self.keep(env, var, world, value)
         return [{w: read(o, w) for w in worlds} for o in program.outputs], seen
 
     def open(self, eqn: Equation, read: Any, worlds: list[int], feed: Feed) -> tuple[list, Seen]:
@@ -93,7 +142,7 @@ class _Worlds:
                 (v, 0): c for v, c in zip(body.program.consts, body.values, strict=True)
             }
             for var, by_world in zip(body.program.inputs, given, strict=True):
-                env |= {(var, w & self.reach.get(var, 0)): v for w, v in by_world.items()}
+                env |= {self.key(var, w): v for w, v in by_world.items()}
             return self.run(body.program, env, worlds, feed)
 
         mine = {i: feed[i] for i in self.graph.opens.get(eqn, ()) if i in feed}
@@ -101,7 +150,8 @@ class _Worlds:
 
     def want(self, wanted: dict[Var, set[int]], atom: Atom, world: int) -> None:
         if isinstance(atom, Var):
-            wanted.setdefault(atom, set()).add(world & self.reach.get(atom, 0))
+            sealed = atom in self.hooks
+            wanted.setdefault(atom, set()).add(self.all if sealed else self.key(atom, world)[1])
 
     def closed(self, worlds: set[int], masks: set[int]) -> set[int]:
         """The worlds that a body needs: with the entries of any operators inside cut too."""
@@ -112,5 +162,5 @@ class _Worlds:
             worlds = more
 
     def cut(self, eqn: Equation, position: int) -> int:
-        mask = self.graph.cut_entries.get(eqn, 0)
-        return mask if mask and position == self.graph.x_positions[eqn] else 0
+        mask = self.cuts.get(eqn, 0)
+        return mask if mask and position == self.graph.links.x_positions[eqn] else 0

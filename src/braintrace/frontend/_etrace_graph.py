@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import brainstate
+import jax
 
 from .._errors import NotSupportedError, message
 from ..graph import (
+    MOST_ENTRIES,
     CompilationRecord,
     CompilationReport,
     DiagnosticKind,
+    DiagnosticLevel,
     Graph,
     HiddenGroup,
     HiddenParamOpRelation,
     HiddenPerturbation,
+    Traces,
     analyse,
+    certify,
+    unused,
 )
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
@@ -34,12 +41,30 @@ class ETraceGraph(NamedTuple):
 
     @property
     def report(self) -> CompilationReport:
-        """A readable summary."""
+        """A readable summary, for a rule with one trace per weight."""
+        shapes = [
+            {
+                k: jax.ShapeDtypeStruct(
+                    r.slots.lanes + r.operator.trace_shape(k) + (r.slots.width,), r.slots.dtype
+                )
+                for k in r.keys
+            }
+            for r in self.hidden_param_op_relations
+        ]
+        return self.report_on(Traces(shapes))
+
+    def report_on(self, traces: Traces) -> CompilationReport:
+        """A readable summary, for what a rule stores."""
+        parameters = certify(self.analysis, traces)
+        for path in self.module_info.model.states(brainstate.ParamState).keys():
+            if path not in parameters:
+                parameters[path] = unused(path)
         return CompilationReport(
             self.hidden_groups,
             self.hidden_param_op_relations,
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
+            parameters,
         )
 
     def explain(
@@ -49,10 +74,24 @@ class ETraceGraph(NamedTuple):
         hidden_path: Path | None = None,
         kind: DiagnosticKind | None = None,
     ) -> tuple[CompilationRecord, ...]:
-        """The diagnostics about one weight, one state or of one kind."""
+        """The diagnostics about one weight, one state or of one kind.
+
+        The last ones (of kind PARAMETER) say for every parameter how it is learned, and whether
+        its gradient is exact.
+        """
+        certificate = tuple(
+            CompilationRecord(
+                DiagnosticKind.PARAMETER,
+                DiagnosticLevel.INFO,
+                str(p),
+                weight_path=p.path,
+                hidden_paths=p.states,
+            )
+            for p in self.report.parameters.values()
+        )
         return tuple(
             d
-            for d in self.diagnostics
+            for d in (*self.diagnostics, *certificate)
             if (weight_path is None or d.weight_path == tuple(weight_path))
             and (hidden_path is None or tuple(hidden_path) in d.hidden_paths)
             and (kind is None or d.kind == kind)
@@ -77,6 +116,8 @@ def compile_etrace_graph(
     *model_args: Any,
     include_hidden_perturb: bool = True,
     include_recurrent_mixing: bool = False,
+    sparse_n: int | None = None,
+    snap_max_jacobian_elements: int = MOST_ENTRIES,
     **kwargs: Any,
 ) -> ETraceGraph:
     """Trace one step of a model and find its hidden groups and weight relations.
@@ -85,26 +126,60 @@ def compile_etrace_graph(
         model: a module with initialised states.
         *model_args: arguments of one step.
         include_hidden_perturb: also build the perturbed step.
-        include_recurrent_mixing: reserved for rules that keep recurrent crossings.
+        include_recurrent_mixing: follow traces through operators too.
+        sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
         **kwargs: keyword arguments of one step.
 
     Raises:
-        NotSupportedError: recurrent mixing was asked for, or the step writes a parameter.
+        NotSupportedError: the step writes a parameter, or a Jacobian would be too large.
     """
+    crossings = None
     if include_recurrent_mixing:
+        crossings = (1 if sparse_n is None else check_crossings(sparse_n)) - 1
+    elif sparse_n is not None:
         raise NotSupportedError(
             message(
-                "include_recurrent_mixing=True is not available.",
-                why="no rule of this version keeps paths through operators in the transition",
-                do="leave it out; windows (vjp_method='multi-step') keep recurrent paths exactly",
+                f"sparse_n={sparse_n} without recurrent mixing.",
+                why="it counts how often a trace is followed through operators",
+                do="pass include_recurrent_mixing=True as well",
             )
         )
-    return graph_of(extract_module_info(model, *model_args, **kwargs), include_hidden_perturb)
+    minfo = extract_module_info(model, *model_args, **kwargs)
+    return graph_of(minfo, include_hidden_perturb, crossings, snap_max_jacobian_elements)
 
 
-def graph_of(minfo: ModuleInfo, include_hidden_perturb: bool = True) -> ETraceGraph:
+def check_crossings(n: Any) -> int:
+    """Accept the order n of a rule that follows n - 1 crossings."""
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+        raise TypeError(
+            message(
+                f"n is a {type(n).__name__}.",
+                why="n - 1 counts how many operators a trace is followed through",
+                do="pass an integer >= 1",
+            )
+        )
+    if n < 1:
+        raise ValueError(
+            message(
+                f"n={n}.",
+                why="n - 1 counts how many operators a trace is followed through",
+                do="pass an integer >= 1",
+            )
+        )
+    return int(n)
+
+
+def graph_of(
+    minfo: ModuleInfo,
+    include_hidden_perturb: bool = True,
+    crossings: int | None = None,
+    most_entries: int = MOST_ENTRIES,
+) -> ETraceGraph:
     """The graph of a traced model."""
-    found = analyse(minfo.step, minfo.consts, minfo.states.get, minfo.records)
+    found = analyse(
+        minfo.step, minfo.consts, minfo.states.get, minfo.records, crossings, most_entries
+    )
     perturb = add_hidden_perturbation_from_minfo(minfo) if include_hidden_perturb else None
     return ETraceGraph(
         minfo,

@@ -1,5 +1,10 @@
 """Analyses of a step: what reaches what, element by element."""
 
+from ._certificate import Dropped as Dropped
+from ._certificate import ParameterReport as ParameterReport
+from ._certificate import Traces as Traces
+from ._certificate import certify as certify
+from ._certificate import unused as unused
 from ._diagnostics import CompilationRecord as CompilationRecord
 from ._diagnostics import DiagnosticKind as DiagnosticKind
 from ._diagnostics import DiagnosticLevel as DiagnosticLevel
@@ -7,8 +12,10 @@ from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
 from ._perturb import HiddenPerturbation as HiddenPerturbation
+from ._reach import sealed_reach as sealed_reach
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
 from ._report import CompilationReport as CompilationReport
+from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
 from ._step import Leaf as Leaf
 from ._step import Step as Step

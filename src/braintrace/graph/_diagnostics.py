@@ -36,6 +36,7 @@ class DiagnosticKind(StrEnum):
     STATE_MISMATCH = "state_mismatch"
     PARAMETER_UNUSED = "parameter_unused"
     DEPENDENCY_DROPPED = "dependency_dropped"
+    PARAMETER = "parameter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     )
 
 
-def included(relation: HiddenParamOpRelation) -> list[CompilationRecord]:
+def included(relation: HiddenParamOpRelation, apart: bool) -> list[CompilationRecord]:
     eqn = relation.site.equation
     path = relation.weight_path
     context = {
@@ -108,7 +108,7 @@ def included(relation: HiddenParamOpRelation) -> list[CompilationRecord]:
             context=context,
         )
     ]
-    if "mixed" in relation.path_classification.values():
+    if apart and "mixed" in relation.path_classification.values():
         out.append(
             CompilationRecord(
                 DiagnosticKind.RELATION_PARTIAL_PATH,

@@ -17,7 +17,7 @@ from ._diagnostics import CompilationRecord
 from ._explain import dropped, excluded, group_records, included, plain_parameters, untrained
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
-from ._links import Links, find_links
+from ._links import Links, find_links, influenced
 from ._pattern import (
     Pattern,
     Places,
@@ -30,7 +30,7 @@ from ._pattern import (
 )
 from ._relations import HiddenParamOpRelation
 from ._sites import Site, find_sites, operand_atoms, operands
-from ._slots import Slots, slots
+from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Path, Step
 from ._tangent import Tangent, tangent_program
 
@@ -39,9 +39,10 @@ from ._tangent import Tangent, tangent_program
 class Graph:
     """Everything the engine needs to know about a step; made by `analyse`.
 
-    `cut_entries` tells, for an equation, which hidden leaves (mask) enter it through a recurrent
-    connection. `weights` computes the operands of the relations from the parameters. `opens` are
-    the equations of control flow around operators, with the relations inside.
+    `weights` computes the operands of the relations from the parameters. `opens` are the equations
+    of control flow around operators, with the relations inside; `whiles` and `custom` those around
+    a `while` and a custom reverse rule. `influenced` are the hidden leaves that each parameter leaf
+    reaches, sooner or later.
     """
 
     step: Step
@@ -54,11 +55,12 @@ class Graph:
     groups: tuple[HiddenGroup, ...]
     relations: tuple[HiddenParamOpRelation, ...]
     weights: Program
-    cut_entries: Mapping[Equation, int]
-    leaf_reach: Mapping[Var, int]
+    links: Links
     opens: Mapping[Equation, frozenset[int]]
     whiles: Mapping[Equation, frozenset[int]]
-    x_positions: Mapping[Equation, int | None]
+    custom: Mapping[Equation, frozenset[int]]
+    influenced: tuple[tuple[int, ...], ...]
+    crossings: int | None
     records: tuple[CompilationRecord, ...]
 
     @property
@@ -85,11 +87,36 @@ class Graph:
         return out
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _View:
+    """What a tangent program says about who reads whom."""
+
+    tangent: Tangent
+    found: Influence
+    pattern: Pattern
+    taps: tuple[TapPattern, ...]
+
+
+def _view(step: Step, consts: Sequence[Any], sites: Sequence[Site], crossing: bool) -> _View:
+    tangent = tangent_program(step, consts, sites, crossing)
+    components = tangent.components
+    known = _known(tangent, consts)
+    offends = None if crossing else partial(mixing_probes, components)
+    found = influence(tangent, [s.time_axes for s in sites], known, offends)
+    taps, first = [], len(components)
+    for site, parts in zip(sites, tangent.taps, strict=True):
+        taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
+        first += len(parts)
+    return _View(tangent, found, state_pattern(found, components, crossing), tuple(taps))
+
+
 def analyse(
     step: Step,
     consts: Sequence[Any],
     states: Callable[[Path], Any] = lambda path: None,
     extra: Sequence[CompilationRecord] = (),
+    crossings: int | None = None,
+    most_entries: int = MOST_ENTRIES,
 ) -> Graph:
     """Find groups, relations and recurrent entries of a step.
 
@@ -98,46 +125,38 @@ def analyse(
         consts: values of the program's constants; a tracer counts as varying from call to call.
         states: from a path to whatever object the front end keeps for it.
         extra: records of the front end.
+        crossings: how many operators or mixing equations a trace is followed through; None keeps
+            only paths that cross none.
+        most_entries: how many entries the D of one relation may have.
     """
     program = step.program
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     sites = find_sites(step, unsteady)
     trained = [s for s in sites if s.trained]
-    tangent = tangent_program(step, consts, trained)
-    components = tangent.components
-    found = influence(
-        tangent,
-        [s.time_axes for s in trained],
-        _known(tangent, consts),
-        partial(mixing_probes, components),
-    )
-    pattern = state_pattern(found, components, False)
-    places = Places(components, found.offsets)
-    groups = _with_states(find_groups(step, components, pattern, places.offsets), states)
-
-    taps, first = [], len(components)
-    for site, parts in zip(trained, tangent.taps, strict=True):
-        taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
-        first += len(parts)
-
+    apart = _view(step, consts, trained, crossing=False)
+    view = apart if crossings is None else _view(step, consts, trained, crossing=True)
+    components = view.tangent.components
+    places = Places(components, view.found.offsets)
+    groups = _with_states(find_groups(step, components, apart.pattern, places.offsets), states)
     links = find_links(step, trained, groups)
-    records = [*extra, *untrained(sites)]
-    records += plain_parameters(step, trained)
-    kept = matrix(pattern.kept[:, 0], pattern.kept[:, 1], (places.n, places.n))
+    records = [*extra, *untrained(sites), *plain_parameters(step, trained)]
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
-        parts = (*tangent.entries, *tangent.taps[i])
+        parts = (*view.tangent.entries, *view.tangent.taps[i])
         dtype = jnp.result_type(*(v.dtype for v in parts))
-        y_shape = site.operator.y.shape
-        n_y = int(np.prod(y_shape, dtype=np.int64))
-        direct = taps[i].all_edges
         followed = None
         if site.steady:
-            reached = close(kept, matrix(direct[:, 0], direct[:, 1], (places.n, n_y)))
-            same = site.operator.primitive.rules.spread is None
             followed = slots(
-                taps[i], reached, pattern.kept, pattern.colouring, places, y_shape, dtype, same
+                view.taps[i],
+                _reached(apart, view, i, site, places.n, crossings),
+                view.pattern.kept,
+                view.pattern.colouring,
+                places,
+                site.operator.y.shape,
+                dtype,
+                same_axes=site.operator.primitive.rules.spread is None,
+                most_entries=most_entries,
             )
         if followed is None:
             records.append(excluded(step, site, links))
@@ -147,31 +166,51 @@ def analyse(
         )
         relations.append(relation)
         tapped.append(i)
-        records += included(relation)
-    records += group_records(groups) + dropped(step, tangent, found, pattern, trained)
+        records += included(relation, crossings is None)
+    records += group_records(groups)
+    if crossings is None:
+        records += dropped(step, view.tangent, view.found, view.pattern, trained)
 
     number = {r.site.equation: r.index for r in relations}
     inner = {s.equation for s in trained}
     opens = opened(program, lambda e: number.get(e, -1 if e in inner else None))
     loops = opened(program, lambda e: -1 if e.name == "while" else None)
+    custom = opened(program, lambda e: -1 if e.name == "custom_vjp_call" else None)
     return Graph(
         step=step,
-        tangent=tangent,
-        found=found,
-        pattern=pattern,
-        taps=tuple(taps),
+        tangent=view.tangent,
+        found=view.found,
+        pattern=view.pattern,
+        taps=view.taps,
         tapped=tuple(tapped),
         sites=tuple(trained),
         groups=groups,
         relations=tuple(relations),
         weights=prune(program, [a for r in relations for a in operand_atoms(r.site)]),
-        cut_entries=links.cut_entries,
-        leaf_reach=links.from_leaves,
+        links=links,
         opens={e: frozenset(ns) for e, ns in opens.items()},
         whiles={e: frozenset(ns) for e, ns in loops.items()},
-        x_positions={s.equation: s.operator.primitive.x_invar_index for s in trained},
+        custom={e: frozenset(ns) for e, ns in custom.items()},
+        influenced=influenced(step, links),
+        crossings=crossings,
         records=tuple(records),
     )
+
+
+def _reached(apart: _View, view: _View, i: int, site: Site, n: int, crossings: int | None) -> Any:
+    """Which state elements each output element is followed to."""
+    n_y = int(np.prod(site.operator.y.shape, dtype=np.int64))
+    kept = matrix(apart.pattern.kept, (n, n))
+    reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
+    if crossings is None:
+        return reached
+    step, direct = matrix(view.pattern.kept, (n, n)), matrix(view.taps[i].all_edges, (n, n_y))
+    for _ in range(crossings):
+        more = close(kept, (step @ reached + direct + reached).astype(bool))
+        if more.nnz == reached.nnz:
+            break
+        reached = more
+    return reached
 
 
 def _known(tangent: Tangent, consts: Sequence[Any]) -> dict[Var, np.ndarray]:

@@ -272,16 +272,16 @@ class _Walk:
             rows = rows[::-1] if eqn.params["reverse"] else rows
             return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
         slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
-        outs = self.turns("scan", lambda c: self.body(body, [*consts, *c, *slices]), carry)
-        if isinstance(outs, str):
-            return outs
+        found = self.turns("scan", lambda c: self.body(body, [*consts, *c, *slices]), carry)
+        if isinstance(found, str):
+            return found
         stacked = [
             None
             if v is None
             else _Value(np.broadcast_to(v.sources, (length, *v.sources.shape)), v.lost)
-            for v in outs[n_carry:]
+            for v in found[n_carry:]
         ]
-        return [*outs[:n_carry], *stacked]
+        return [*found[:n_carry], *stacked]
 
     def loop(self, eqn: Equation, values: Values) -> Values | str:
         first = eqn.params["cond_nconsts"]

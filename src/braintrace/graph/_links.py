@@ -18,7 +18,8 @@ class Links:
 
     `from_leaves[v]`: hidden leaves whose entry v depends on. Per trained site: `direct` and
     `through`, the leaves its output reaches without and with crossing other trained operators,
-    and `blockers`, the trained sites it feeds.
+    and `blockers`, the trained sites it feeds. `cut_entries` tells, for an operator, which leaves
+    enter it through a recurrent connection; `x_positions` which operand is its input.
     """
 
     from_leaves: dict[Var, int]
@@ -26,6 +27,7 @@ class Links:
     through: dict[Equation, int]
     blockers: dict[Equation, tuple[Site, ...]]
     cut_entries: dict[Equation, int]
+    x_positions: dict[Equation, int | None]
 
 
 def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup]) -> Links:
@@ -72,4 +74,23 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
                 mask |= member
         if mask:
             cut_entries[s.equation] = mask
-    return Links(from_leaves, direct, through, blockers, cut_entries)
+    x_positions = {s.equation: s.operator.primitive.x_invar_index for s in trained}
+    return Links(from_leaves, direct, through, blockers, cut_entries, x_positions)
+
+
+def influenced(step: Step, links: Links) -> tuple[tuple[int, ...], ...]:
+    """Per parameter leaf, the hidden leaves that it reaches at this step or at a later one."""
+    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
+    bits = reach(step.program, seeds)
+    exits = [step.exit(leaf) for leaf in step.hidden]
+    feeds = [bits_of(e, links.from_leaves) for e in exits]  # leaves that leaf k reads
+    out = []
+    for i in range(len(step.params)):
+        found = {k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1}
+        while True:
+            more = found | {k for k, mask in enumerate(feeds) if any(mask >> j & 1 for j in found)}
+            if more == found:
+                break
+            found = more
+        out.append(tuple(sorted(found)))
+    return tuple(out)

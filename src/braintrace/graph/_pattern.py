@@ -117,10 +117,11 @@ def mixing_probes(
     places = Places(components, offsets)
     exits, sources = rows_of(rows, 0, places.n)
     keep = kept_edges(places, exits, sources)
-    step = matrix(exits[keep], sources[keep], (places.n, places.n))
+    step = matrix(np.stack([exits[keep], sources[keep]], 1), (places.n, places.n))
     first = int(offsets[-1])
     found, probe = rows_of(rows, first, last)
-    reached = close(step, matrix(found, probe - first, (places.n, last - first)))
+    probes = matrix(np.stack([found, probe - first], 1), (places.n, last - first))
+    reached = close(step, probes)
     element, probe = reached.nonzero()
     ends = np.unique(np.stack([probe, places.kind[element], places.position[element]]), axis=1)
     groups, count = np.unique(ends[:2], axis=1, return_counts=True)
@@ -129,9 +130,10 @@ def mixing_probes(
     return bad
 
 
-def matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
+def matrix(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
     """A sparse boolean matrix."""
-    return sparse.csr_matrix((np.ones(len(rows), bool), (rows, columns)), shape=shape, dtype=bool)
+    ones = np.ones(len(pairs), bool)
+    return sparse.csr_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=shape, dtype=bool)
 
 
 def close(step: sparse.csr_matrix, reached: sparse.csr_matrix) -> sparse.csr_matrix:

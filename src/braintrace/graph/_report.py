@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from .._errors import dotted
+from ._certificate import ParameterReport
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._relations import HiddenParamOpRelation
@@ -16,7 +17,11 @@ _EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded"
 
 
 class CompilationReport:
-    """Groups, traced weights, untraced weights and diagnostics of a compiled graph."""
+    """Groups, traced weights, untraced weights and diagnostics of a compiled graph.
+
+    `parameters` tells for every parameter how it is learned, whether its gradient is exact, and
+    what it leaves out.
+    """
 
     __module__ = "braintrace"
 
@@ -26,7 +31,9 @@ class CompilationReport:
         relations: Sequence[HiddenParamOpRelation],
         diagnostics: Sequence[CompilationRecord],
         dynamic_states: Sequence[Path] = (),
+        parameters: Mapping[Path, ParameterReport] | None = None,
     ):
+        self.parameters = dict(parameters or {})
         self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
         self.etrace_weights = [
             (path, [g.index for g in r.hidden_groups])
@@ -54,6 +61,7 @@ class CompilationReport:
             "hidden_groups": len(self.hidden_groups),
             "etrace_weights": len(self.etrace_weights),
             "excluded_weights": len(self.excluded_weights),
+            "inexact": sum(not p.exact for p in self.parameters.values()),
             "warnings": levels.count(DiagnosticLevel.WARNING),
             "errors": levels.count(DiagnosticLevel.ERROR),
         }
@@ -70,10 +78,9 @@ class CompilationReport:
         if self.excluded_weights:
             lines.append("Weights trained by their gradient within the step")
             lines += [f"  {dotted(path)}  ({reason})" for path, reason in self.excluded_weights]
-        dropped = [d for d in self.diagnostics if d.kind == DiagnosticKind.DEPENDENCY_DROPPED]
-        if dropped:
-            lines.append("Dependencies left out of the traces")
-            lines += [f"  {d.message}" for d in dropped]
+        if self.parameters:
+            lines.append("Parameters")
+            lines += [f"  {line}" for p in self.parameters.values() for line in str(p).split("\n")]
         if level >= 2:
             shown = [d for d in self.diagnostics if level >= 3 or d.level != DiagnosticLevel.INFO]
             lines += ["Diagnostics"] * bool(shown)

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from .._errors import NotSupportedError, message
 from ._pattern import Colouring, Places, TapPattern, matrix
 from ._sets import NONE
 
@@ -109,6 +110,7 @@ class Slots:
         return self.lanes + self.y_shape
 
 
+MOST_ENTRIES = 1 << 28  # of the D of one relation
 _FEW = 4  # slots; with more of them, D is one table
 
 
@@ -121,6 +123,7 @@ def slots(
     y_shape: tuple[int, ...],
     dtype: Any,
     same_axes: bool,
+    most_entries: int = MOST_ENTRIES,
 ) -> Slots | None:
     """Find the slots of an operator; None when no output element reaches a state.
 
@@ -133,12 +136,16 @@ def slots(
         y_shape: shape of the output.
         dtype: real type of D and f.
         same_axes: whether D may be given once for axes of y along which it does not differ.
+        most_entries: how many entries D may have.
+
+    Raises:
+        NotSupportedError: D would be larger than that.
     """
     element, y = reached.nonzero()
     if not len(element):
         return None
     n, n_y = places.n, int(np.prod(y_shape, dtype=np.int64))
-    edges = matrix(step[:, 0], step[:, 1], (n, n))
+    edges = matrix(step, (n, n))
     _, label = csgraph.connected_components(edges, directed=False)
     order = np.lexsort((element, label[element], y))
     element, y = element[order], y[order]
@@ -155,7 +162,10 @@ def slots(
     transition: tuple[tuple[Cell, ...], ...] = ()
     table = None
     if width > _FEW:
-        table = Table(read.table(destination.reshape((*shape, width)), len(lanes), same_axes))
+        wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
+        if wide.size * width > most_entries:
+            raise NotSupportedError(_too_large(wide.size * width, width, most_entries))
+        table = Table(read.table(wide))
     else:
         column = [destination[..., k] for k in range(width)]
         transition = tuple(
@@ -174,6 +184,25 @@ def _lanes(y: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first_of_lane = np.flatnonzero(new_lane)
     first_group = group[np.flatnonzero(new_y)][np.cumsum(new_y) - 1]
     return group - first_group, np.arange(len(y)) - first_of_lane[group]
+
+
+def _narrowed(destination: np.ndarray, lead: int, same_axes: bool) -> np.ndarray:
+    """The slots, once for all places along axes where they do not differ."""
+    for axis in range(lead, destination.ndim - 1) if same_axes else ():
+        first = destination.take([0], axis)
+        if np.array_equal(destination, np.broadcast_to(first, destination.shape)):
+            destination = first
+    return destination
+
+
+def _too_large(entries: int, width: int, most: int) -> str:
+    return message(
+        f"the Jacobian between the state elements that one weight reaches has {entries:,} entries.",
+        why=f"an output element of its operator is followed to {width} state elements, and the "
+        f"limit is {most:,} entries",
+        do="follow fewer crossings (SnAp with a smaller n, or D_RTRL), take windows "
+        "(vjp_method='multi-step'), use RTRL, or raise snap_max_jacobian_elements",
+    )
 
 
 class _Reader:
@@ -205,11 +234,7 @@ class _Reader:
             out.append((int(c), pick(index.reshape(shape), self.places.offsets)))
         return tuple(out)
 
-    def table(self, destination: np.ndarray, lead: int, same_axes: bool) -> np.ndarray:
-        for axis in range(lead, destination.ndim - 1) if same_axes else ():
-            first = destination.take([0], axis)
-            if np.array_equal(destination, np.broadcast_to(first, destination.shape)):
-                destination = first
+    def table(self, destination: np.ndarray) -> np.ndarray:
         to = np.broadcast_to(destination[..., :, None], (*destination.shape, destination.shape[-1]))
         source = np.broadcast_to(destination[..., None, :], to.shape)
         number, element = self.places_of(to, source)
@@ -222,7 +247,7 @@ def _arrival(to, tap: TapPattern, places: Places, shape) -> tuple[tuple[int, int
     y = np.broadcast_to(np.arange(n_y), to.shape)
     at_y = np.array([0, n_y])
     for part, (pairs, c) in enumerate(zip(tap.edges, tap.colourings, strict=True)):
-        edges = matrix(pairs[:, 0], pairs[:, 1], (places.n, n_y))
+        edges = matrix(pairs, (places.n, n_y))
         found = edges[np.maximum(to, 0).ravel(), y.ravel()]
         edge = (to != NONE) & np.asarray(found).reshape(to.shape)
         blocks = np.array([b for b, _ in c.backward], int)

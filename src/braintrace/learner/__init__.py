@@ -14,6 +14,8 @@ from ._executor import check_vjp_method as check_vjp_method
 from ._grad_expon import GradExpon as GradExpon
 from ._presets import D_RTRL as D_RTRL
 from ._presets import ES_D_RTRL as ES_D_RTRL
+from ._presets import RTRL as RTRL
 from ._presets import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._presets import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from ._presets import SnAp as SnAp
 from ._presets import pp_prop as pp_prop

@@ -12,8 +12,8 @@ from jax import lax
 from .._errors import dotted, message
 from ..engine import Values, enter_window, init_traces, sequence, single_step, window_step
 from ..frontend import ETraceGraph
-from ..graph import CompilationReport, Graph
-from ..rules import Rule
+from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
+from ..rules import Forward, Rule
 from ._batch import (
     Shapes,
     check_states,
@@ -23,7 +23,7 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
-from ._checks import check_arguments, check_layout, check_relations, shape_of
+from ._checks import check_arguments, check_layout, check_memory, check_relations, shape_of
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
@@ -50,14 +50,20 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def __init__(
         self,
         model: brainstate.nn.Module,
-        rule: Rule,
+        rule: Rule | Forward,
         *,
         name: str | None = None,
         vjp_method: str = "single-step",
+        crossings: int | None = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
+        memory_limit: int | None = None,
     ):
         super().__init__(name=name)
         self.vjp_method = check_vjp_method(vjp_method)
-        self.executor = ETraceVjpGraphExecutor(model, self.vjp_method)
+        self.executor = ETraceVjpGraphExecutor(
+            model, self.vjp_method, crossings, snap_max_jacobian_elements
+        )
+        self.memory_limit = memory_limit
         self.model4compile = model
         self.rule = rule
         self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
@@ -91,7 +97,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
-            check_relations(self.executor.graph)
+            check_relations(self.executor.graph, isinstance(self.rule, Forward))
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self.init_etrace_state()
         except BaseException:
@@ -104,14 +110,22 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         info = graph.module_info
         values = Values(info.consts, (), info.leaves("params"), (), ())
         traces = jax.eval_shape(lambda v: init_traces(graph.analysis, self.rule, v), values)
+        check_memory(self.memory_limit, graph, traces, type(self).__name__)
         self._state_shapes = state_shapes(graph)
-        for relation, trace in zip(graph.hidden_param_op_relations, traces, strict=True):
-            key = f"{relation.index}:{'.'.join(map(str, relation.weight_path))}"
+        for (i, path), trace in zip(self._traced(), traces, strict=True):
+            key = f"{i}:{'.'.join(map(str, path))}"
             zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), trace)
             if key in self.etraces:
                 self.etraces[key].value = zeros
             else:
                 self.etraces[key] = EligibilityTrace(zeros)
+
+    def _traced(self) -> list[tuple[int, Path]]:
+        """What has a trace: relations, or all parameter leaves; number and path."""
+        graph = self.executor.graph
+        if isinstance(self.rule, Forward):
+            return [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
+        return [(r.index, r.weight_path) for r in graph.hidden_param_op_relations]
 
     # -------------------------------------------------------------------------------- calling
 
@@ -187,7 +201,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         size = self.batch_size if batch_size is None else batch_size
         brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
         base = brainstate.nn.Module
-        for node in self.model4compile.nodes().values():
+        for node in self.model4compile.nodes(brainstate.nn.Module).values():
             kind = type(node)
             if kind.reset_state is base.reset_state and kind.init_state is not base.init_state:
                 node.init_state(batch_size=size)  # the module says only how its states begin
@@ -219,7 +233,10 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         """What the compiler found."""
         if not self.is_compiled:
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
-        return self.graph.report
+        shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
+        return self.graph.report_on(
+            Traces(shapes, isinstance(self.rule, Forward), getattr(self.rule, "approximates", None))
+        )
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""
@@ -264,17 +281,15 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             path = next((p for p, s in self.path_to_states.items() if s is weight), None)
         else:
             path = (weight,) if isinstance(weight, str) else tuple(weight)
-        found = {
-            key: state.value
-            for relation, (key, state) in zip(
-                self.graph.hidden_param_op_relations, self.etraces.items(), strict=True
-            )
-            if path in relation.trainable_paths.values()
-        }
+        if isinstance(self.rule, Forward):
+            paths = [[p] for _, p in self._traced()]
+        else:
+            relations = self.graph.hidden_param_op_relations
+            paths = [list(r.trainable_paths.values()) for r in relations]
+        pairs = list(zip(paths, self.etraces.items(), strict=True))
+        found = {key: state.value for ps, (key, state) in pairs if path in ps and state.value}
         if not found:
-            known = {
-                p for r in self.graph.hidden_param_op_relations for p in r.trainable_paths.values()
-            }
+            known = {p for ps, (_, state) in pairs if state.value for p in ps}
             raise ValueError(
                 message(
                     f"{path} has no eligibility trace.",

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import CompilationError, message
+from .._errors import CompilationError, NotSupportedError, message
 from ..frontend import ETraceGraph
-from ..graph import DiagnosticKind, Graph
+from ..graph import CompilationReport, DiagnosticKind, Graph
 from ._data import Call
 
 _USE_AN_OPERATOR = (
@@ -24,18 +24,50 @@ _HINTS = {
     DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE: "keep the weight in a brainstate.ParamState",
     DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
     DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH: (
-        "let the operator's output reach a state unit by unit: no sum, product of matrices, cond, "
-        "scan or while between them (jnp.where instead of cond)"
+        "let the operator's output reach a state unit by unit: no product of matrices and no sum "
+        "over units between them; or use RTRL or windows (vjp_method='multi-step')"
     ),
     DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT: (
         "compute the operator's weight from parameters alone, and multiply inputs or outputs by "
         "what varies"
     ),
-    DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW: "move the operator out of the body",
 }
 
 
-def check_relations(graph: ETraceGraph) -> None:
+def check_exact(report: CompilationReport, rule: str) -> None:
+    """Refuse a learner whose gradient leaves something out."""
+    bad = [p for p in report.parameters.values() if not p.exact]
+    if bad:
+        raise CompilationError(
+            message(
+                f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
+                where=next((d.line for p in bad for d in p.dropped if d.line), None),
+                why="\n".join(str(p) for p in bad),
+                do="use RTRL (exact, memory parameters x states), take windows "
+                "(vjp_method='multi-step'), change the model, or leave out strict=True",
+            )
+        )
+
+
+def check_memory(limit: int | None, graph: ETraceGraph, traces: Any, rule: str) -> None:
+    """Refuse traces that need more bytes than allowed, before any is allocated."""
+    total = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(traces))
+    if limit is None or total <= limit:
+        return
+    weights = sum(graph.module_info.step.entry(leaf).size for leaf in graph.module_info.step.params)
+    states = sum(graph.module_info.step.entry(leaf).size for leaf in graph.module_info.step.hidden)
+    raise NotSupportedError(
+        message(
+            f"{rule} would store {total:,} bytes of traces.",
+            why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
+            f"memory_limit is {limit:,} bytes",
+            do="use D_RTRL, SnAp with a small n or windows (vjp_method='multi-step'), make the "
+            "batch smaller, or raise memory_limit",
+        )
+    )
+
+
+def check_relations(graph: ETraceGraph, everything: bool = False) -> None:
     """Refuse a model that has nothing to learn online."""
     if not graph.module_info.step.hidden:
         raise CompilationError(
@@ -47,6 +79,8 @@ def check_relations(graph: ETraceGraph) -> None:
                 "brainstate.nn.init_all_states(model) before compiling",
             )
         )
+    if everything and any(graph.analysis.influenced):
+        return
     if not graph.hidden_param_op_relations:
         told = [d for d in graph.diagnostics if d.primitive or d.kind in _HINTS]
         hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS)

@@ -13,15 +13,18 @@ import numpy as np
 
 from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm
+from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData
 from ._drivers import SequenceDriverMixin
-from ._presets import D_RTRL, pp_prop
+from ._presets import D_RTRL, RTRL, SnAp, pp_prop
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
     "d_rtrl": D_RTRL,
     "pp_prop": pp_prop,
     "es_d_rtrl": pp_prop,
     "esd_rtrl": pp_prop,
+    "snap": SnAp,
+    "rtrl": RTRL,
 }
 
 
@@ -102,6 +105,7 @@ def compile(
     seed: int | None = None,
     verbose: int = 0,
     vmap: bool = False,
+    strict: bool = False,
     **options: Any,
 ) -> Any:
     """Initialise a model's states and turn it into an online learner.
@@ -114,6 +118,7 @@ def compile(
         seed: seed of the state initialisation.
         verbose: 1 prints the report, 2 adds warnings.
         vmap: compile for one sample and map over the batch axis of the inputs.
+        strict: refuse a model with a parameter whose gradient is not exact, naming all of them.
         **options: arguments of the rule, e.g. `vjp_method='multi-step'`.
 
     Returns:
@@ -122,7 +127,7 @@ def compile(
     Raises:
         ValueError: unknown rule name, missing inputs or batch size, bad options.
         TypeError: `algorithm` is not a rule, or an option is unknown.
-        CompilationError: no weight can be learned online.
+        CompilationError: no weight can be learned online, or with `strict` not all exactly.
 
     Example:
         >>> import braintrace, jax.numpy as jnp
@@ -163,6 +168,8 @@ def compile(
             learner = _mapped(rule, model, example_inputs, batch_size, options)
     if verbose:
         learner.report.show(level=verbose)
+    if strict:
+        check_exact(learner.report, rule.__name__)
     return learner
 
 

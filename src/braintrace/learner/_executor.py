@@ -13,7 +13,7 @@ from .._errors import message
 from .._jaxpr import fingerprint
 from ..engine import Values, group_jacobians, inputs_of, observe, window_step
 from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
-from ..graph import Graph
+from ..graph import MOST_ENTRIES, Graph
 
 Path = tuple[Any, ...]
 
@@ -32,7 +32,13 @@ class ETraceGraphExecutor:
 
     __module__ = "braintrace"
 
-    def __init__(self, model: brainstate.nn.Module):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        crossings: int | None = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
+    ):
+        self._options = (crossings, snap_max_jacobian_elements)
         if not isinstance(model, brainstate.nn.Module):
             raise TypeError(
                 message(
@@ -77,7 +83,7 @@ class ETraceGraphExecutor:
     def compile_graph(self, *args: Any, **kwargs: Any) -> None:
         """Trace and analyse the model on example inputs."""
         info = extract_module_info(self.model, *args, **kwargs)
-        self._graph = graph_of(info)
+        self._graph = graph_of(info, True, *self._options)
         self._known[_key(info)] = self._graph.analysis
 
     def bound_to(self, model: brainstate.nn.Module) -> Self:
@@ -99,7 +105,7 @@ class ETraceGraphExecutor:
         info = extract_module_info(self.model, *args, **kwargs)
         key = _key(info)
         if key not in self._known:
-            _keep(self._known, key, graph_of(info, False).analysis)
+            _keep(self._known, key, graph_of(info, False, *self._options).analysis)
         return info, self._known[key]
 
     def compiled(self, key: Any, run: Callable) -> Callable:
@@ -121,8 +127,14 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
 
     __module__ = "braintrace"
 
-    def __init__(self, model: brainstate.nn.Module, vjp_method: str = "single-step"):
-        super().__init__(model)
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        vjp_method: str = "single-step",
+        crossings: int | None = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
+    ):
+        super().__init__(model, crossings, snap_max_jacobian_elements)
         self.vjp_method = check_vjp_method(vjp_method)
 
     @property

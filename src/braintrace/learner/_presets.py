@@ -9,7 +9,8 @@ import brainstate
 import jax.numpy as jnp
 
 from .._errors import message
-from ..rules import factored, per_weight
+from ..frontend import check_crossings
+from ..rules import Forward, factored, per_weight
 from ._algorithm import ETraceVjpAlgorithm
 
 
@@ -110,6 +111,90 @@ class pp_prop(IODimVjpAlgorithm):
 
 
 ES_D_RTRL = pp_prop
+
+_MEMORY_LIMIT = 4 << 30
+
+
+class SnAp(ETraceVjpAlgorithm):
+    """Sparse n-step approximation: traces are followed through up to n - 1 crossings.
+
+    A crossing is a path through an operator or a mixing equation, within a step or from one step to
+    the next. `SnAp(n=1)` keeps the diagonal of the whole Jacobian; from the diameter of the network
+    on it is RTRL, and its gradient that of BPTT.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        n: the order; memory and time grow with the number of units reached in n - 1 crossings.
+        name: name of the learner.
+        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
+        fast_solve: accepted; there is one path.
+        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        memory_limit: bytes that the traces may need; more is refused before it is allocated.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        n: int = 2,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        trace_dtype: Any = None,
+        snap_max_jacobian_elements: int = 1 << 24,
+        memory_limit: int = _MEMORY_LIMIT,
+    ):
+        self.n = check_crossings(n)
+        dtype = _trace_dtype(trace_dtype)
+        super().__init__(
+            model,
+            per_weight(dtype, crossing=True),
+            name=name,
+            vjp_method=vjp_method,
+            crossings=self.n - 1,
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
+            memory_limit=memory_limit,
+        )
+        self.fast_solve, self.trace_dtype = fast_solve, dtype
+
+
+class RTRL(ETraceVjpAlgorithm):
+    """Real-time recurrent learning: the whole influence of every parameter on every state.
+
+    Exact for whatever `update` computes, with operators or without, at the price of one tangent per
+    parameter element: memory parameters x states.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        name: name of the learner.
+        vjp_method: 'single-step' or 'multi-step'; the gradient is the same.
+        memory_limit: bytes that the traces may need; more is refused before it is allocated.
+        at_once: how many parameter elements are pushed through the step side by side.
+
+    Example:
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> cell = braintrace.nn.ValinaRNNCell(2, 3)
+        >>> learner = braintrace.compile(cell, 'rtrl', jnp.zeros(2))
+        >>> step = lambda net, x: (net(x) ** 2).sum()
+        >>> braintrace.verify.compare(learner, step, jnp.ones((4, 2))).max_error < 1e-5
+        True
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        memory_limit: int = _MEMORY_LIMIT,
+        at_once: int = 4096,
+    ):
+        super().__init__(
+            model, Forward(at_once), name=name, vjp_method=vjp_method, memory_limit=memory_limit
+        )
 
 
 def _decay(value: Any) -> float:

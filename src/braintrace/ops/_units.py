@@ -48,6 +48,8 @@ class Operand:
 def operand(op: str, label: str, value: Any) -> Operand:
     """Split an argument into its numbers and its unit."""
     unit = u.UNITLESS
+    if type(value).__module__.split(".")[0] == "brainevent" and hasattr(value, "value"):
+        value = value.value  # an array with a promise about its entries
     if isinstance(value, u.Quantity):
         value, unit = u.split_mantissa_unit(value)
     return Operand(label, _array(op, label, value), unit)

@@ -89,7 +89,8 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     def tap(r: Relation, after: dict, ct: Array, weights: Grads) -> Grads:
         return pulled(r, after, after["steps"], (1 - decay_f) * ct, weights)
 
-    return Rule(init, advance, recall, recall_window, tap)
+    words = "the trace of every weight: two filtered factors stand for it"
+    return Rule(init, advance, recall, recall_window, tap, approximates=words)
 
 
 def _moved(r: Relation, D: Array, old: Array) -> Array:

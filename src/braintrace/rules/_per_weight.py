@@ -18,11 +18,12 @@ from ._rule import Grads, Rule
 Array = jax.Array
 
 
-def per_weight(trace_dtype=None) -> Rule:
+def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
     """One trace entry per (free output position, weight element, slot).
 
     Args:
         trace_dtype: type the trace is stored in; None keeps the type of its products.
+        crossing: whether D holds paths through operators, restricted to the slots.
     """
 
     stored = storage(trace_dtype)
@@ -39,13 +40,15 @@ def per_weight(trace_dtype=None) -> Rule:
     def advance(
         r: Relation, eps: Grads, x: Array | None, f: Array, D: Array, weights: Grads
     ) -> Grads:
+        grown = _grown(r, x, f, weights, _dtypes(r, weights), carry(r, eps, D, weights))
+        return {k: stored(grown[k]) for k in r.keys}
+
+    def carry(r: Relation, eps: Grads, D: Array, weights: Grads) -> Grads:
         lead, dtypes = len(r.slots.lanes), _dtypes(r, weights)
-        kept = {
+        return {
             k: mix(r.operator.spread(k, D, lead), eps[k].astype(dtypes[k]), r.slots.table is None)
             for k in r.keys
         }
-        grown = _grown(r, x, f, weights, dtypes, kept)
-        return {k: stored(grown[k]) for k in r.keys}
 
     def recall(r: Relation, before: Grads, after: Grads, lam: Array, weights: Grads) -> Grads:
         return contract(r, before, lam, weights)
@@ -53,7 +56,7 @@ def per_weight(trace_dtype=None) -> Rule:
     def recall_window(r: Relation, before: Grads, lam: Array, weights: Grads) -> Grads:
         return contract(r, before, lam, weights)
 
-    return Rule(init, advance, recall, recall_window)
+    return Rule(init, advance, recall, recall_window, carry=carry if crossing else None)
 
 
 def _grown(

@@ -32,6 +32,9 @@ class Rule:
         recall_window: `(relation, before, lam, weights) -> gradients`, the memory term of a window.
         tap: `(relation, after, ct, weights) -> gradients` replacing the operator's own weight
             gradient within a single step, None where that is kept.
+        carry: `(relation, trace, D, weights) -> trace` that D alone makes of a trace, for a rule
+            whose D is its own: credit to the past passes the new states through it.
+        approximates: in words, how what it stores stands for a trace; None if it is the trace.
     """
 
     init: Callable[[Relation, Grads], Trace]
@@ -39,3 +42,16 @@ class Rule:
     recall: Callable[[Relation, Trace, Trace, Array, Grads], Grads]
     recall_window: Callable[[Relation, Trace, Array, Grads], Grads]
     tap: Callable[[Relation, Trace, Array, Grads], Grads] | None = None
+    carry: Callable[[Relation, Trace, Array, Grads], Trace] | None = None
+    approximates: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The rule that keeps everything: every parameter's influence on every state it reaches.
+
+    Attributes:
+        at_once: how many parameter elements are pushed through the step side by side.
+    """
+
+    at_once: int = 4096

@@ -1,0 +1,319 @@
+"""What is known about every parameter's gradient: how it is learned, and what is left out.
+
+A parameter is *exact* when its online gradient, summed over the steps, is that of back-propagation
+through time: every way from it to a state is in a trace, and every way from the states it reaches
+to later states is in the trace's D. Whatever else there is, is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._errors import dotted
+from .._jaxpr import Atom, Equation
+from ._graph import Graph
+from ._pattern import matrix
+from ._reach import bits_of, reach
+from ._relations import HiddenParamOpRelation
+from ._sites import Site
+from ._step import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A dependency that the gradient leaves out: in words, and the user's line that makes it."""
+
+    text: str
+    line: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.line})" if self.line else self.text
+
+
+Dropped.__module__ = "braintrace"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterReport:
+    """How one parameter is learned.
+
+    Attributes:
+        path: the parameter.
+        how: 'trace' (it has memory), 'within-step' (the exact gradient of the step alone) or 'none'
+            (nothing the step computes depends on it, so its gradient is zero).
+        exact: whether the summed online gradient is the gradient of the whole sequence.
+        dropped: what it leaves out; empty if exact.
+        operators: the operators that consume it, with their lines.
+        states: the states its traces belong to.
+        trace_shapes: shapes of the stored arrays; a trace that parameters share counts for each.
+        trace_bytes: their size.
+    """
+
+    path: Path
+    how: str
+    exact: bool
+    dropped: tuple[Dropped, ...]
+    operators: tuple[str, ...]
+    states: tuple[Path, ...]
+    trace_shapes: tuple[tuple[int, ...], ...]
+    trace_bytes: int
+
+    def __str__(self) -> str:
+        what = f"{dotted(self.path)}: {self.how}"
+        if self.operators:
+            what += f" through {', '.join(self.operators)}"
+        if self.states:
+            what += f" to {', '.join(map(dotted, self.states))}"
+        if self.trace_bytes:
+            what += f", {self.trace_bytes:,} bytes"
+        if self.exact:
+            return f"{what}; exact"
+        return "\n".join([f"{what}; not exact, it leaves out", *(f"  - {d}" for d in self.dropped)])
+
+
+ParameterReport.__module__ = "braintrace"
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What a rule stores: per relation (or per parameter leaf if `whole`) the shapes of its arrays.
+
+    `approximates` says in words how the rule stands for a trace, None if it keeps it as it is.
+    """
+
+    shapes: Sequence[Any]
+    whole: bool = False
+    approximates: str | None = None
+
+
+def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
+    """The report on every parameter that the step reads."""
+    about = _About(graph, traces)
+    found: dict[Path, list[int]] = {}
+    for i, leaf in enumerate(graph.step.params):
+        found.setdefault(leaf.path, []).append(i)
+    return {path: _joined(path, [about.leaf(i) for i in leaves]) for path, leaves in found.items()}
+
+
+def unused(path: Path) -> ParameterReport:
+    """The report on a parameter that the step never reads."""
+    return ParameterReport(path, "none", True, (), (), (), (), 0)
+
+
+def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:
+    order = ("trace", "within-step", "none")
+
+    def all_of(items: Iterable[tuple]) -> tuple:
+        return tuple(dict.fromkeys(x for item in items for x in item))
+
+    return ParameterReport(
+        path,
+        min((leaf.how for leaf in leaves), key=order.index),
+        all(leaf.exact for leaf in leaves),
+        all_of(leaf.dropped for leaf in leaves),
+        all_of(leaf.operators for leaf in leaves),
+        all_of(leaf.states for leaf in leaves),
+        tuple(s for leaf in leaves for s in leaf.trace_shapes),
+        sum(leaf.trace_bytes for leaf in leaves),
+    )
+
+
+class _About:
+    def __init__(self, graph: Graph, traces: Traces):
+        self.graph, self.traces, self.step = graph, traces, graph.step
+        step = self.step
+        seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
+        self.used = reach(step.program, seeds)
+        operators = {s.equation: s for s in graph.sites}
+
+        def read(eqn: Equation) -> Sequence[Atom]:
+            site = operators.get(eqn)
+            return eqn.inputs if site is None else () if site.x is None else (site.x,)
+
+        self.plain = reach(step.program, seeds, read=read)
+        self.first_use: dict[Atom, Equation] = {}
+        for eqn in step.program.equations:
+            for atom in read(eqn):
+                self.first_use.setdefault(atom, eqn)
+        self.n = len(graph.tangent.components)
+        self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
+        self.relation_of = {r.site.equation: r for r in graph.relations}
+
+    def name(self, k: int) -> str:
+        return dotted(self.step.hidden[k].path)
+
+    def weight(self, site: Site) -> str:
+        return dotted(self.step.params[next(i for v in site.leaves.values() for i in v)].path)
+
+    def leaf(self, i: int) -> ParameterReport:
+        step, graph = self.step, self.graph
+        path = step.params[i].path
+        sites = [s for s in graph.sites if any(i in v for v in s.leaves.values())]
+        operators = tuple(dict.fromkeys(_named(s.equation) for s in sites))
+        if not any(bits_of(o, self.used) >> i & 1 for o in step.program.outputs):
+            return ParameterReport(path, "none", True, (), operators, (), (), 0)
+        if self.traces.whole:
+            shapes = jax.tree.leaves(self.traces.shapes[i])
+            states = tuple(step.hidden[k].path for k in graph.influenced[i])
+            return self.report(
+                path, "trace" if shapes else "within-step", [], operators, states, shapes
+            )
+
+        relations = [self.relation_of[s.equation] for s in sites if s.equation in self.relation_of]
+        dropped = [*self.plainly(i)]
+        for site in sites:
+            dropped += self.from_site(site)
+        leaves: list[int] = []
+        for r in relations:
+            leaves += self.leaves_of(r)
+        leaves = sorted(set(leaves))
+        if graph.crossings is None:
+            dropped += self.from_states(leaves)
+        shapes = [s for r in relations for s in self.shapes(r, i)]
+        if relations and self.traces.approximates:
+            dropped.insert(0, Dropped(self.traces.approximates))
+        states = tuple(step.hidden[k].path for k in leaves)
+        how = "trace" if relations else "within-step"
+        return self.report(path, how, dropped, operators, states, shapes)
+
+    def report(self, path, how, dropped, operators, states, shapes) -> ParameterReport:
+        listed = tuple(dict.fromkeys(dropped))
+        states = tuple(dict.fromkeys(states))
+        size = sum(int(np.prod(s.shape, dtype=np.int64)) * s.dtype.itemsize for s in shapes)
+        return ParameterReport(
+            path, how, not listed, listed, operators, states, tuple(s.shape for s in shapes), size
+        )
+
+    def shapes(self, r: HiddenParamOpRelation, i: int) -> list[Any]:
+        trace = self.traces.shapes[r.index]
+        own = [k for k, v in r.site.leaves.items() if i in v and k in trace]
+        return jax.tree.leaves([trace[k] for k in own] if own else trace)
+
+    def leaves_of(self, r: HiddenParamOpRelation) -> list[int]:
+        offsets = self.graph.found.offsets[: self.n + 1]
+        elements = np.unique(r.slots.destination[r.slots.destination >= 0])
+        components = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
+        return [self.graph.tangent.components[c].leaf for c in components.tolist()]
+
+    # ------------------------------------------------------------------------ what is left out
+
+    def plainly(self, i: int) -> list[Dropped]:
+        """Ways to a state that cross no operator, or enter one as its input."""
+        step = self.step
+        states = [
+            k for k, leaf in enumerate(step.hidden) if bits_of(step.exit(leaf), self.plain) >> i & 1
+        ]
+        if not states:
+            return []
+        use = self.first_use.get(step.entry(step.params[i]))
+        text = f"{dotted(step.params[i].path)} -> {self.names(states)} by plain computation"
+        return [Dropped(f"{text}, through no operator of its own", use.where() if use else None)]
+
+    def names(self, leaves: Iterable[int]) -> str:
+        return ", ".join(dict.fromkeys(self.name(k) for k in leaves))
+
+    def from_site(self, site: Site) -> list[Dropped]:
+        """Ways from an operator's output to a state that are in no trace."""
+        graph, eqn = self.graph, site.equation
+        through = _leaves(graph.links.through[eqn])
+        if not through:
+            return []
+        weight = self.weight(site)
+        relation = self.relation_of.get(eqn)
+        if not site.steady:
+            why = f"{weight} -> {self.names(through)}: its operand changes within a sequence"
+            return [Dropped(why, eqn.where())]
+        if graph.crossings is not None:
+            return self.beyond(site, relation, through)
+        out = []
+        for other in graph.links.blockers[eqn]:
+            reached = _leaves(graph.links.through[other.equation])
+            if reached:
+                text = f"{weight} -> {self.weight(other)} -> {self.names(reached)}"
+                out.append(Dropped(f"{text} across steps", other.equation.where()))
+        number = next(i for i, s in enumerate(graph.sites) if s is site)
+        out += self.cut_on_the_way(
+            {self.n + k for k, t in enumerate(self.tap_of) if t == number}, weight
+        )
+        if relation is None and not out:
+            text = f"{weight} -> {self.names(through)}: no path keeps units apart"
+            out.append(Dropped(text, eqn.where()))
+        return out
+
+    def from_states(self, leaves: Sequence[int]) -> list[Dropped]:
+        """Ways from the states a trace belongs to, to later states, that D leaves out."""
+        graph = self.graph
+        components = graph.tangent.components
+        out = []
+        for k in leaves:
+            mine = {c for c in range(self.n) if components[c].leaf == k}
+            out += self.cut_on_the_way(mine, self.name(k))
+            for to, source in graph.pattern.dropped:
+                if source in mine:
+                    target = self.name(components[to].leaf)
+                    text = f"{self.name(k)} -> {target} across steps, from other units"
+                    out.append(Dropped(text))
+            for site in graph.sites:
+                entered = any(
+                    bits_of(a, graph.links.from_leaves) >> k & 1 for a in site.equation.inputs
+                )
+                reached = _leaves(graph.links.through[site.equation])
+                if entered and reached:
+                    text = f"{self.name(k)} -> {self.weight(site)} -> {self.names(reached)}"
+                    out.append(Dropped(f"{text} across steps", site.equation.where()))
+        return out
+
+    def cut_on_the_way(self, sources: set[int], name: str) -> list[Dropped]:
+        found = self.graph.found
+        out: dict[int, list[int]] = {}
+        for c, cuts in enumerate(found.lost):
+            for k in cuts:
+                if found.cuts[k].sources & sources:
+                    out.setdefault(k, []).append(self.graph.tangent.components[c].leaf)
+        return [
+            Dropped(
+                f"{name} -> {self.names(leaves)}: {found.cuts[k].reason}",
+                found.cuts[k].equation.where(),
+            )
+            for k, leaves in out.items()
+        ]
+
+    def beyond(
+        self, site: Site, relation: HiddenParamOpRelation | None, through: Sequence[int]
+    ) -> list[Dropped]:
+        """What lies further than the crossings a rule follows."""
+        graph = self.graph
+        offsets = graph.found.offsets
+        n = int(offsets[self.n])
+        weight = self.weight(site)
+        crossings = graph.crossings
+        text = f"{weight} -> {self.names(through)} through more than {crossings} crossing(s)"
+        far = Dropped(text, site.equation.where())
+        out = self.cut_on_the_way(set(range(self.n + len(self.tap_of))), weight)
+        if relation is None:
+            return [*out, far]
+        destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])
+        lane, y, slot = np.nonzero(destination >= 0)
+        pairs = np.stack([destination[lane, y, slot], y], axis=1)
+        reached = matrix(pairs, (n, destination.shape[1]))
+        number = graph.tapped[relation.index]
+        direct = matrix(graph.taps[number].all_edges, (n, destination.shape[1]))
+        more = matrix(graph.pattern.kept, (n, n)) @ reached + direct + reached
+        return out if more.astype(bool).nnz == reached.nnz else [*out, far]
+
+
+def _leaves(mask: int) -> list[int]:
+    return [k for k in range(mask.bit_length()) if mask >> k & 1]
+
+
+def _named(eqn: Equation) -> str:
+    where = eqn.where()
+    return f"{eqn.name} at {where}" if where else eqn.name
+
+
+Reports = Mapping[Path, ParameterReport]
