@@ -97,10 +97,7 @@ def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[D
     if len(seeds) <= _FEW:
         return [pushed.push({v: s for v, s in one.items() if s is not None}) for one in seeds]
     variables = list(seeds[0])
-    full = [
-        jnp.stack([jnp.zeros(v.shape, v.dtype) if one[v] is None else one[v] for one in seeds])
-        for v in variables
-    ]
+    full = [jnp.stack([_or_zeros(one[v], v) for one in seeds]) for v in variables]
     run = jax.vmap(lambda *arrays: pushed.push(dict(zip(variables, arrays, strict=True))))
     rows = run(*full)
     return [[None if a is None else a[i] for a in rows] for i in range(len(seeds))]
@@ -114,24 +111,17 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
 
     def run(*tangents):
         found = pushed.push(dict(zip(sources, tangents, strict=True)))
-        return [
-            jnp.zeros(s.shape, s.dtype) if a is None else a
-            for a, s in zip(found, exits, strict=True)
-        ]
+        return [_or_zeros(a, s) for a, s in zip(found, exits, strict=True)]
 
     _, back = jax.vjp(run, *(jnp.zeros(v.shape, v.dtype) for v in sources))
 
     def one(seed):
-        full = [
-            jnp.zeros(s.shape, s.dtype) if a is None else a.astype(s.dtype)
-            for a, s in zip(seed, exits, strict=True)
-        ]
-        return back(full)
+        return back([_or_zeros(a, s).astype(s.dtype) for a, s in zip(seed, exits, strict=True)])
 
     if len(seeds) <= _FEW:
         return [list(one(seed)) for seed in seeds]
     stacked = [
-        jnp.stack([jnp.zeros(s.shape, s.dtype) if a is None else a for a in column])
+        jnp.stack([_or_zeros(a, s) for a in column])
         for column, s in zip(zip(*seeds, strict=True), exits, strict=True)
     ]
     rows = jax.vmap(one)(stacked)
@@ -213,6 +203,10 @@ def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) 
             rows.append(jnp.stack(row, -1))
         out.append(jnp.stack(rows, -2))
     return out
+
+
+def _or_zeros(array: Array | None, shape: Any) -> Array:
+    return jnp.zeros(shape.shape, shape.dtype) if array is None else array
 
 
 def _seed(here: np.ndarray, var: Var) -> Array | None:

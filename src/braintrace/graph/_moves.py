@@ -69,6 +69,11 @@ def _broadcast_in_dim(eqn: Equation):
     return move
 
 
+def _reshape(eqn: Equation):
+    order = eqn.params.get("dimensions")  # the operand is transposed first
+    return lambda a: (a if order is None else a.transpose(order)).reshape(eqn.outputs[0].shape)
+
+
 def _slice(eqn: Equation):
     p = eqn.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
@@ -366,7 +371,7 @@ def _convolved(eqn: Equation, array: Any) -> np.ndarray:
 _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "broadcast_in_dim": _moved(_broadcast_in_dim),
-    "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "reshape": _moved(_reshape),
     "squeeze": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
     "expand_dims": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
     "transpose": _moved(lambda e: lambda a: a.transpose(e.params["permutation"])),

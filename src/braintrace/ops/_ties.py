@@ -84,6 +84,9 @@ def _transpose(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # An axis survives when the sizes before it have the same product on both sides.
     shape, source = eqn.inputs[0].shape, axes[0] or ()
+    order = eqn.params.get("dimensions")  # the operand is transposed first
+    if order is not None:
+        shape, source = tuple(shape[i] for i in order), tuple(source[i] for i in order)
     start = {int(np.prod(shape[:i])): i for i, n in enumerate(shape) if n != 1}
     result: list[int | None] = []
     for o, n in enumerate(out.shape):

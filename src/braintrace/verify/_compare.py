@@ -91,7 +91,12 @@ def compare(
         truth = finite_difference_grad(model, step_fn, *sequences)
     elif against == "reference":
         rule = rule_name(type(learner))
-        options: dict[str, Any] = {"decay_or_rank": _decays(learner)} if rule == "pp_prop" else {}
+        known: Any = learner
+        options: dict[str, Any] = {}
+        if rule == "pp_prop":
+            options["decay_or_rank"] = (known.decay_x, known.decay_f)
+        elif rule == "snap":
+            options["n"] = known.n
         method = learner.vjp_method
         chunk = chunk_size or 1
         truth = reference_grad(
@@ -150,10 +155,6 @@ def comparison(found: Grads, truth: Grads, against: str = "reference") -> Compar
 
 def _flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
-
-
-def _decays(learner: Any) -> tuple[float, float]:
-    return learner.decay_x, learner.decay_f
 
 
 class _Called(Exception):

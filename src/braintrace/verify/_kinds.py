@@ -1,18 +1,32 @@
-"""What an equation does to elements, decided from its name and shapes alone.
+"""What an equation does to the elements of one operand, decided from its name and shapes alone.
 
-POINTWISE: an output element reads its operands at its own place. MOVES: it reads one known place of
-an operand. FLAT: the derivative is zero. MIXES: everything else; a rule holds the result constant.
+POINTWISE: an output element reads the operand at its own place. MOVES: it reads one known place.
+CHOOSES: it reads some place along axes whose index is not known. SUMS: it reads many places, and
+each place is read by few outputs. FLAT: the derivative is zero. LOOPS: a `while` in which nothing
+sums or mixes. MIXES: everything else; a rule holds the operand constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
-from .._jaxpr import Const, Equation, Var, inner_jaxprs
+from .._jaxpr import (
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind,
+    flatten,
+    inner_equations,
+    inner_jaxprs,
+    is_inexact,
+    prune,
+)
+from ..ops import ETPPrimitive
+from ._operators import reach
+from ._unroll import written_out
 
 
 class Kind(Enum):
@@ -20,7 +34,10 @@ class Kind(Enum):
 
     POINTWISE = "pointwise"
     MOVES = "moves"
+    CHOOSES = "chooses"
+    SUMS = "sums"
     FLAT = "flat"
+    LOOPS = "loops"
     MIXES = "mixes"
 
 
@@ -41,39 +58,103 @@ _MOVES = set(
     transpose unstack
     """.split()
 )
-# Moves whose places are operands, from this position on.
-_INDEXED = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2}
+# Moves whose places are operands, from this position on (for scatters: this one).
+INDEXED = {
+    "gather": 1,
+    "dynamic_slice": 1,
+    "dynamic_update_slice": 2,
+    "scatter": 1,
+    "scatter-add": 1,
+    "scatter_add": 1,
+}
+REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min"}
+WINDOWS = {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
 
-def kind_of(eqn: Equation, known: Mapping[Var, Any]) -> Kind:
-    """The kind of an equation; `known` are the values that depend on no input."""
-    name = eqn.name
-    if name in _FLAT:
+def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -> Kind:
+    """The kind of operand `i`; `known` are values that depend on no input, `moving` what depends
+    on states or operators."""
+    name, a = eqn.name, eqn.inputs[i]
+    if name in _FLAT or not is_inexact(a.dtype):
         return Kind.FLAT
     if name in _POINTWISE or (name.startswith("custom_") and _all_pointwise(eqn)):
         return Kind.POINTWISE
     if name in _MOVES:
         return Kind.MOVES
-    if name in _INDEXED:
-        places = eqn.inputs[_INDEXED[name] :]
-        return Kind.MOVES if all(_is_known(a, known) for a in places) else Kind.MIXES
-    if name in ("scatter", "scatter-add", "scatter_add"):
-        return Kind.MOVES if _is_known(eqn.inputs[1], known) else Kind.MIXES
-    if name == "reduce_sum" and all(_shape(eqn.inputs[0])[a] == 1 for a in eqn.params["axes"]):
-        return Kind.MOVES
-    if name == "dot_general" and all(
-        _shape(eqn.inputs[0])[a] == 1 for a in eqn.params["dimension_numbers"][0][0]
-    ):
-        return Kind.MOVES  # an outer or an element-wise product
+    if name in INDEXED:
+        return Kind.MOVES if not unknown_axes(eqn, known) else Kind.CHOOSES
+    if name in REDUCTIONS:
+        single = all(a.shape[n] == 1 for n in eqn.params["axes"])
+        return Kind.MOVES if single else Kind.SUMS
+    if name in WINDOWS:
+        return Kind.SUMS
+    if name == "dot_general":
+        contracted, batched = eqn.params["dimension_numbers"]
+        if all(a.shape[n] == 1 for n in contracted[i]):
+            return Kind.MOVES  # an outer or an element-wise product
+        other = eqn.inputs[1 - i].shape
+        free = set(range(len(other))) - {*contracted[1 - i], *batched[1 - i]}
+        return Kind.SUMS if all(other[n] == 1 for n in free) else Kind.MIXES
+    if name == "while":
+        return Kind.LOOPS if _turns_apart(eqn, moving) else Kind.MIXES
     return Kind.MIXES
+
+
+def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
+    """The axes (of the larger array) along which an indexed equation reads an unknown place."""
+    at = INDEXED[eqn.name]
+    if eqn.name.startswith("dynamic"):
+        starts = eqn.inputs[at:]
+        return tuple(n for n, start in enumerate(starts) if not _is_known(start, known))
+    if _is_known(eqn.inputs[at], known):
+        return ()
+    numbers = eqn.params["dimension_numbers"]
+    gathers = eqn.name == "gather"
+    return numbers.start_index_map if gathers else numbers.scatter_dims_to_operand_dims
 
 
 def _is_known(atom: Any, known: Mapping[Var, Any]) -> bool:
     return isinstance(atom, Const) or atom in known
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
-    return np.shape(atom.value) if isinstance(atom, Const) else atom.shape
+def constants(program: Program, consts: Sequence[Any]) -> dict[Var, Any]:
+    """The values that depend on no input of the program."""
+    known: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
+    for eqn in program.equations:
+        if all(_is_known(a, known) for a in eqn.inputs):
+            values = [a.value if isinstance(a, Const) else known[a] for a in eqn.inputs]
+            known.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+    return known
+
+
+def loop_body(eqn: Equation) -> tuple[Program, dict[Var, Any]]:
+    """The written-out body of a `while`, and its constants."""
+    body = written_out(*flatten(eqn.params["body_jaxpr"]))
+    return prune(body.program), constants(body.program, body.consts)
+
+
+def _turns_apart(eqn: Equation, moving: set[Any]) -> bool:
+    """Whether nothing that moves is summed or mixed in a turn of a `while`."""
+    if any(isinstance(e.primitive, ETPPrimitive) for e in inner_equations(eqn)):
+        return False
+    body, known = loop_body(eqn)
+    n = eqn.params["body_nconsts"]
+    entries = zip(body.inputs, eqn.inputs[eqn.params["cond_nconsts"] :], strict=True)
+    inside = [v for v, a in entries if a in moving and v.is_inexact]
+    while True:
+        found = reach(body, inside)
+        carried = zip(body.inputs[n:], body.outputs, strict=True)
+        more = [v for v, o in carried if o in found and v not in inside]
+        if not more:
+            break
+        inside += more
+    kinds = {
+        kind_of(e, i, known, found)
+        for e in body.equations
+        for i, a in enumerate(e.inputs)
+        if a in found
+    }
+    return not kinds & {Kind.SUMS, Kind.MIXES}
 
 
 def _all_pointwise(eqn: Any) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
+from .._jaxpr import Program, flatten
 
 Path = tuple[Any, ...]
 StepFn = Callable[..., Any]
@@ -66,9 +68,7 @@ def checked_loss(step_fn: StepFn) -> StepFn:
 
     def call(*args: Any) -> Any:
         loss = step_fn(*args)
-        if np.shape(loss) != () or not jax.numpy.issubdtype(
-            jax.numpy.result_type(loss), np.floating
-        ):
+        if np.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), np.floating):
             raise ValueError(
                 message(
                     f"step_fn returned {jax.tree.map(jax.typeof, loss)}.",
@@ -79,6 +79,18 @@ def checked_loss(step_fn: StepFn) -> StepFn:
         return loss
 
     return call
+
+
+def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any, Any]:
+    """The program of one step from (slices, states) to (loss, states), and what brainstate saw."""
+    loss = checked_loss(step_fn)
+    stateful = brainstate.transform.StatefulFunction(
+        lambda *s: loss(model, *s), return_only_write=False
+    )
+    stateful.make_jaxpr(*slices)
+    key = stateful.get_arg_cache_key(*slices)
+    trace = stateful.get_state_trace_by_cache(key)
+    return *flatten(stateful.get_jaxpr_by_cache(key)), trace
 
 
 def states_of(model: Any) -> dict[Path, brainstate.State]:
@@ -103,6 +115,25 @@ def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
             )
         )
     return {known[id(s)]: s for s in states}
+
+
+def vector(arrays: Sequence[Any]) -> jax.Array:
+    """Arrays as one real vector: each array's real part, then its imaginary part if it has one."""
+    parts = [p.ravel() for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
+    return jnp.concatenate(parts) if parts else jnp.zeros(0)
+
+
+def unvector(flat: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+    """The arrays of a real vector; the inverse of `vector`."""
+    out, start = [], 0
+    for a in like:
+        real = flat[start : start + a.size].reshape(a.shape)
+        start += a.size
+        if jnp.iscomplexobj(a):
+            real = jax.lax.complex(real, flat[start : start + a.size].reshape(a.shape))
+            start += a.size
+        out.append(real.astype(a.dtype))
+    return out
 
 
 @contextlib.contextmanager

@@ -1,116 +1,204 @@
-"""Control flow written out: loops turn by turn, a choice as both sides and a selection.
+"""Control flow written out: loops turn by turn, a choice as all its sides and a selection.
 
-A body in which something mixes what depends on states or operators stays one equation, which then
-counts as mixing; so does a `while`, whose number of turns is not known. An operator inside a body
-has no trace: it is written out as plain computation.
+Operators in a body stay operators, one use per turn or side; `origin` tells which uses are copies
+of one equation. An operator without a trained operand is plain computation. A `while` stays one
+equation, its number of turns is not known.
+
+In a side that is not taken an operator sees zeros, and nothing that goes wrong there (NaN) reaches
+a derivative: what enters the side is selected by whether it is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from .._jaxpr import Equation, Program, Var, bind, evaluate, flatten, scan_layout, trace
+from .._jaxpr import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    Var,
+    flatten,
+    inner_equations,
+    is_inexact,
+    scan_layout,
+    trace,
+)
 from ..ops import ETPPrimitive
-from ._kinds import Kind, kind_of
 
 
-def unrolled(
-    program: Program, consts: Sequence[Any], states: Iterable[Var]
-) -> tuple[Program, tuple[Any, ...]]:
-    """The same program without `scan` and `cond`, and the values of its constants.
+@dataclass(frozen=True, eq=False, slots=True)
+class Written:
+    """A program without `scan` and `cond`, and the values of its constants.
 
-    `states` are the inputs that remember; what depends on them or on an operator moves.
+    `origin`: per equation the one it is a copy of; `learns`: what has a derivative by parameters;
+    `steady`: what depends on parameters and constants only.
     """
-    if not any(e.name in ("scan", "cond") for e in program.equations):
-        return program, tuple(consts)
-    moving = set(states)
-    for eqn in program.equations:
-        if isinstance(eqn.primitive, ETPPrimitive) or _moves(eqn, moving):
-            moving.update(v for v in eqn.outputs if v.is_inexact)
 
-    def apply(eqn: Equation, values: list[Any]) -> list[Any]:
-        flags = [isinstance(a, Var) and a in moving for a in eqn.inputs]
-        return _written_out(eqn, values) if _keeps_units_apart(eqn, flags) else bind(eqn, values)
-
-    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in program.inputs]
-    return trace(lambda *inputs: evaluate(program, consts, inputs, apply), *shapes)
+    program: Program
+    consts: tuple[Any, ...]
+    origin: dict[Equation, Equation]
+    learns: set[Any]
+    steady: set[Any]
 
 
-def _moves(eqn: Equation, moving: set[Var]) -> bool:
-    smooth = eqn.name != "stop_gradient"
-    return smooth and any(isinstance(a, Var) and a.is_inexact and a in moving for a in eqn.inputs)
+def written_out(program: Program, consts: Sequence[Any], params: Iterable[Var] = ()) -> Written:
+    """Write out a program whose inputs `params` are the parameters."""
+    writer = _Writer(params)
+    outputs = writer.run(writer.known(program, consts), program.inputs)
+    flat = Program(tuple(writer.consts), program.inputs, tuple(writer.equations), tuple(outputs))
+    return Written(flat, tuple(writer.values), writer.origin, writer.learns, writer.steady)
 
 
-def _written_out(eqn: Equation, values: list[Any]) -> list[Any]:
-    if isinstance(eqn.primitive, ETPPrimitive):
-        return [eqn.primitive.apply(eqn.params)(*values)]
-    if eqn.name == "cond":
-        sides = [_run(branch, values[1:]) for branch in eqn.params["branches"]]
-        index = jnp.clip(values[0].astype("int32"), 0, len(sides) - 1)
-        return [
-            jax.lax.select_n(jnp.broadcast_to(index, out[0].shape), *out)
-            for out in zip(*sides, strict=True)
-        ]
-    return _turn_by_turn(eqn, values) if eqn.name == "scan" else bind(eqn, values)
+def calls_operator(eqn: Equation) -> bool:
+    """Whether an equation is a function with its own derivative around an operator."""
+    return eqn.name.startswith("custom_") and any(
+        isinstance(e.primitive, ETPPrimitive) for e in inner_equations(eqn)
+    )
 
 
-def _run(body: Any, values: Sequence[Any]) -> list[Any]:
-    program, consts = flatten(body)
-    return evaluate(program, consts, values, _written_out)
+class _Writer:
+    def __init__(self, params: Iterable[Var]):
+        params = list(params)
+        self.consts: list[Var] = []
+        self.values: list[Any] = []
+        self.equations: list[Equation] = []
+        self.origin: dict[Equation, Equation] = {}
+        self.learns: set[Any] = {v for v in params if v.is_inexact}
+        self.steady: set[Any] = set(params)
+        self.bodies: dict[tuple[Equation, int], Program] = {}
+
+    def known(self, program: Program, consts: Sequence[Any]) -> Program:
+        self.consts += program.consts
+        self.values += consts
+        self.steady.update(program.consts)
+        return program
+
+    def body(self, eqn: Equation, k: int, jaxpr: Any) -> Program:
+        if (eqn, k) not in self.bodies:
+            self.bodies[eqn, k] = self.known(*flatten(jaxpr))
+        return self.bodies[eqn, k]
+
+    # ------------------------------------------------------------------------------- equations
+
+    def run(
+        self, program: Program, inputs: Sequence[Atom], taken: Atom | None = None
+    ) -> list[Atom]:
+        env: dict[Var, Atom] = {
+            v: Const(np.asarray(a.value, v.dtype)) if isinstance(a, Const) else a
+            for v, a in zip(program.inputs, inputs, strict=True)
+        }
+
+        def read(a: Atom) -> Atom:
+            return env.get(a, a) if isinstance(a, Var) else a
+
+        for eqn in program.equations:
+            outs = self.write(eqn, [read(a) for a in eqn.inputs], taken)
+            env.update(zip(eqn.outputs, outs, strict=True))
+        return [read(o) for o in program.outputs]
+
+    def write(self, eqn: Equation, inputs: list[Atom], taken: Atom | None) -> Sequence[Atom]:
+        if eqn.name == "scan":
+            return self.turns(eqn, inputs, taken)
+        if eqn.name == "cond":
+            return self.sides(eqn, inputs, taken)
+        x: int | None = None
+        if operator := isinstance(eqn.primitive, ETPPrimitive):
+            x = eqn.primitive.x_invar_index
+            if not any(a in self.learns for i, a in enumerate(inputs) if i != x):
+                shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+                plain = jax.make_jaxpr(eqn.primitive.apply(eqn.params))(*shapes)
+                return self.run(self.body(eqn, 0, plain), inputs, taken)
+        elif operator := calls_operator(eqn):
+            x = next(iter(entries(inputs, self.steady)), None)
+        if taken is not None:
+            if operator and x is not None:
+                inputs[x] = self.masked(taken, inputs[x])
+            elif not operator and not all(self.is_steady(a) for a in inputs):
+                inputs = [self.guarded(taken, a) if a in self.learns else a for a in inputs]
+        return self.add(eqn, inputs)
+
+    def add(self, eqn: Equation, inputs: Sequence[Atom]) -> tuple[Var, ...]:
+        outputs = tuple(Var(v.shape, v.dtype) for v in eqn.outputs)
+        new = Equation(
+            eqn.primitive,
+            tuple(inputs),
+            outputs,
+            eqn.params,
+            eqn.source,
+            eqn.effects,
+            eqn.callers,
+        )
+        self.equations.append(new)
+        self.origin[new] = eqn
+        if all(self.is_steady(a) for a in inputs):
+            self.steady.update(outputs)
+        if eqn.name != "stop_gradient" and any(a in self.learns for a in inputs):
+            self.learns.update(v for v in outputs if v.is_inexact)
+        return outputs
+
+    def is_steady(self, atom: Atom) -> bool:
+        return isinstance(atom, Const) or atom in self.steady
+
+    def emit(self, fun: Callable[..., Any], *atoms: Atom) -> Atom:
+        """Write what a plain function of one result does."""
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in atoms]
+        return self.run(self.known(*trace(fun, *shapes)), atoms)[0]
+
+    # ------------------------------------------------------------------------------- structure
+
+    def turns(self, eqn: Equation, inputs: list[Atom], taken: Atom | None) -> list[Atom]:
+        p = eqn.params
+        first, n_carry = scan_layout(p)
+        last = first + n_carry
+        body = self.body(eqn, 0, p["jaxpr"])
+        carry, rows = inputs[first:last], []
+        order = range(p["length"])
+        for t in reversed(order) if p["reverse"] else order:
+            row = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
+            xs = [self.emit(row, a) for a in inputs[last:]]
+            outs = self.run(body, [*inputs[:first], *carry, *xs], taken)
+            carry = outs[:n_carry]
+            rows.append(outs[n_carry:])
+        if not rows:
+            empty = lambda v: self.emit(lambda: jnp.zeros(v.shape, v.dtype))
+            return [*carry, *(empty(v) for v in eqn.outputs[n_carry:])]
+        rows = rows[::-1] if p["reverse"] else rows
+        stack = lambda *column: jnp.stack(column)
+        return [*carry, *(self.emit(stack, *column) for column in zip(*rows, strict=True))]
+
+    def sides(self, eqn: Equation, inputs: list[Atom], taken: Atom | None) -> list[Atom]:
+        branches = eqn.params["branches"]
+        last = len(branches) - 1
+        index = self.emit(lambda i: jnp.clip(i.astype("int32"), 0, last), inputs[0])
+        found = []
+        for k, branch in enumerate(branches):
+            here = self.emit(lambda i, k=k: i == k, index)
+            if taken is not None:
+                here = self.emit(jnp.logical_and, taken, here)
+            enter = lambda a, here=here: a if self.is_steady(a) else self.guarded(here, a)
+            found.append(self.run(self.body(eqn, k, branch), [*map(enter, inputs[1:])], here))
+        return [self.emit(lax.select_n, index, *outs) for outs in zip(*found, strict=True)]
+
+    def guarded(self, taken: Atom, atom: Atom) -> Atom:
+        """The same value, without a derivative where it is not read."""
+        if not is_inexact(atom.dtype):
+            return atom
+        return self.emit(lambda t, v: lax.select_n(t, lax.stop_gradient(v), v), taken, atom)
+
+    def masked(self, taken: Atom, atom: Atom) -> Atom:
+        return self.emit(lambda t, v: lax.select_n(t, jnp.zeros_like(v), v), taken, atom)
 
 
-def _turn_by_turn(eqn: Equation, values: list[Any]) -> list[Any]:
-    p = eqn.params
-    first, n_carry = scan_layout(p)
-    last = first + n_carry
-    carry, rows = values[first:last], []
-    order = range(p["length"])
-    for t in reversed(order) if p["reverse"] else order:
-        out = _run(p["jaxpr"], [*values[:first], *carry, *(x[t] for x in values[last:])])
-        carry = out[: last - first]
-        rows.append(out[last - first :])
-    rows = rows[::-1] if p["reverse"] else rows
-    return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
-
-
-def _keeps_units_apart(eqn: Equation, flags: list[bool]) -> bool:
-    """Whether a `cond` or `scan` mixes nothing that moves; `flags` tell which inputs do."""
-    if eqn.name == "cond":
-        return all(_apart(branch, flags[1:]) is not None for branch in eqn.params["branches"])
-    if eqn.name != "scan":
-        return False
-    first, n_carry = scan_layout(eqn.params)
-    while True:
-        out = _apart(eqn.params["jaxpr"], flags)
-        if out is None:
-            return False
-        carry = [a or b for a, b in zip(flags[first : first + n_carry], out, strict=False)]
-        if carry == flags[first : first + n_carry]:
-            return True
-        flags = [*flags[:first], *carry, *flags[first + n_carry :]]
-
-
-def _apart(body: Any, flags: list[bool]) -> list[bool] | None:
-    """Which outputs of a body move; None if something that moves is mixed on the way there."""
-    program, _ = flatten(body)
-    live = {o for o in program.outputs if isinstance(o, Var) and o.is_inexact}
-    for eqn in reversed(program.equations):
-        if eqn.name != "stop_gradient" and any(o in live for o in eqn.outputs):
-            live.update(a for a in eqn.inputs if isinstance(a, Var) and a.is_inexact)
-    moving = {v for v, f in zip(program.inputs, flags, strict=True) if f and v.is_inexact}
-    for eqn in program.equations:
-        if not _moves(eqn, moving) or not any(o in live for o in eqn.outputs):
-            continue
-        if eqn.name in ("cond", "scan"):
-            inner = [isinstance(a, Var) and a in moving for a in eqn.inputs]
-            mixes = not _keeps_units_apart(eqn, inner)
-        else:
-            mixes = isinstance(eqn.primitive, ETPPrimitive) or kind_of(eqn, {}) is Kind.MIXES
-        if mixes:
-            return None
-        moving.update(v for v in eqn.outputs if v.is_inexact)
-    return [isinstance(o, Var) and o in moving for o in program.outputs]
+def entries(inputs: Sequence[Atom], steady: set[Any]) -> list[int]:
+    """The operands that carry derivatives of something other than parameters."""
+    return [
+        i for i, a in enumerate(inputs) if isinstance(a, Var) and a.is_inexact and a not in steady
+    ]

@@ -1,0 +1,201 @@
+"""Which elements an equation's outputs read, as boolean matrices, found by running it on marks.
+
+A matrix has one row per output element and one column per element of the operand; `OWN` stands for
+reading one's own place. Along kept paths these are the places a rule follows; `structure` leaves
+nothing out: what mixes and operators have their matrices too, everything where none is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._jaxpr import Const, Equation, Program, Var, bind, bind_forward, is_inexact, trace
+from ..ops import ETPPrimitive
+from ._kinds import INDEXED, REDUCTIONS, WINDOWS, Kind, constants, kind_of, loop_body, unknown_axes
+from ._unroll import written_out
+
+OWN = "own"
+Known = Mapping[Var, Any]
+Links = Callable[[Equation, int], list[Any]]
+"""(equation, operand) -> per output a matrix, `OWN`, or None where nothing is read."""
+
+
+def propagate(
+    program: Program, start: Mapping[Var, np.ndarray], links: Links
+) -> dict[Any, np.ndarray]:
+    """Follow marks, (elements, sources) per variable, through a program."""
+    marks: dict[Any, np.ndarray] = dict(start)
+    for eqn in program.equations:
+        for i, a in enumerate(eqn.inputs):
+            if a not in marks:
+                continue
+            for v, matrix in zip(eqn.outputs, links(eqn, i), strict=True):
+                if matrix is not None and v.is_inexact:
+                    own = matrix is OWN
+                    found = _spread(marks[a], a, v) if own else times(matrix, marks[a])
+                    marks[v] = marks[v] | found if v in marks else found
+    return marks
+
+
+def sources(variables: Sequence[Var]) -> dict[Var, np.ndarray]:
+    """A mark of its own for every element of the variables."""
+    total = sum(v.size for v in variables)
+    out: dict[Var, np.ndarray] = {}
+    start = 0
+    for v in variables:
+        own = np.zeros((v.size, total), bool)
+        own[:, start : start + v.size] = np.eye(v.size, dtype=bool)
+        out[v] = out[v] | own if v in out else own
+        start += v.size
+    return out
+
+
+def kept_links(eqn: Equation, i: int, kind: Kind, known: Known) -> list[Any]:
+    """What the outputs read of an operand of a kind that is kept."""
+    if kind is Kind.POINTWISE:
+        return [OWN] * len(eqn.outputs)
+    if kind is Kind.LOOPS:
+        return _looped(eqn, i)
+    if kind is Kind.MOVES:
+        ones = eqn.name == "dot_general"  # the other factor of a product lets all pass
+        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, ones))
+    if kind is Kind.CHOOSES:
+        return _chosen(eqn, i, known)
+    if kind is Kind.SUMS:
+        return _run(eqn, i, _summed(eqn, i, known))
+    return [None] * len(eqn.outputs)
+
+
+def structure(eqn: Equation, i: int, known: Known) -> list[Any]:
+    """What the outputs read of an operand with nothing cut."""
+    kind = kind_of(eqn, i, known, set(eqn.inputs))
+    if kind is not Kind.MIXES:
+        return kept_links(eqn, i, kind, known)
+    if eqn.name in ("dot_general", "conv_general_dilated"):
+        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, True))
+    if eqn.name.startswith("cum"):
+        options = {k: eqn.params[k] for k in ("axis", "reverse")}
+        return _run(eqn, i, lambda column: [lax.cumsum(column, **options)])
+    if eqn.name == "reduce_prod":
+        return _run(eqn, i, lambda column: [column.sum(eqn.params["axes"])])
+    if eqn.name == "sort":
+        n = eqn.params["dimension"]
+        along = lambda c: [jnp.broadcast_to(c.sum(n, keepdims=True), c.shape)]
+        matrix = _run(eqn, i, along)[0]
+        return [matrix if k == i else None for k in range(len(eqn.outputs))]
+    if eqn.name == "while":
+        return _looped(eqn, i)
+    if isinstance(eqn.primitive, ETPPrimitive) or eqn.name.startswith("custom_"):
+        return _derived(eqn, i)
+    return [np.ones((v.size, eqn.inputs[i].size), bool) for v in eqn.outputs]  # type: ignore
+
+
+# ------------------------------------------------------------------------------- equations run
+
+
+def times(matrix: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """The product of boolean matrices."""
+    return matrix.astype(np.float32) @ marks.astype(np.float32) > 0
+
+
+def _spread(marks: np.ndarray, a: Any, v: Var) -> np.ndarray:
+    """The marks of an operand in the shape of the output it is broadcast to."""
+    n = marks.shape[1]
+    full = np.broadcast_to(marks.reshape(*a.shape, n), (*v.shape, n))
+    return full.reshape(v.size, n)
+
+
+def _run(eqn: Equation, i: int, fun: Callable) -> list[Any]:
+    """The matrices of a function of marks."""
+    shape = eqn.inputs[i].shape
+    size = int(np.prod(shape))
+    columns = jnp.eye(size).reshape(size, *shape)
+    out = jax.vmap(lambda c: [jnp.nan_to_num(o) for o in fun(c)])(columns)
+    return [np.asarray(o).reshape(size, -1).T != 0 for o in out]
+
+
+def _bound(eqn: Equation, i: int, column: Any, known: Known, ones: bool) -> list[Any]:
+    """Bind the equation on marks; indices as they are, zero where they are not known."""
+    values = []
+    for k, a in enumerate(eqn.inputs):
+        if k == i:
+            values.append(column)
+        elif not is_inexact(a.dtype) and (isinstance(a, Const) or a in known):
+            values.append(a.value if isinstance(a, Const) else known[a])
+        elif not is_inexact(a.dtype):
+            values.append(jnp.zeros(a.shape, a.dtype))
+        else:
+            values.append(jnp.ones(a.shape) if ones else jnp.zeros(a.shape))
+    return bind(eqn, values)
+
+
+def _summed(eqn: Equation, i: int, known: Known) -> Callable:
+    if eqn.name in REDUCTIONS:
+        return lambda column: [column.sum(eqn.params["axes"])]
+    if eqn.name in WINDOWS:
+        p = {k: v for k, v in eqn.params.items() if k.startswith(("window", "padding", "base"))}
+        return lambda column: [lax.reduce_window(column, 0.0, lax.add, **p)]
+    return lambda column: _bound(eqn, i, column, known, True)
+
+
+def _chosen(eqn: Equation, i: int, known: Known) -> list[Any]:
+    """Any place along the unknown axes: the movement at place zero, smeared along them."""
+    axes = unknown_axes(eqn, known)
+    writes = eqn.name not in ("gather", "dynamic_slice")
+    if writes and i == 0:
+        return [OWN]
+    fun = lambda column: _bound(eqn, i, column, known, False)
+    if eqn.name == "scatter":  # of several updates at one place any may be the one that stays
+        at, numbers = eqn.inputs[INDEXED[eqn.name]], eqn.params["dimension_numbers"]
+        zeros = jnp.zeros(eqn.inputs[0].shape), jnp.zeros(at.shape, at.dtype)
+        fun = lambda column: [lax.scatter_add(*zeros, column, numbers)]
+    (matrix,) = _run(eqn, i, fun)
+    smear = _smear(eqn.inputs[0].shape, axes)
+    return [times(smear, matrix) if writes else times(matrix, smear)]
+
+
+def _smear(shape: tuple[int, ...], axes: Sequence[int]) -> np.ndarray:
+    """Which elements of an array agree in all other axes."""
+    places = np.indices(shape).reshape(len(shape), -1)
+    others = [n for n in range(len(shape)) if n not in axes]
+    same = places[others][:, :, None] == places[others][:, None, :]
+    return same.all(0)
+
+
+def _looped(eqn: Equation, i: int) -> list[Any]:
+    """A `while`: the union over any number of turns."""
+    body, known = loop_body(eqn)
+    at, n = i - eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    if at < 0:
+        return [None] * len(eqn.outputs)
+    marks = sources([body.inputs[at]])
+    while True:
+        found = propagate(body, marks, lambda e, j: structure(e, j, known))
+        turned = dict(marks)
+        for v, out in zip(body.inputs[n:], body.outputs, strict=True):
+            if out in found and v.is_inexact:
+                turned[v] = marks[v] | found[out] if v in marks else found[out]
+        if all(v in marks and (marks[v] == m).all() for v, m in turned.items()):
+            return [marks.get(v) for v in body.inputs[n:]]
+        marks = turned
+
+
+def _derived(eqn: Equation, i: int) -> list[Any]:
+    """The structure of an equation's derivative, from the program that computes it."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+
+    def pushed(*values):
+        *point, tangent = values
+        moved = lambda v: bind_forward(eqn, [v if k == i else p for k, p in enumerate(point)])
+        return jax.jvp(moved, (point[i],), (tangent,))[1]
+
+    written = written_out(*trace(pushed, *shapes, shapes[i]))
+    program, known = written.program, constants(written.program, written.consts)
+    found = propagate(program, sources([program.inputs[-1]]), lambda e, j: structure(e, j, known))
+    return [found.get(o) for o in program.outputs]

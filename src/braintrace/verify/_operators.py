@@ -1,0 +1,89 @@
+"""The operators of a written-out step, and what depends on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .._jaxpr import Equation, Program, Var, bind, trace
+from ..ops import ETPPrimitive
+from ._unroll import Written, calls_operator, entries
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operator:
+    """A use of an ETP operator with a trained operand, or a custom derivative around one.
+
+    `x_at`: the operand that is its input; `steady`: its weights are the same at every step.
+    """
+
+    equation: Equation
+    trained: tuple[int, ...]
+    x_at: int | None
+    steady: bool
+
+    @property
+    def y(self) -> Var:
+        return self.equation.outputs[0]
+
+
+def find_operators(written: Written) -> list[Operator]:
+    """The operators in program order."""
+    learns, steady, out = written.learns, written.steady, []
+    for eqn in written.program.equations:
+        if isinstance(eqn.primitive, ETPPrimitive):
+            at = eqn.primitive.x_invar_index
+            trained = tuple(i for i, a in enumerate(eqn.inputs) if i != at and a in learns)
+            varying = {
+                i
+                for i, a in enumerate(eqn.inputs)
+                if i != at and isinstance(a, Var) and a not in steady
+            }
+            if trained:
+                fixed = not varying & {*trained, *_read_by_derivative(eqn, trained)}
+                out.append(Operator(eqn, trained, at, fixed))
+        elif calls_operator(eqn):
+            # Its weights are the operands of parameters only; more than one other, or more than
+            # one result, and it is no operator but an equation that mixes.
+            moving = entries(eqn.inputs, steady)
+            trained = tuple(i for i, a in enumerate(eqn.inputs) if a in learns and i not in moving)
+            if trained and len(moving) <= 1 and len(eqn.outputs) == 1:
+                out.append(Operator(eqn, trained, moving[0] if moving else None, True))
+    return out
+
+
+def reach(program: Program, sources: Sequence[Var]) -> set[Any]:
+    """The values that depend on the sources along paths that carry a derivative."""
+    found: set[Any] = set(sources)
+    for eqn in program.equations:
+        if eqn.name == "stop_gradient":
+            continue
+        if any(a in found and a.is_inexact for a in eqn.inputs if isinstance(a, Var)):
+            found.update(v for v in eqn.outputs if v.is_inexact)
+    return found
+
+
+def _read_by_derivative(eqn: Equation, trained: Sequence[int]) -> set[int]:
+    """The operands whose value the derivative by the trained operands reads."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+
+    def pushed(*values):
+        def moved(*weights):
+            full = list(values[: len(shapes)])
+            for i, w in zip(trained, weights, strict=True):
+                full[i] = w
+            return bind(eqn, full)[0]
+
+        point = tuple(values[i] for i in trained)
+        return jax.jvp(moved, point, values[len(shapes) :])[1]
+
+    program, _ = trace(pushed, *shapes, *(shapes[i] for i in trained))
+    found = {v: {i} for i, v in enumerate(program.inputs[: len(shapes)])}
+    for e in program.equations:
+        read = set().union(*(found.get(a, ()) for a in e.inputs if isinstance(a, Var)))
+        found.update((out, read) for out in e.outputs)
+    out = program.outputs[0]
+    return found.get(out, set()) if isinstance(out, Var) else set()
