@@ -285,7 +285,7 @@ def test_directional_derivative_of_an_operator_inside(draw):
         m.h.value = 0.8 * jnp.sin(m.h.value) + y + dy
         return m.h.value
 
-    check(model, draw(T, 3))
+    check(model, draw(T, 3), exact=False)  # the tangent of an operator is plain computation
 
 
 def test_debug_callbacks(draw):

@@ -36,7 +36,7 @@ MADE = {
     "concatenated": ([(3, 2), (3, 2)], lambda a, b: jnp.concatenate([a, b], axis=1)),
     "outer product": ([(3,), (4,)], jnp.outer),
     "solved for": ([(3, 3), (3, 4)], lambda a, b: jnp.linalg.solve(a @ a.T + jnp.eye(3), b)),
-    "exponential": ([(3, 3), (3, 4)], lambda a, b: jax.scipy.linalg.expm(a - a.T) @ b),
+    "orthogonal": ([(4, 3)], lambda a: jnp.linalg.qr(a)[0].T),
     "by a scan": ([(3, 4)], lambda w: lax.scan(lambda c, r: (c + r, c * r), w[0], w)[1]),
 }
 

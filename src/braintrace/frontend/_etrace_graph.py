@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import brainstate
 import jax
 
-from .._errors import NotSupportedError, message
+from .._errors import CompilationError, NotSupportedError, message
+from .._jaxpr import failing_line
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
@@ -176,10 +177,20 @@ def graph_of(
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
 ) -> ETraceGraph:
-    """The graph of a traced model."""
-    found = analyse(
-        minfo.step, minfo.consts, minfo.states.get, minfo.records, crossings, most_entries
-    )
+    """The graph of a traced model.
+
+    Raises:
+        NotSupportedError: the step does something that has no sound treatment.
+        CompilationError: the derivative of the step could not be taken or analysed.
+    """
+    try:
+        found = analyse(
+            minfo.step, minfo.consts, minfo.states.get, minfo.records, crossings, most_entries
+        )
+    except (CompilationError, NotSupportedError):
+        raise
+    except Exception as error:
+        raise CompilationError(_not_analysed(minfo, error)) from error
     perturb = add_hidden_perturbation_from_minfo(minfo) if include_hidden_perturb else None
     return ETraceGraph(
         minfo,
@@ -189,6 +200,18 @@ def graph_of(
         perturb,
         found.records,
         found,
+    )
+
+
+def _not_analysed(minfo: ModuleInfo, error: Exception) -> str:
+    model = type(minfo.model)
+    code = getattr(model, "update", model.__call__).__code__
+    return message(
+        f"the step of {model.__name__} runs, but its derivative could not be analysed.",
+        where=failing_line(error) or f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+        why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
+        do="check custom derivatives at this line; if there are none, this is a fault of the "
+        "compiler: please report the model. Until then move the part that fails out of `update`",
     )
 
 

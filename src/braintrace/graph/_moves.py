@@ -391,6 +391,8 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "device_put": _each,
     "scatter-add": _accumulate,
     "scatter_add": _accumulate,
+    "scatter-mul": _accumulate,
+    "scatter_mul": _accumulate,
     "select_n": _select,
     "stack": _stack,
     "unstack": _unstack,

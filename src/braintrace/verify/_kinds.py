@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+import jax
+
 from .._jaxpr import (
     Const,
     Equation,
@@ -23,6 +25,7 @@ from .._jaxpr import (
     inner_jaxprs,
     is_inexact,
     prune,
+    trace,
 )
 from ..ops import ETPPrimitive
 from ._operators import reach
@@ -43,10 +46,10 @@ class Kind(Enum):
 
 _POINTWISE = set(
     """
-    abs acos acosh add add_any asin asinh atan atan2 atanh cbrt clamp complex conj
-    convert_element_type copy copy_p cos cosh div erf erf_inv erfc exp exp2 expm1 imag integer_pow
-    lgamma log log1p logistic max min mul neg pow real reduce_precision rsqrt select_n sin sinh sqrt
-    square sub tan tanh
+    abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clamp complex
+    conj convert_element_type copy copy_p cos cosh digamma div erf erf_inv erfc exp exp2 expm1
+    igamma igammac imag integer_pow lgamma log log1p logistic max min mul name neg optimization_barrier
+    polygamma pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh zeta
     """.split()
 )
 _FLAT = set(
@@ -66,8 +69,12 @@ INDEXED = {
     "scatter": 1,
     "scatter-add": 1,
     "scatter_add": 1,
+    "scatter-mul": 1,
+    "scatter_mul": 1,
+    "scatter-min": 1,
+    "scatter-max": 1,
 }
-REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min"}
+REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
 WINDOWS = {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
 
@@ -97,7 +104,7 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
         return Kind.SUMS if all(other[n] == 1 for n in free) else Kind.MIXES
     if name == "while":
         return Kind.LOOPS if _turns_apart(eqn, moving) else Kind.MIXES
-    return Kind.MIXES
+    return Kind.POINTWISE if _pushes_pointwise(eqn) else Kind.MIXES
 
 
 def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
@@ -121,7 +128,7 @@ def constants(program: Program, consts: Sequence[Any]) -> dict[Var, Any]:
     """The values that depend on no input of the program."""
     known: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
     for eqn in program.equations:
-        if all(_is_known(a, known) for a in eqn.inputs):
+        if not eqn.effects and all(_is_known(a, known) for a in eqn.inputs):
             values = [a.value if isinstance(a, Const) else known[a] for a in eqn.inputs]
             known.update(zip(eqn.outputs, bind(eqn, values), strict=True))
     return known
@@ -157,15 +164,53 @@ def _turns_apart(eqn: Equation, moving: set[Any]) -> bool:
     return not kinds & {Kind.SUMS, Kind.MIXES}
 
 
+def _pushes_pointwise(eqn: Equation) -> bool:
+    """Whether the derivative of an equation that no table knows is pointwise throughout."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    moving = [i for i, s in enumerate(shapes) if is_inexact(s.dtype)]
+    sizes = {s.shape for s in shapes} | {v.shape for v in eqn.outputs}
+    if len(sizes - {()}) > 1 or any(True for _ in inner_jaxprs(eqn.params)):
+        return False
+
+    def pushed(*values):
+        def of(*moved):
+            full = list(values[: len(shapes)])
+            for i, m in zip(moving, moved, strict=True):
+                full[i] = m
+            return bind(eqn, full)
+
+        point = tuple(values[i] for i in moving)
+        return jax.jvp(of, point, values[len(shapes) :])[1]
+
+    try:
+        program, _ = trace(pushed, *shapes, *(shapes[i] for i in moving))
+    except NotImplementedError:  # it has no forward derivative
+        return False
+    tangents = reach(program, program.inputs[len(shapes) :])
+    return all(
+        e.name in _POINTWISE | _FLAT or (e.name == "broadcast_in_dim" and not e.inputs[0].shape)
+        for e in program.equations
+        if any(a in tangents for a in e.inputs)
+    )
+
+
 def _all_pointwise(eqn: Any) -> bool:
     """Whether a function with its own derivative computes each element from its own place."""
     return all(
         inner.primitive.name in _POINTWISE | _FLAT
-        or (inner.primitive.name == "broadcast_in_dim" and not inner.invars[0].aval.shape)
+        or (inner.primitive.name == "broadcast_in_dim" and _lines_up(inner))
         or (
             (inner.primitive.name in ("jit", "pjit") or inner.primitive.name.startswith("custom_"))
             and _all_pointwise(inner)
         )
         for jaxpr in inner_jaxprs(eqn.params)
         for inner in jaxpr.eqns
+    )
+
+
+def _lines_up(eqn: Any) -> bool:
+    """Whether a broadcast adds leading axes only, as an element-wise function does by itself."""
+    source, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return tuple(eqn.params["broadcast_dimensions"]) == tuple(
+        range(len(out) - len(source), len(out))
     )

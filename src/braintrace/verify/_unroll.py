@@ -107,7 +107,7 @@ class _Writer:
     def write(self, eqn: Equation, inputs: list[Atom], taken: Atom | None) -> Sequence[Atom]:
         if eqn.name == "scan":
             return self.turns(eqn, inputs, taken)
-        if eqn.name == "cond":
+        if eqn.name == "cond" and not eqn.effects:
             return self.sides(eqn, inputs, taken)
         x: int | None = None
         if operator := isinstance(eqn.primitive, ETPPrimitive):
