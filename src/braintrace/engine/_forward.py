@@ -15,6 +15,7 @@ import numpy as np
 
 from ..graph import Graph
 from ..rules import Forward
+from ._tied import tied
 
 Array = jax.Array
 
@@ -78,10 +79,10 @@ def forward_remember(
 
     @jax.custom_vjp
     def remember(params, hidden, traces):
-        return hidden
+        return tied(hidden, params, traces)
 
     def forward(params, hidden, traces):
-        return hidden, (params, hidden, traces)
+        return tied(hidden, params, traces), (params, hidden, traces)
 
     def backward(kept, cotangents):
         params, hidden, traces = kept

@@ -21,6 +21,7 @@ from ..graph import Graph, bind_reversible, split_cotangents
 from ..rules import Forward, Rule
 from ._forward import forward_advance, forward_init, forward_remember
 from ._observe import Observation, observe
+from ._tied import tied
 from ._worlds import evaluate_cut, evaluate_sealed
 
 Array = jax.Array
@@ -214,10 +215,10 @@ def _remember(
 
     @jax.custom_vjp
     def remember(params, hidden, saved):
-        return hidden
+        return tied(hidden, params, saved)
 
     def forward(params, hidden, saved):
-        return hidden, (params, hidden, saved)
+        return tied(hidden, params, saved), (params, hidden, saved)
 
     def backward(kept, cotangents):
         params, hidden, (consts, before, after) = kept
@@ -244,10 +245,10 @@ def _credited(
 
     @jax.custom_vjp
     def credited(params, value, saved):
-        return value
+        return tied(value, params, saved)
 
     def forward(params, value, saved):
-        return value, (params, saved)
+        return tied(value, params, saved), (params, saved)
 
     def backward(kept, cotangent):
         params, (consts, moved) = kept
@@ -294,10 +295,10 @@ def _tap(graph: Graph, rule: Rule, values: Values, r: Any, after: Any) -> Array:
 
     @jax.custom_vjp
     def zeros(params, saved):
-        return jnp.zeros(shape, y.dtype)
+        return tied(jnp.zeros(shape, y.dtype), params, saved)
 
     def forward(params, saved):
-        return jnp.zeros(shape, y.dtype), (params, saved)
+        return zeros(params, saved), (params, saved)
 
     def backward(kept, ct):
         params, (consts, after) = kept

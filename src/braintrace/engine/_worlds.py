@@ -135,7 +135,7 @@ class _Worlds:
         """Apply control flow with operators inside, all worlds side by side."""
         values: list[Any] = [{w: read(a, w) for w in worlds} for a in eqn.inputs]
         if eqn.name == "cond":
-            values[0] = read(eqn.inputs[0], 0)
+            values[0] = read(eqn.inputs[0], worlds[0])  # a number has no derivative
 
         def inside(body: Body, given: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
             env: dict[tuple[Var, int], Any] = {

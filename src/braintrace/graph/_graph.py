@@ -29,7 +29,7 @@ from ._pattern import (
     tap_pattern,
 )
 from ._relations import HiddenParamOpRelation
-from ._sites import Site, find_sites, operand_atoms, operands
+from ._sites import Site, find_sites, follow, operand_atoms, operands, unguarded
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Path, Step
 from ._tangent import Tangent, tangent_program
@@ -186,7 +186,7 @@ def analyse(
         sites=tuple(trained),
         groups=groups,
         relations=tuple(relations),
-        weights=prune(program, [a for r in relations for a in operand_atoms(r.site)]),
+        weights=_weights(program, relations),
         links=links,
         opens={e: frozenset(ns) for e, ns in opens.items()},
         whiles={e: frozenset(ns) for e, ns in loops.items()},
@@ -211,6 +211,11 @@ def _reached(apart: _View, view: _View, i: int, site: Site, n: int, crossings: i
             break
         reached = more
     return reached
+
+
+def _weights(program: Program, relations: Sequence[HiddenParamOpRelation]) -> Program:
+    plain, same = unguarded(program)
+    return prune(plain, [follow(a, same) for r in relations for a in operand_atoms(r.site)])
 
 
 def _known(tangent: Tangent, consts: Sequence[Any]) -> dict[Var, np.ndarray]:

@@ -270,6 +270,8 @@ class _Walk:
                 carry = outs[:n_carry]
                 rows.append(outs[n_carry:])
             rows = rows[::-1] if eqn.params["reverse"] else rows
+            if not rows:
+                return [*carry, *(None for _ in eqn.outputs[n_carry:])]
             return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
         slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
         found = self.turns("scan", lambda c: self.body(body, [*consts, *c, *slices]), carry)

@@ -8,8 +8,8 @@ are more time: all of them move the same trace, and x, y and f gain an axis of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -145,8 +145,10 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
         elif eqn.name == "while":
             n = eqn.params["body_nconsts"]
             seeds |= dict.fromkeys(eqn.bodies[1].program.inputs[n:], 1)
-    moving = reach(program, seeds, differentiable=False)
-    turning = reach(program, slices, differentiable=False)
+    cases = {eqn: (atom,) for eqn, atom in _guards(program).items()}
+    read = lambda eqn: cases.get(eqn, eqn.inputs)
+    moving = reach(program, seeds, differentiable=False, read=read)
+    turning = reach(program, slices, differentiable=False, read=read)
 
     sites = []
     for eqn, around in _equations(program):
@@ -162,6 +164,49 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
             site = _inside(site, around, turning, numbers)
         sites.append(site)
     return sites
+
+
+def _guards(program: Program) -> dict[Equation, Atom]:
+    """Choices between a value and the same value without its derivative, and that value.
+
+    JAX makes them of the operands of a `cond` under `vmap`: they decide who gets a derivative, and
+    what the branches make is chosen once more afterwards.
+    """
+    still = {
+        e.outputs[0]: e.inputs[0] for e in deep_equations(program) if e.name == "stop_gradient"
+    }
+    found = {}
+    for eqn in deep_equations(program):
+        if eqn.name == "select_n":
+            values = {still.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs[1:]}
+            if len(values) == 1:
+                found[eqn] = values.pop()
+    return found
+
+
+@lru_cache(maxsize=256)
+def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
+    """The program with such choices replaced by the value, and which value stands for which.
+
+    For what is computed from parameters: there, nothing else is known.
+    """
+    inner = set(program.equations)
+    guards = {e: a for e, a in _guards(program).items() if e in inner}
+    same: dict[Var, Atom] = {}
+    equations = []
+    for eqn in program.equations:
+        if eqn in guards:
+            same[eqn.outputs[0]] = follow(guards[eqn], same)
+        else:
+            inputs = tuple(follow(a, same) for a in eqn.inputs)
+            equations.append(replace(eqn, inputs=inputs) if guards else eqn)
+    outputs = tuple(follow(o, same) for o in program.outputs)
+    return Program(program.consts, program.inputs, tuple(equations), outputs), same
+
+
+def follow(atom: Atom, same: Mapping[Var, Atom]) -> Atom:
+    """What stands for an atom."""
+    return same.get(atom, atom) if isinstance(atom, Var) else atom
 
 
 def _sliced(eqn: Equation) -> tuple[Var, ...]:
@@ -292,7 +337,8 @@ def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
 def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
     """Inputs of a body that some of its values are computed from, and what is passed there."""
     eqn = level.equation
-    body = eqn.bodies[level.branch].program
+    body, same = unguarded(eqn.bodies[level.branch].program)
+    atoms = [follow(a, same) for a in atoms]
     part = prune(body, atoms)
     read = {a for e in part.equations for a in e.inputs} | set(atoms)
     passed = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs
@@ -304,7 +350,9 @@ def _enter(
 ) -> list[tuple]:
     """Values inside a body from those passed to it."""
     body = level.equation.bodies[level.branch]
-    part = prune(body.program, atoms)
+    program, same = unguarded(body.program)
+    atoms = [follow(a, same) for a in atoms]
+    part = prune(program, atoms)
     needed = [v for v, _ in _needed(level, atoms)]
     sliced = set(_sliced(level.equation)) if level.length is not None else set()
     inputs = [

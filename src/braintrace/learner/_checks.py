@@ -42,7 +42,7 @@ def check_exact(report: CompilationReport, rule: str) -> None:
             message(
                 f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
                 where=next((d.line for p in bad for d in p.dropped if d.line), None),
-                why="\n".join(str(p) for p in bad),
+                why="; ".join(" ".join(str(p).split()) for p in bad),
                 do="use RTRL (exact, memory parameters x states), take windows "
                 "(vjp_method='multi-step'), change the model, or leave out strict=True",
             )

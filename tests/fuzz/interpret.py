@@ -1,0 +1,187 @@
+"""Run a function equation by equation: random programs are too many to compile each with XLA.
+
+`interpreted(fn)` traces `fn` and evaluates its jaxpr: the commonest primitives with numpy, the
+others with kernels that JAX compiles once per primitive and shape, for all programs together. Loops
+turn in Python, a choice takes its branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+import scipy.special
+from jax.extend import core
+
+
+def interpreted(fn: Callable[[], Any]) -> Any:
+    """The value of `fn()`, computed without compiling it as a whole; states stay as they are."""
+    stateful = brainstate.transform.StatefulFunction(fn, return_only_write=False)
+    stateful.make_jaxpr()
+    key = stateful.get_arg_cache_key()
+    states = [s.value for s in stateful.get_state_trace_by_cache(key).states]
+    out, _ = stateful.get_out_shapes_by_cache(key)
+    closed, values = stateful.get_jaxpr_by_cache(key), jax.tree.leaves(states)
+    jax.jit(core.jaxpr_as_fun(closed)).lower(*values)  # what XLA would refuse, in any branch
+    with np.errstate(all="ignore"):
+        found = run(closed, values)
+    tree = jax.tree.structure(out)
+    return jax.tree.unflatten(tree, found[: tree.num_leaves])
+
+
+def run(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluate a closed jaxpr."""
+    jaxpr = closed.jaxpr
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(v: Any) -> Any:
+        return np.asarray(v.val, v.aval.dtype) if isinstance(v, core.Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        outs = _apply(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _apply(eqn: Any, values: list[Any]) -> list[Any]:
+    p = eqn.params
+    match eqn.primitive.name:
+        case "jit" | "pjit" | "closed_call" | "core_call":
+            return run(p.get("jaxpr") or p["call_jaxpr"], values)
+        case "checkpoint" | "remat" | "remat2":
+            return run(core.ClosedJaxpr(p["jaxpr"], ()), values)
+        case "custom_jvp_call" | "custom_vjp_call":
+            return run(p["call_jaxpr"], values)
+        case "cond":
+            index = min(max(int(values[0]), 0), len(p["branches"]) - 1)
+            return run(p["branches"][index], values[1:])
+        case "while":
+            return _while(p, values)
+        case "scan" if "num_consts" in p:
+            return _scan(p, values)
+    return _kernel(eqn, values)
+
+
+def _while(p: Any, values: list[Any]) -> list[Any]:
+    first = p["cond_nconsts"]
+    last = first + p["body_nconsts"]
+    test, body, carry = values[:first], values[first:last], values[last:]
+    while bool(run(p["cond_jaxpr"], [*test, *carry])[0]):
+        carry = run(p["body_jaxpr"], [*body, *carry])
+    return carry
+
+
+def _scan(p: Any, values: list[Any]) -> list[Any]:
+    first = p["num_consts"]
+    last = first + p["num_carry"]
+    carry, rows = values[first:last], []
+    order = range(p["length"])
+    for t in reversed(order) if p["reverse"] else order:
+        slices = [x[t] for x in values[last:]]
+        out = run(p["jaxpr"], [*values[:first], *carry, *slices])
+        carry = out[: last - first]
+        rows.append(out[last - first :])
+    rows = rows[::-1] if p["reverse"] else rows
+    return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
+
+
+def _stacked(column: Sequence[Any]) -> Any:
+    plain = all(isinstance(c, np.ndarray | np.generic) for c in column)
+    return np.stack(column) if plain else jax.numpy.stack(column)
+
+
+def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
+    known = NUMPY.get(eqn.primitive.name)
+    if known is not None and not any(_extended(v.aval.dtype) for v in eqn.invars):
+        out = known([np.asarray(v) for v in values], eqn.params)
+        if out is not NotImplemented:
+            return [np.asarray(out, eqn.outvars[0].aval.dtype)]
+    out = eqn.primitive.bind(*values, **eqn.params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _extended(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+Kernel = Callable[[list[Any], dict[str, Any]], Any]
+
+
+def _ufunc(f: Callable) -> Kernel:
+    return lambda values, p: f(*values)
+
+
+def _div(values: list[Any], p: Any) -> Any:
+    exact = np.issubdtype(values[0].dtype, np.inexact)
+    return values[0] / values[1] if exact else NotImplemented
+
+
+def _broadcast(values: list[Any], p: Any) -> Any:
+    shape = [1] * len(p["shape"])
+    for axis, n in zip(p["broadcast_dimensions"], values[0].shape, strict=True):
+        shape[axis] = n
+    return np.broadcast_to(values[0].reshape(shape), p["shape"])
+
+
+def _slice(values: list[Any], p: Any) -> Any:
+    steps = p["strides"] or (1,) * values[0].ndim
+    return values[0][tuple(map(slice, p["start_indices"], p["limit_indices"], steps))]
+
+
+def _pad(values: list[Any], p: Any) -> Any:
+    if any(low < 0 or high < 0 or inner for low, high, inner in p["padding_config"]):
+        return NotImplemented
+    pairs = [(low, high) for low, high, _ in p["padding_config"]]
+    return np.pad(values[0], pairs, constant_values=values[1])
+
+
+def _dot(values: list[Any], p: Any) -> Any:
+    (ca, cb), (ba, bb) = p["dimension_numbers"]
+    a, b = list(range(values[0].ndim)), [20 + i for i in range(values[1].ndim)]
+    for i, j in zip((*ca, *ba), (*cb, *bb), strict=True):
+        b[j] = a[i]
+    free = lambda letters, gone: [l for i, l in enumerate(letters) if i not in gone]
+    out = [a[i] for i in ba] + free(a, (*ca, *ba)) + free(b, (*cb, *bb))
+    return np.einsum(values[0], a, values[1], b, out)
+
+
+def _select(values: list[Any], p: Any) -> Any:
+    which = values[0]
+    return np.where(which, values[2], values[1]) if which.dtype == bool else NotImplemented
+
+
+def _convert(values: list[Any], p: Any) -> Any:
+    lossy = np.issubdtype(values[0].dtype, np.complexfloating)
+    return NotImplemented if lossy else values[0].astype(p["new_dtype"])
+
+
+NUMPY: dict[str, Kernel] = {
+    **{k: _ufunc(getattr(np, k)) for k in "tanh exp log log1p expm1 sin cos sqrt square".split()},
+    **{k: _ufunc(getattr(np, k)) for k in "abs sign floor".split()},
+    **dict(mul=_ufunc(np.multiply), add=_ufunc(np.add), add_any=_ufunc(np.add)),
+    **dict(sub=_ufunc(np.subtract), neg=_ufunc(np.negative), div=_div, atan2=_ufunc(np.arctan2)),
+    **dict(max=_ufunc(np.maximum), min=_ufunc(np.minimum), eq=_ufunc(np.equal)),
+    **dict(ne=_ufunc(np.not_equal), lt=_ufunc(np.less), le=_ufunc(np.less_equal)),
+    **dict(gt=_ufunc(np.greater), ge=_ufunc(np.greater_equal), erf=_ufunc(scipy.special.erf)),
+    **{k: _ufunc(lambda v: v) for k in ("copy", "copy_p", "stop_gradient")},
+    "logistic": _ufunc(lambda v: 1 / (1 + np.exp(-v))),
+    "integer_pow": lambda values, p: values[0] ** float(p["y"]),
+    "select_n": _select,
+    "convert_element_type": _convert,
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda values, p: values[0].reshape(p["new_sizes"]),
+    "squeeze": lambda values, p: values[0].squeeze(p["dimensions"]),
+    "expand_dims": lambda values, p: np.expand_dims(values[0], p["dimensions"]),
+    "transpose": lambda values, p: values[0].transpose(p["permutation"]),
+    "rev": lambda values, p: np.flip(values[0], p["dimensions"]),
+    "slice": _slice,
+    "pad": _pad,
+    "concatenate": lambda values, p: np.concatenate(values, p["dimension"]),
+    "reduce_sum": lambda values, p: values[0].sum(tuple(p["axes"])),
+    "reduce_max": lambda values, p: values[0].max(tuple(p["axes"])),
+    "dot_general": _dot,
+}

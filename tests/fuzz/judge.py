@@ -1,0 +1,207 @@
+"""The verdict on one program: right, refused with a four-part error, wrong, crashed or hung."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import layers
+import numpy as np
+from interpret import interpreted
+from programs import Program, Spec, T, forward_grad, sequences, step_fn
+
+import braintrace as bt
+from braintrace.verify import bptt_grad
+from braintrace.verify._compare import comparison, online_grad
+
+TIGHT, HUGE = 1e-9, 1e8
+ALLOWED = (ValueError, TypeError, bt.CompilationError, bt.NotSupportedError)
+FOUR_PARTS = re.compile(
+    r"\A(?P<what>\S[^\n]*)(\n  where: \S[^\n]*)?\n  why:   \S[^\n]*\n  do:    \S[^\n]*\Z"
+)
+RULES: dict[str, Callable[[Any], Any]] = {
+    "window": lambda model: bt.D_RTRL(model, vjp_method="multi-step"),
+    "d_rtrl": bt.D_RTRL,
+    "pp_prop": lambda model: bt.pp_prop(model, decay_or_rank=0.9),
+}
+
+
+class Hung(BaseException):
+    """A program took longer than its limit; no `except Exception` catches it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind` is 'right', 'refused', 'wrong', 'crashed', 'hung' or 'no truth'."""
+
+    kind: str
+    detail: str = ""
+
+    @property
+    def bad(self) -> bool:
+        return self.kind in ("wrong", "crashed", "hung")
+
+
+def is_four_part(error: BaseException) -> bool:
+    """Whether an error is of an allowed type and made of what, where (or not), why and do."""
+    return type(error) in ALLOWED and FOUR_PARTS.match(str(error)) is not None
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise `Hung` when the block takes longer; without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise Hung(f"more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def truth_of(spec: Spec, model: Program) -> dict | None:
+    """The gradient of the plain program; None where JAX has none (or it is not a number)."""
+    try:
+        grads = interpreted(lambda: bptt_grad(model, step_fn, *sequences()))
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work for lax.while_loop" not in str(error):
+            raise
+        try:
+            grads = interpreted(lambda: forward_grad(spec))
+        except TypeError:  # a `while` has forward mode only, a custom_vjp reverse mode only
+            return None
+    return grads if largest(grads) < HUGE else None
+
+
+def largest(grads: Any) -> float:
+    return max(float(np.abs(np.asarray(g)).max(initial=0)) for g in jax.tree.leaves(grads))
+
+
+def judge(
+    spec: Spec,
+    rules: tuple[str, ...] = tuple(RULES),
+    run: Callable[[Callable[[], Any]], Any] = interpreted,
+    seconds: float = 60,
+) -> Verdict:
+    """Compile and run a program with each rule; the first bad verdict, else the last one."""
+    verdict = Verdict("right")
+    try:
+        with limit(seconds):
+            model = Program(spec)
+            truth = truth_of(spec, model)
+            for rule in rules:
+                verdict = _judge(model, truth, rule, run)
+                if verdict.bad:
+                    return verdict
+    except Hung as error:
+        return Verdict("hung", str(error))
+    return verdict
+
+
+def _judge(model: Program, truth: dict | None, rule: str, run: Callable) -> Verdict:
+    learner = RULES[rule](model)
+    chunk = T if rule == "window" else None
+    before: dict = {}
+    try:
+        learner.compile_graph(sequences()[0][0])
+        before = {p: s.value for p, s in learner.states().items()}
+        grads = run(lambda: online_grad(learner, step_fn, *sequences(), chunk_size=chunk))
+    except Exception as error:
+        changed = [p for p, v in before.items() if learner.states()[p].value is not v]
+        if changed:
+            return Verdict("crashed", f"{rule}: a failed call changed {changed}")
+        if is_four_part(error):
+            return Verdict("refused", str(error).splitlines()[0])
+        return Verdict("crashed", f"{rule}: {describe(error)}")
+    if truth is None:
+        return Verdict("no truth")
+    if not np.isfinite(largest(grads)):
+        return Verdict("wrong", f"{rule}: not finite")
+    if rule == "window":
+        result = comparison(grads, truth)
+        if not result.max_error <= TIGHT:
+            return Verdict("wrong", f"{rule}: error {result.max_error:.1e}")
+    if rule == "d_rtrl" and (broken := overclaimed(learner.report, errors(grads, truth))):
+        return Verdict("wrong", f"{rule}: {broken}")
+    return Verdict("right")
+
+
+# ------------------------------------------------------------------------------------ certificates
+
+
+def errors(found: dict, truth: dict) -> dict[tuple, float]:
+    """Per parameter, the largest difference relative to the largest gradient of all."""
+    size = largest(truth) or 1.0
+    return {p: largest(jax.tree.map(np.subtract, found[p], truth[p])) / size for p in truth}
+
+
+def overclaimed(report: Any, wrong: dict[tuple, float]) -> str:
+    """The first promise of the report that the errors of D-RTRL break; '' if none."""
+    for path, entry in getattr(report, "parameters", {}).items():
+        if entry.how not in ("trace", "within-step", "none") or not isinstance(entry.exact, bool):
+            return f"{path} is {entry.exact!r}, {entry.how!r}"
+        if entry.exact and entry.dropped:
+            return f"{path} is called exact, but lists {[d.text for d in entry.dropped]}"
+        if entry.trace_bytes and entry.how != "trace":
+            return f"{path} has no trace of {entry.trace_bytes} bytes"
+        if not all(d.text for d in entry.dropped):
+            return f"{path} lists a dependency without a name"
+        if entry.exact and not wrong[path] <= TIGHT:
+            return f"{path} is called exact with an error of {wrong[path]:.1e}"
+    return ""
+
+
+def judge_network(net: tuple, certificate: bool = True, seconds: float = 60) -> Verdict:
+    """Whether a layered network's learner is the network cut by hand, and says what it cut."""
+    try:
+        with limit(seconds):
+            return _judge_network(net, certificate)
+    except Hung as error:
+        return Verdict("hung", str(error))
+    except Exception as error:  # every network is legal
+        return Verdict("crashed", f"network: {describe(error)}")
+
+
+def _judge_network(net: tuple, certificate: bool) -> Verdict:
+    model = layers.Network(net)
+    learner = bt.D_RTRL(model)
+    learner.compile_graph(layers.sequences()[0][0])
+    everything = layers.droppable(net)
+    found = interpreted(lambda: online_grad(learner, step_fn, *layers.sequences()))
+    cut = layers.by_hand(model, everything)
+    if bad := {p: e for p, e in errors(found, cut).items() if not e <= TIGHT}:
+        return Verdict("wrong", f"not the network cut by hand: {bad}")
+    parameters = getattr(learner.report, "parameters", None)
+    if not certificate or parameters is None:
+        return Verdict("right")
+    truth = layers.by_hand(model, layers.WHOLE)
+    if broken := overclaimed(learner.report, errors(found, truth)):
+        return Verdict("wrong", broken)
+    for dropped in (everything, *(frozenset([name]) for name in sorted(everything))):
+        for path, error in errors(layers.by_hand(model, dropped), truth).items():
+            if error > TIGHT and (parameters[path].exact or not parameters[path].dropped):
+                return Verdict("wrong", f"{path} is silent about {sorted(dropped)}")
+    return Verdict("right")
+
+
+def describe(error: BaseException) -> str:
+    """Type, first line, and the innermost line of braintrace."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/braintrace/" in f.filename]
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    first = (str(error).splitlines() or [""])[0][:160]
+    return f"{type(error).__name__}{at}: {first}"

@@ -1,0 +1,86 @@
+"""What the report promises of a parameter's gradient holds, and nothing dropped is kept silent."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from interpret import interpreted
+from judge import TIGHT, errors, judge, judge_network
+from layers import WHOLE, Layer, Network, by_hand, droppable, random_network, sequences, spec_of
+from programs import random_program, step_fn
+
+import braintrace as bt
+from braintrace.verify import bptt_grad
+
+many = dict(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def report_of(net):
+    learner = bt.D_RTRL(Network(net))
+    learner.compile_graph(sequences()[0][0])
+    return learner.report
+
+
+@pytest.fixture(scope="module")
+def certified():
+    if not hasattr(report_of((Layer(),)), "parameters"):
+        pytest.skip("the report has no certificate yet")
+
+
+# ----------------------------------------------------------------------------- layered networks
+
+
+@settings(max_examples=40, **many)
+@given(seeds)
+def test_learner_is_the_network_cut_by_hand(seed):
+    net = random_network(seed)
+    note(f'--replay "{spec_of(net)}"')
+    verdict = judge_network(net, certificate=False)
+    assert verdict.kind == "right", verdict
+
+
+@settings(max_examples=10, **many)
+@given(seeds)
+def test_network_without_cuts_is_bptt(seed):
+    model = Network(random_network(seed))
+    truth = interpreted(lambda: bptt_grad(model, step_fn, *sequences()))
+    worst = errors(by_hand(model, WHOLE), truth)
+    assert max(worst.values()) <= TIGHT, worst
+
+
+@settings(max_examples=12, **many)
+@given(seeds)
+def test_every_cut_is_on_the_certificate(certified, seed):
+    net = random_network(seed)
+    note(f'--replay "{spec_of(net)}"')
+    verdict = judge_network(net)
+    assert verdict.kind == "right", verdict
+
+
+def test_parameters_of_both_kinds_are_drawn():
+    kinds: set[bool] = set()
+    for seed in range(20):
+        if len(kinds) == 2:
+            break
+        model = Network(random_network(seed))
+        wrong = errors(by_hand(model, droppable(model.net)), by_hand(model, WHOLE))
+        kinds |= {error <= TIGHT for path, error in wrong.items() if path != ("out",)}
+    assert kinds == {True, False}
+
+
+# ------------------------------------------------------------------------------ random programs
+
+
+@settings(max_examples=60, **many)
+@given(seeds)
+def test_exact_is_bptt(certified, seed):
+    spec = random_program(seed)
+    note(f'--replay "{spec}"')
+    verdict = judge(spec, ("d_rtrl",))
+    assert not verdict.bad, verdict

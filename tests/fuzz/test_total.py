@@ -1,0 +1,72 @@
+"""The compiler is total: a right gradient or a four-part error, on whatever program.
+
+Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
+"""
+
+import judge as judging
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from judge import is_four_part, judge
+from programs import parse, random_program, shrink
+
+import braintrace as bt
+from braintrace._errors import message
+
+# A seed rather than draws: hypothesis repeats its choices, and `shrink` knows programs better.
+programs = st.integers(0, 2**32 - 1).map(random_program)
+many = dict(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@settings(max_examples=110, **many)
+@given(programs)
+def test_windows_are_bptt_or_refused(spec):
+    note(f'--replay "{spec!r}"')
+    verdict = judge(spec, ("window", "d_rtrl"))
+    assert not verdict.bad, verdict
+
+
+@settings(max_examples=40, **many)
+@given(programs)
+def test_factored_traces_too(spec):
+    note(f'--replay "{spec!r}"')
+    verdict = judge(spec, ("pp_prop",))
+    assert not verdict.bad, verdict
+
+
+# ------------------------------------------------------------------------- the judge is no fool
+
+
+def test_four_parts_are_told_from_other_errors():
+    text = message("what.", where="file.py:3 (update)", why="why", do="do")
+    assert is_four_part(ValueError(text)) and is_four_part(bt.CompilationError(text))
+    assert is_four_part(TypeError(message("what.", why="why", do="do")))
+    assert not is_four_part(RuntimeError(text))
+    assert not is_four_part(ValueError("what."))
+    assert not is_four_part(ValueError(text + "\nmore"))
+    assert not is_four_part(ValueError(message("", why="why", do="do")))
+    assert not is_four_part(ValueError(message("what.", why="why", do="")))
+    assert not is_four_part(UnicodeDecodeError("utf8", b"", 0, 1, text))
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch):
+    spec = (((3,),), (), (("add", ("half", "old0"), ("matmul", 0, "own", "x")),), "new0")
+    assert judge(spec).kind == "right"
+    monkeypatch.setattr(judging, "T", 2)  # windows of two steps forget the recurrent paths
+    looped = (((3,),), (), (("tanh", ("matmul", 0, "own", ("add", "x", "old0"))),), "new0")
+    assert judge(looped, ("window",)).kind == "wrong"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_programs_print_replay_and_shrink(seed):
+    spec = random_program(seed)
+    assert parse(repr(spec)) == spec and random_program(seed) == spec
+    if "old0" in repr(spec[2:]):
+        least = shrink(spec, lambda s: "old0" in repr(s[2:]), most=10**6)
+        assert least[1] == () and sorted(map(repr, (*least[2], least[3]))) == ["'old0'", "'x'"]
