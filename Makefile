@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test check lint types test-jax clean
+.PHONY: help demo test check lint types test-jax sweep bench-compile clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -33,6 +33,12 @@ types: $(VENV)/.dev  ## mypy over src
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
 	$(JAX_VENV)/bin/python -m pytest -q -n 2
+
+sweep: $(VENV)/.dev  ## judge thousands of random programs
+	$(BIN)/python benchmarks/sweep.py --count 2000
+
+bench-compile: $(VENV)/.dev  ## compile time against the number of equations
+	$(BIN)/python benchmarks/compile_time.py
 
 clean:  ## remove environments, caches and build outputs
 	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out

@@ -69,8 +69,9 @@ class ParameterReport:
             what += f" through {', '.join(self.operators)}"
         if self.states:
             what += f" to {', '.join(map(dotted, self.states))}"
-        if self.trace_bytes:
-            what += f", {self.trace_bytes:,} bytes"
+        if self.trace_shapes:
+            shapes = " + ".join(str(s) for s in self.trace_shapes)
+            what += f", stored {shapes}, {self.trace_bytes:,} bytes"
         if self.exact:
             return f"{what}; exact"
         return "\n".join([f"{what}; not exact, it leaves out", *(f"  - {d}" for d in self.dropped)])

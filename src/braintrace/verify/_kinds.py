@@ -49,7 +49,8 @@ _POINTWISE = set(
     abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clamp complex
     conj convert_element_type copy copy_p cos cosh digamma div erf erf_inv erfc exp exp2 expm1
     igamma igammac imag integer_pow lgamma log log1p logistic max min mul name neg
-    optimization_barrier polygamma pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh zeta
+    optimization_barrier polygamma pow real reduce_precision rem rsqrt select_n sin sinh sqrt square
+    sub tan tanh zeta
     """.split()
 )
 _FLAT = set(
