@@ -28,6 +28,7 @@ def evaluate_cut(
 
 
 Hook = Callable[[Any], Any]
+Wanted = dict[Var, dict[int, int]]  # by the world that matters to the value, one that was asked for
 
 
 def evaluate_sealed(
@@ -96,13 +97,13 @@ class _Worlds:
         self, program: Program, env: dict[tuple[Var, int], Any], worlds: list[int], feed: Feed
     ) -> tuple[list[dict[int, Any]], Seen]:
         """The outputs in these worlds; `env` holds constants and inputs in all they need."""
-        wanted: dict[Var, set[int]] = {}
+        wanted: Wanted = {}
         for out in program.outputs:
             for world in worlds:
                 self.want(wanted, out, world)
         plan: list[list[int]] = []
         for eqn in reversed(program.equations):
-            needed = set().union(*(wanted.get(o, ()) for o in eqn.outputs)) or {0}
+            needed = self.needed(wanted, eqn) or {worlds[0]}
             needed = self.closed(needed, self.inner.get(eqn, set()))
             plan.append(sorted(needed))
             for world in needed:
@@ -148,10 +149,18 @@ class _Worlds:
         mine = {i: feed[i] for i in self.graph.opens.get(eqn, ()) if i in feed}
         return through(eqn, values, inside, mine)
 
-    def want(self, wanted: dict[Var, set[int]], atom: Atom, world: int) -> None:
+    def want(self, wanted: Wanted, atom: Atom, world: int) -> None:
         if isinstance(atom, Var):
-            sealed = atom in self.hooks
-            wanted.setdefault(atom, set()).add(self.all if sealed else self.key(atom, world)[1])
+            world = self.all if atom in self.hooks else world
+            wanted.setdefault(atom, {}).setdefault(self.key(atom, world)[1], world)
+
+    def needed(self, wanted: Wanted, eqn: Equation) -> set[int]:
+        """Worlds to apply an equation in: one for each set of worlds that differ to its outputs."""
+        found: dict[tuple[int, ...], int] = {}
+        for out in eqn.outputs:
+            for world in wanted.get(out, {}).values():
+                found.setdefault(tuple(self.key(o, world)[1] for o in eqn.outputs), world)
+        return set(found.values())
 
     def closed(self, worlds: set[int], masks: set[int]) -> set[int]:
         """The worlds that a body needs: with the entries of any operators inside cut too."""

@@ -161,10 +161,10 @@ def slots(
     read = _Reader(edges, colouring, places)
     transition: tuple[tuple[Cell, ...], ...] = ()
     table = None
+    wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
+    if wide.size * width > most_entries:
+        raise NotSupportedError(_too_large(wide.size * width, width, most_entries))
     if width > _FEW:
-        wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
-        if wide.size * width > most_entries:
-            raise NotSupportedError(_too_large(wide.size * width, width, most_entries))
         table = Table(read.table(wide))
     else:
         column = [destination[..., k] for k in range(width)]
