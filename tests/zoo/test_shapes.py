@@ -141,11 +141,25 @@ MOVES = {
     "halves swapped": ((4,), lambda h, x: jnp.concatenate(jnp.split(h, 2)[::-1])),
     "one unit read by all": ((3,), lambda h, x: h.at[1:].set(h[0])),
     "set at a constant place": ((4,), lambda h, x: h.at[1].set(h[0])),
-    "take, data index": ((3,), lambda h, x: h[(jnp.arange(3) + at(x)) % 3]),
-    "roll by data": ((3,), lambda h, x: jnp.roll(h, at(x))),
     "set at a data place": ((3,), lambda h, x: h.at[at(x)].set(0.3)),
-    "dynamic slice by data": ((3,), lambda h, x: lax.dynamic_slice(jnp.tile(h, 2), (at(x),), (3,))),
 }
+# Any unit may be read, the own one too: that is kept, the others are neighbours.
+MOVES_BY_DATA = {
+    "take": lambda h, x: h[(jnp.arange(3) + at(x)) % 3],
+    "roll": lambda h, x: jnp.roll(h, at(x)),
+    "dynamic slice": lambda h, x: lax.dynamic_slice(jnp.tile(h, 2), (at(x),), (3,)),
+}
+
+
+@pytest.mark.parametrize("name", MOVES_BY_DATA)
+def test_move_of_the_state_by_data(draw, name):
+    @net({"w": draw(3, 3)}, {"h": draw(3)})
+    def model(m, x):
+        moved = MOVES_BY_DATA[name](m.h.value, x)
+        m.h.value = 0.9 * jnp.sin(moved) + matmul(x, m.w.value)
+        return m.h.value
+
+    check(model, draw(T, 3), exact=False, rules=2)
 
 
 @pytest.mark.parametrize("name", MOVES)

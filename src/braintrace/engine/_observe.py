@@ -56,11 +56,13 @@ class _States:
             {v: _seed(c.sources[p] == i, v) for v, p in zip(entries, parts, strict=True)}
             for i in range(c.n_sources)
         ]
-        back = [
-            [_seed(c.exits[p] == i, v) for v, p in zip(entries, parts, strict=True)]
-            for i in range(c.n_exits)
-        ]
-        self.derivatives = _push(pushed, ahead) + _pull(pushed, entries, back)
+        self.derivatives = _push(pushed, ahead)
+        for i in range(c.n_exits):
+            seeds = [_seed(c.exits[p] == i, v) for v, p in zip(entries, parts, strict=True)]
+            chosen = sorted({s for e, s in c.backward if seeds[e] is not None})
+            (found,) = _pull(pushed, [entries[k] for k in chosen], [seeds])
+            by_entry = dict(zip(chosen, found, strict=True))
+            self.derivatives.append([by_entry.get(k) for k in range(len(entries))])
 
     def transition(self, relation: HiddenParamOpRelation) -> Array:
         slots = relation.slots
@@ -93,14 +95,21 @@ class _States:
 
 
 def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[Derivative]:
-    """Tangents at the exits, one per set of seeds."""
-    if len(seeds) <= _FEW:
-        return [pushed.push({v: s for v, s in one.items() if s is not None}) for one in seeds]
-    variables = list(seeds[0])
-    full = [jnp.stack([_or_zeros(one[v], v) for one in seeds]) for v in variables]
-    run = jax.vmap(lambda *arrays: pushed.push(dict(zip(variables, arrays, strict=True))))
-    rows = run(*full)
-    return [[None if a is None else a[i] for a in rows] for i in range(len(seeds))]
+    """Tangents at the exits, one per set of seeds; those of the same variables side by side."""
+    alike: dict[tuple[Var, ...], list[int]] = {}
+    for i, one in enumerate(seeds):
+        alike.setdefault(tuple(v for v, s in one.items() if s is not None), []).append(i)
+    out: dict[int, Derivative] = {}
+    for variables, numbers in alike.items():
+        push = lambda *a, vs=variables: pushed.push(dict(zip(vs, a, strict=True)))
+        columns = [[_or_zeros(seeds[i][v], v) for i in numbers] for v in variables]
+        if len(numbers) <= _FEW or not variables:
+            rows = zip(*columns, strict=True) if variables else [() for _ in numbers]
+            out |= {i: push(*row) for i, row in zip(numbers, rows, strict=True)}
+            continue
+        found = jax.vmap(push)(*map(jnp.stack, columns))
+        out |= {i: [None if a is None else a[k] for a in found] for k, i in enumerate(numbers)}
+    return [out[i] for i in range(len(seeds))]
 
 
 def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]]) -> list:
