@@ -7,7 +7,8 @@ from typing import Any
 import brainstate
 import jax
 
-from .._jaxpr import bind_forward, evaluate
+from .._control import Apply, opened, run
+from .._jaxpr import bind_forward
 from ._sequence import (
     Grads,
     Path,
@@ -88,6 +89,8 @@ def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any
     program, consts, trace = traced_step(model, step_fn, at(sequences, 0))
     chosen = {p: jax.tree.leaves(s.value) for p, s in states.items()}
     leaves = [leaf for found in chosen.values() for leaf in found]
+    opens = opened(program, lambda eqn: -1 if eqn.name == "custom_vjp_call" else None)
+    apply: Apply = lambda eqn, values, feed: (bind_forward(eqn, values), {})
 
     def total(theta: Any) -> Any:
         values = iter(unvector(theta, leaves))
@@ -96,7 +99,7 @@ def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any
 
         def step(carry: list[Any], slices: Any) -> Any:
             args = [*jax.tree.leaves(slices), *carry]
-            loss, *new = evaluate(program, consts, args, bind_forward)
+            loss, *new = run(program, consts, args, apply, opens)[0]
             return new, loss
 
         return jax.lax.scan(step, start, sequences)[1].sum()
