@@ -160,6 +160,7 @@ def sweep(count: int, seed: int, workers: int, seconds: float, compiled: bool) -
                 else:
                     busy.discard(worker)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("stopped early", file=sys.stderr)
     finally:
         for worker in pool:

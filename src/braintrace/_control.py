@@ -14,7 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations, scan_layout
+from ._jaxpr import (
+    Atom,
+    Body,
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind_forward,
+    deep_equations,
+    scan_layout,
+)
 
 Feed = Mapping[int, Any]
 Seen = dict[int, Any]
@@ -67,6 +77,16 @@ def opened(program: Program, numbers: Callable[[Equation], int | None]) -> dict[
         if found:
             out[eqn] = found
     return out
+
+
+def quiet(eqn: Equation) -> int | None:
+    """For `opened`: what `bind_quietly` treats in its own way."""
+    return -1 if eqn.name == "custom_vjp_call" or (eqn.effects and not eqn.outputs) else None
+
+
+def bind_quietly(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+    """Apply an equation so that it can be differentiated forward, without side effects alone."""
+    return [] if eqn.effects and not eqn.outputs else bind_forward(eqn, values)
 
 
 def through(

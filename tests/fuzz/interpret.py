@@ -17,15 +17,19 @@ import scipy.special
 from jax.extend import core
 
 
-def interpreted(fn: Callable[[], Any]) -> Any:
-    """The value of `fn()`, computed without compiling it as a whole; states stay as they are."""
+def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
+    """The value of `fn()`, computed without compiling it as a whole; states stay as they are.
+
+    `lower` also hands it to XLA uncompiled: what has no lowering is an error in any branch.
+    """
     stateful = brainstate.transform.StatefulFunction(fn, return_only_write=False)
     stateful.make_jaxpr()
     key = stateful.get_arg_cache_key()
     states = [s.value for s in stateful.get_state_trace_by_cache(key).states]
     out, _ = stateful.get_out_shapes_by_cache(key)
     closed, values = stateful.get_jaxpr_by_cache(key), jax.tree.leaves(states)
-    jax.jit(core.jaxpr_as_fun(closed)).lower(*values)  # what XLA would refuse, in any branch
+    if lower:
+        jax.jit(core.jaxpr_as_fun(closed)).lower(*values)
     with np.errstate(all="ignore"):
         found = run(closed, values)
     tree = jax.tree.structure(out)

@@ -77,14 +77,16 @@ def limit(seconds: float) -> Iterator[None]:
 def truth_of(spec: Spec, model: Program) -> dict | None:
     """The gradient of the plain program; None where JAX has none (or it is not a number)."""
     try:
-        grads = interpreted(lambda: bptt_grad(model, step_fn, *sequences()))
-    except ValueError as error:
-        if "Reverse-mode differentiation does not work for lax.while_loop" not in str(error):
-            raise
         try:
-            grads = interpreted(lambda: forward_grad(spec))
-        except TypeError:  # a `while` has forward mode only, a custom_vjp reverse mode only
-            return None
+            grads = interpreted(lambda: bptt_grad(model, step_fn, *sequences()), lower=False)
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work for lax.while_loop" not in str(error):
+                raise
+            grads = interpreted(lambda: forward_grad(spec), lower=False)
+    except TypeError as error:  # a `while` has forward mode only, a custom_vjp reverse mode only
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(error):
+            raise
+        return None
     return grads if largest(grads) < HUGE else None
 
 

@@ -36,7 +36,7 @@ def certified():
 # ----------------------------------------------------------------------------- layered networks
 
 
-@settings(max_examples=40, **many)
+@settings(max_examples=24, **many)
 @given(seeds)
 def test_learner_is_the_network_cut_by_hand(seed):
     net = random_network(seed)
@@ -54,7 +54,7 @@ def test_network_without_cuts_is_bptt(seed):
     assert max(worst.values()) <= TIGHT, worst
 
 
-@settings(max_examples=12, **many)
+@settings(max_examples=8, **many)
 @given(seeds)
 def test_every_cut_is_on_the_certificate(certified, seed):
     net = random_network(seed)
@@ -77,7 +77,7 @@ def test_parameters_of_both_kinds_are_drawn():
 # ------------------------------------------------------------------------------ random programs
 
 
-@settings(max_examples=60, **many)
+@settings(max_examples=40, **many)
 @given(seeds)
 def test_exact_is_bptt(certified, seed):
     spec = random_program(seed)

@@ -1,5 +1,7 @@
 """The compiler is total: a right gradient or a four-part error, on whatever program.
 
+Per-weight traces are run by test_certificate.py, which also checks what the report says of them.
+
 Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
 """
 
@@ -28,11 +30,11 @@ many = dict(
 @given(programs)
 def test_windows_are_bptt_or_refused(spec):
     note(f'--replay "{spec!r}"')
-    verdict = judge(spec, ("window", "d_rtrl"))
+    verdict = judge(spec, ("window",))
     assert not verdict.bad, verdict
 
 
-@settings(max_examples=40, **many)
+@settings(max_examples=30, **many)
 @given(programs)
 def test_factored_traces_too(spec):
     note(f'--replay "{spec!r}"')

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._control import Apply, run
-from .._jaxpr import Equation, bind, bind_forward
+from .._control import Apply, bind_quietly, run
+from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible, split_cotangents
 from ..rules import Forward, Rule
 from ._forward import forward_advance, forward_init, forward_remember
@@ -113,7 +113,7 @@ def _new_hidden(graph: Graph, values: Values, params: Any, hidden: Any) -> list[
     """The new hidden states as a function that can be differentiated forward."""
     still: Values = lax.stop_gradient(values)
     inputs = inputs_of(graph, Values(still.consts, still.args, params, hidden, still.others))
-    apply: Apply = lambda eqn, operands, feed: (bind_forward(eqn, operands), {})
+    apply: Apply = lambda eqn, operands, feed: (bind_quietly(eqn, operands), {})
     outs = run(graph.step.program, still.consts, inputs, apply, graph.custom)[0]
     return [outs[leaf.output] for leaf in graph.step.hidden]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import opened
+from .._control import opened, quiet
 from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord
 from ._explain import dropped, excluded, group_records, included, plain_parameters, untrained
@@ -175,7 +175,7 @@ def analyse(
     inner = {s.equation for s in trained}
     opens = opened(program, lambda e: number.get(e, -1 if e in inner else None))
     loops = opened(program, lambda e: -1 if e.name == "while" else None)
-    custom = opened(program, lambda e: -1 if e.name == "custom_vjp_call" else None)
+    custom = opened(program, quiet)
     return Graph(
         step=step,
         tangent=view.tangent,

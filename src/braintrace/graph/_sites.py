@@ -272,7 +272,8 @@ def _inside(
             continue
         carries = bool(_evolving(outer))
         per_turn = any(mask >> numbers[outer] & 1 for mask in own.values())
-        levels.append(Level(outer, branch, outer.params["length"], per_turn or not carries))
+        apart = per_turn or (not carries and site.x is not None)
+        levels.append(Level(outer, branch, outer.params["length"], apart))
 
     shapes: list[Any] = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
     y: Any = jax.ShapeDtypeStruct(site.y.shape, site.y.dtype)

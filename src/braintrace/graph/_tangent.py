@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._control import opened, run, through
+from .._control import bind_quietly, opened, quiet, run, through
 from .._errors import NotSupportedError, message
 from .._jaxpr import (
     Atom,
@@ -25,7 +25,6 @@ from .._jaxpr import (
     Program,
     Var,
     bind,
-    bind_forward,
     inner_jaxprs,
     prune,
     trace,
@@ -66,7 +65,7 @@ def tangent_program(
     n_consts, n_inputs = len(program.consts), len(program.inputs)
 
     def number(eqn: Equation) -> int | None:
-        return index.get(eqn, -1 if eqn.name == "custom_vjp_call" else None)
+        return index.get(eqn, quiet(eqn))
 
     opens = opened(program, number)
 
@@ -90,9 +89,9 @@ def tangent_program(
         def apply(eqn, vals, feed):
             i = index.get(eqn)
             if i is None:
-                return bind_forward(eqn, vals), {}
+                return bind_quietly(eqn, vals), {}
             at = sites[i].operator.primitive.x_invar_index
-            y = bind_forward(eqn, vals)[0]
+            y = bind_quietly(eqn, vals)[0]
             y = y if crossing else lax.stop_gradient(y)
             tap = feed[i][0] if len(feed[i]) == 1 else lax.complex(*feed[i])
             seen = {} if at is None else {i: lax.stop_gradient(vals[at])}

@@ -7,8 +7,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._control import Apply, opened, run
-from .._jaxpr import bind_forward
+from .._control import Apply, bind_quietly, opened, quiet, run
 from ._sequence import (
     Grads,
     Path,
@@ -89,8 +88,8 @@ def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any
     program, consts, trace = traced_step(model, step_fn, at(sequences, 0))
     chosen = {p: jax.tree.leaves(s.value) for p, s in states.items()}
     leaves = [leaf for found in chosen.values() for leaf in found]
-    opens = opened(program, lambda eqn: -1 if eqn.name == "custom_vjp_call" else None)
-    apply: Apply = lambda eqn, values, feed: (bind_forward(eqn, values), {})
+    opens = opened(program, quiet)
+    apply: Apply = lambda eqn, values, feed: (bind_quietly(eqn, values), {})
 
     def total(theta: Any) -> Any:
         values = iter(unvector(theta, leaves))
