@@ -3,10 +3,10 @@
 import warnings
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import braintrace
 from braintrace import DiagnosticKind as Kind
@@ -126,9 +126,12 @@ def constant_bias(m, x):
 
 
 def inside(m, x):
-    w = m.w.value
-    y = lax.cond(x[0] > 0, lambda: matmul(x, w), lambda: jnp.zeros(3))
-    leak(m, matmul(x, m.w.value) + y)
+    @jax.custom_jvp
+    def drive(h, x, w):
+        return h + matmul(x, w)
+
+    drive.defjvp(lambda p, t: (drive(*p), t[0] + t[1] @ p[2] + p[1] @ t[2]))
+    m.h.value = drive(m.h.value, x, m.w.value) + matmul(x, m.w.value)
 
 
 def merges(m, x):
@@ -158,11 +161,12 @@ CASES = {
     Kind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT: (varies, ("w",), "changes within a sequence"),
     Kind.RELATION_PARTIAL_PATH: (both_ways, ("w",), "through another operator"),
     Kind.TRAINABLE_INVAR_NOT_PARAMSTATE: (constant_bias, None, "'bias'"),
-    Kind.PRIMITIVE_INSIDE_CONTROL_FLOW: (inside, None, "inside cond"),
+    Kind.PRIMITIVE_INSIDE_CONTROL_FLOW: (inside, None, "more than one operand"),
     Kind.HIDDEN_GROUP_MERGED: (merges, None, "2 variables per unit"),
     Kind.STATE_MISMATCH: (forgets, None, "never touched"),
     Kind.PARAMETER_UNUSED: (forgets, ("v",), "never read"),
     Kind.DEPENDENCY_DROPPED: (mixing_state, None, "reduce_sum"),
+    Kind.PARAMETER: (plain, ("v",), "not exact, it leaves out"),
 }
 LEVELS = {
     Kind.RELATION_INCLUDED: "info",

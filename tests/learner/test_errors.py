@@ -641,10 +641,10 @@ def test_grad_expon_decay_out_of_range(value, kind):
     assert_designed(error, "tau_or_decay")
 
 
-def test_recurrent_mixing_is_not_available():
+def test_order_of_crossings_needs_crossings():
     with pytest.raises(braintrace.NotSupportedError) as error:
-        braintrace.compile_etrace_graph(leaky(), X, include_recurrent_mixing=True)
-    assert_designed(error, "include_recurrent_mixing", "multi-step")
+        braintrace.compile_etrace_graph(leaky(), X, sparse_n=2)
+    assert_designed(error, "sparse_n=2", "include_recurrent_mixing=True")
 
 
 # ---------------------------------------------------------------------------------------- units

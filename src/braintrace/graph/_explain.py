@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._errors import dotted
-from .._jaxpr import Atom, Equation
+from .._jaxpr import Atom, Equation, deep_equations
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._influence import Influence
@@ -13,7 +13,7 @@ from ._links import Links
 from ._pattern import Pattern
 from ._reach import bits_of, reach
 from ._relations import HiddenParamOpRelation
-from ._sites import Site
+from ._sites import Site, wraps_operator
 from ._step import Path, Step
 from ._tangent import Tangent
 
@@ -49,6 +49,23 @@ def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
     return out
 
 
+def wrapped(step: Step, sites: Sequence[Site]) -> list[CompilationRecord]:
+    """Functions with their own derivative around an operator that are no operator themselves."""
+    found = {s.equation for s in sites}
+    return [
+        CompilationRecord(
+            DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW,
+            DiagnosticLevel.WARNING,
+            f"the operator inside {eqn.name} at {eqn.where()} has no eligibility trace: the "
+            "function around it has several results, or more than one operand that is not made of "
+            "parameters. Its weight keeps the exact gradient within the step.",
+            primitive=eqn.name,
+        )
+        for eqn in deep_equations(step.program)
+        if wraps_operator(eqn) and eqn not in found
+    ]
+
+
 def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     path = _paths(step, site)[0]
     eqn = site.equation
@@ -74,8 +91,7 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
         }
     else:
         kind = DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH
-        why = "what lies between its output and the hidden state mixes units, or is a body of "
-        why += "cond, scan or while"
+        why = "what lies between its output and the hidden state mixes units"
     return CompilationRecord(
         kind,
         level,

@@ -14,7 +14,15 @@ import numpy as np
 from .._control import opened, quiet
 from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord
-from ._explain import dropped, excluded, group_records, included, plain_parameters, untrained
+from ._explain import (
+    dropped,
+    excluded,
+    group_records,
+    included,
+    plain_parameters,
+    untrained,
+    wrapped,
+)
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
 from ._links import Links, find_links, influenced
@@ -139,7 +147,7 @@ def analyse(
     places = Places(components, view.found.offsets)
     groups = _with_states(find_groups(step, components, apart.pattern, places.offsets), states)
     links = find_links(step, trained, groups)
-    records = [*extra, *untrained(sites), *plain_parameters(step, trained)]
+    records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, trained)]
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
