@@ -166,7 +166,7 @@ CASES = {
     Kind.STATE_MISMATCH: (forgets, None, "never touched"),
     Kind.PARAMETER_UNUSED: (forgets, ("v",), "never read"),
     Kind.DEPENDENCY_DROPPED: (mixing_state, None, "reduce_sum"),
-    Kind.PARAMETER: (plain, ("v",), "not exact, it leaves out"),
+    Kind.PARAMETER: (plain, ("v",), "v -> h by plain computation"),
 }
 LEVELS = {
     Kind.RELATION_INCLUDED: "info",

@@ -454,7 +454,7 @@ def operator_outside(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
         y = matmul(x, m.w.value)
-        m.h.value = lax.fori_loop(0, 5, lambda i, h: h + 0.2 * (y - jnp.tanh(h)), m.h.value)
+        m.h.value = lax.fori_loop(0, 2, lambda i, h: h + 0.2 * (y - jnp.tanh(h)), m.h.value)
         return m.h.value
 
     return model
@@ -465,7 +465,7 @@ def operator_inside(draw):
     @net({"w": draw(3, 4), "b": draw(4)}, {"h": draw(4)})
     def model(m, x):
         turn = lambda h, _: (jnp.sin(0.9 * h + 0.3 * matmul(x, m.w.value, m.b.value)), None)
-        m.h.value = lax.scan(turn, m.h.value, None, 5)[0]
+        m.h.value = lax.scan(turn, m.h.value, None, 2)[0]
         return m.h.value
 
     return model
@@ -501,7 +501,7 @@ def recurrent_and_driving_operator_inside(draw):
         def turn(i, h):
             return jnp.tanh(0.6 * h + 0.5 * matmul(x, m.w.value) + 0.3 * matmul(h, m.r.value))
 
-        m.h.value = lax.fori_loop(0, 3, turn, m.h.value)
+        m.h.value = lax.fori_loop(0, 2, turn, m.h.value)
         return m.h.value
 
     return model
@@ -570,7 +570,7 @@ def nested_scans(draw):
     def model(m, x):
         def outer(h, v):
             inner = lambda h, _: (0.9 * h + 0.2 * matmul(v, m.w.value), None)
-            h = lax.scan(inner, h, None, 3)[0]
+            h = lax.scan(inner, h, None, 2)[0]
             return jnp.tanh(h + matmul(v, m.u.value)), None
 
         m.h.value = lax.scan(outer, m.h.value, x)[0]
@@ -585,7 +585,7 @@ def nested_scans_weights_of_both(draw):
     def model(m, x):
         def outer(h, w):
             inner = lambda h, _: (jnp.sin(0.9 * h + 0.2 * matmul(x, w)), None)
-            return lax.scan(inner, h, None, 3)[0], None
+            return lax.scan(inner, h, None, 2)[0], None
 
         m.h.value = lax.scan(outer, m.h.value, m.w.value)[0]
         return m.h.value
@@ -602,7 +602,7 @@ def choice_inside_a_loop(draw):
             odd = lambda h: jnp.sin(h) * matmul(x, m.u.value)
             return lax.cond((i % 2 == 0) | (h[0] > 0), even, odd, h)
 
-        m.h.value = lax.fori_loop(0, 3, turn, m.h.value)
+        m.h.value = lax.fori_loop(0, 2, turn, m.h.value)
         return m.h.value
 
     return model
@@ -613,7 +613,7 @@ def loop_inside_a_choice(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
         turn = lambda i, h: jnp.sin(0.9 * h + 0.2 * matmul(x, m.w.value))
-        many = lambda h: lax.fori_loop(0, 3, turn, h)
+        many = lambda h: lax.fori_loop(0, 2, turn, h)
         m.h.value = lax.cond(x[0] > 0, many, lambda h: 0.5 * h, m.h.value)
         return m.h.value
 
@@ -689,7 +689,7 @@ def weight_transforms_inside(draw):
             y = matmul(x, m.w.value * mask) + jnp.sin(matmul(x, jnp.tanh(m.u.value).T))
             return jnp.tanh(0.8 * h + 0.3 * y), None
 
-        m.h.value = lax.scan(turn, m.h.value, None, 3)[0]
+        m.h.value = lax.scan(turn, m.h.value, None, 2)[0]
         return m.h.value
 
     return model
@@ -699,7 +699,7 @@ def test_weight_that_changes_from_turn_to_turn_is_left_out_by_name(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
         turn = lambda i, h: jnp.tanh(0.8 * h + matmul(x, m.w.value * (1 + i)))
-        m.h.value = lax.fori_loop(0, 3, turn, m.h.value) + matmul(x, m.w.value)
+        m.h.value = lax.fori_loop(0, 2, turn, m.h.value) + matmul(x, m.w.value)
         return m.h.value
 
     xs = draw(T, 3)
@@ -727,7 +727,7 @@ def layer_norm_inside(draw):
             y = h + 0.5 * matmul(x, m.w.value)
             return 0.5 * h + (y - y.mean()) / jnp.sqrt(y.var() + 0.5), None
 
-        m.h.value = lax.scan(turn, m.h.value, None, 3)[0]
+        m.h.value = lax.scan(turn, m.h.value, None, 2)[0]
         return m.h.value
 
     return model
@@ -739,7 +739,7 @@ def layer_norm_inside_operator_outside(draw):
     def model(m, x):
         y = matmul(x, m.w.value)
         turn = lambda i, h: 0.7 * h + 0.3 * y / (1 + jnp.sum((h + y) ** 2))
-        m.h.value = lax.fori_loop(0, 3, turn, m.h.value)
+        m.h.value = lax.fori_loop(0, 2, turn, m.h.value)
         return m.h.value
 
     return model
@@ -834,7 +834,7 @@ def operator_before_and_after(draw):
     @net({"w": draw(3, 4), "u": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
         h = m.h.value + matmul(x, m.w.value)
-        h = lax.fori_loop(0, 3, lambda i, h: 0.9 * h - 0.1 * jnp.sin(i + h), h)
+        h = lax.fori_loop(0, 2, lambda i, h: 0.9 * h - 0.1 * jnp.sin(i + h), h)
         m.h.value = jnp.tanh(0.8 * h + matmul(x**2, m.u.value))
         return m.h.value
 
@@ -846,7 +846,7 @@ def loop_on_a_batch(draw):
     @net({"w": draw(3, 4), "b": draw(4)}, {"h": draw(2, 4)})
     def model(m, x):
         turn = lambda i, h: jnp.sin(0.9 * h + 0.3 * matmul(x, m.w.value, m.b.value))
-        m.h.value = lax.fori_loop(0, 3, turn, m.h.value)
+        m.h.value = lax.fori_loop(0, 2, turn, m.h.value)
         return m.h.value
 
     return model
@@ -858,7 +858,7 @@ def loop_under_vmap(draw):
     def model(m, x):
         def one(h, v):
             turn = lambda h, _: (jnp.sin(0.9 * h + 0.3 * matmul(v, m.w.value)), None)
-            return lax.scan(turn, h, None, 3)[0]
+            return lax.scan(turn, h, None, 2)[0]
 
         m.h.value = jax.vmap(one)(m.h.value, x)
         return m.h.value
@@ -882,7 +882,7 @@ def outputs_in_the_loss_only(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
         m.h.value = 0.9 * m.h.value + matmul(x, m.w.value)
-        return lax.scan(lambda c, _: (jnp.sin(c), c * m.h.value), m.h.value, None, 3)[1]
+        return lax.scan(lambda c, _: (jnp.sin(c), c * m.h.value), m.h.value, None, 2)[1]
 
     return model
 

@@ -46,7 +46,8 @@ class ParameterReport:
         path: the parameter.
         how: 'trace' (it has memory), 'within-step' (the exact gradient of the step alone) or 'none'
             (nothing the step computes depends on it, so its gradient is zero).
-        exact: whether the summed online gradient is the gradient of the whole sequence.
+        exact: whether the summed online gradient is the gradient of the whole sequence, for losses
+            of what the step returns and of the states it leaves behind.
         dropped: what it leaves out; empty if exact.
         operators: the operators that consume it, with their lines.
         states: the states its traces belong to.

@@ -41,6 +41,7 @@ from ._sites import Site, find_sites, follow, operand_atoms, operands, unguarded
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Path, Step
 from ._tangent import Tangent, tangent_program
+from ._while import bind_reversible
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,7 +85,7 @@ class Graph:
         inputs: list[Any] = [None] * len(self.step.program.inputs)
         for leaf, value in zip(self.step.params, params, strict=True):
             inputs[leaf.position] = value
-        flat = iter(evaluate(self.weights, consts, inputs))
+        flat = iter(evaluate(self.weights, consts, inputs, bind_reversible))
         out = []
         for r in self.relations:
             values = [next(flat) for _ in operand_atoms(r.site)]

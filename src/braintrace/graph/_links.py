@@ -50,7 +50,7 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
         s.equation: tuple(
             o
             for o in trained
-            if o is not s and any(bits_of(a, from_ys_direct) >> i & 1 for a in o.equation.inputs)
+            if any(bits_of(a, from_ys_direct) >> i & 1 for a in o.equation.inputs)
         )
         for i, s in enumerate(trained)
     }

@@ -393,6 +393,8 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "scatter_add": _accumulate,
     "scatter-mul": _accumulate,
     "scatter_mul": _accumulate,
+    "scatter-sub": _accumulate,
+    "scatter_sub": _accumulate,
     "select_n": _select,
     "stack": _stack,
     "unstack": _unstack,

@@ -7,7 +7,7 @@ are more time: all of them move the same trace, and x, y and f gain an axis of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import NotSupportedError, message
+from .._guards import guards
 from .._jaxpr import (
     Atom,
     Const,
@@ -133,6 +134,7 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
     seeds = {v: 1 for v in program.inputs if v not in params}
     seeds |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
     slices: dict[Var, int] = {}
+    turned: dict[Var, int] = {}
     numbers: dict[Equation, int] = {}
     for eqn in deep_equations(program):
         for body in eqn.bodies:
@@ -141,24 +143,26 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
         if eqn.name == "scan":
             numbers[eqn] = len(numbers)
             slices |= dict.fromkeys(_sliced(eqn), 1 << numbers[eqn])
-            seeds |= dict.fromkeys(_evolving(eqn), 1)
-        elif eqn.name == "while":
-            n = eqn.params["body_nconsts"]
-            seeds |= dict.fromkeys(eqn.bodies[1].program.inputs[n:], 1)
-    cases = {eqn: (atom,) for eqn, atom in _guards(program).items()}
+            turned |= dict.fromkeys(_evolving(eqn), 1 << numbers[eqn])
+    cases = {eqn: (atom,) for eqn, atom in guards(program).items()}
     read = lambda eqn: cases.get(eqn, eqn.inputs)
     moving = reach(program, seeds, differentiable=False, read=read)
     turning = reach(program, slices, differentiable=False, read=read)
+    evolving = reach(program, turned, differentiable=False, read=read)
 
     sites = []
     for eqn, around in _equations(program):
-        primitive = _primitive(eqn, trained, moving)
+        inside = sum(1 << numbers[outer] for outer, _ in around if outer in numbers)
+        varies = lambda a, inside=inside: bool(
+            bits_of(a, moving) or bits_of(a, evolving) & inside
+        )  # from call to call, or with what a loop around it carries
+        primitive = _primitive(eqn, trained, varies)
         if primitive is None:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
         masks = {k: bits_of(eqn.inputs[i], trained) for k, i in operator.positions.items()}
         leaves = {k: _bits(m) for k, m in masks.items()}
-        varying = {k for k, i in operator.positions.items() if bits_of(eqn.inputs[i], moving)}
+        varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
         site = Site(eqn, operator, leaves, frozenset(varying))
         if around and site.trained:
             site = _inside(site, around, turning, numbers)
@@ -166,40 +170,21 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
     return sites
 
 
-def _guards(program: Program) -> dict[Equation, Atom]:
-    """Choices between a value and the same value without its derivative, and that value.
-
-    JAX makes them of the operands of a `cond` under `vmap`: they decide who gets a derivative, and
-    what the branches make is chosen once more afterwards.
-    """
-    still = {
-        e.outputs[0]: e.inputs[0] for e in deep_equations(program) if e.name == "stop_gradient"
-    }
-    found = {}
-    for eqn in deep_equations(program):
-        if eqn.name == "select_n":
-            values = {still.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs[1:]}
-            if len(values) == 1:
-                found[eqn] = values.pop()
-    return found
-
-
 @lru_cache(maxsize=256)
 def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
-    """The program with such choices replaced by the value, and which value stands for which.
+    """The program with guards (see `guards`) replaced by the value, and what stands for what.
 
     For what is computed from parameters: there, nothing else is known.
     """
-    inner = set(program.equations)
-    guards = {e: a for e, a in _guards(program).items() if e in inner}
+    found = guards(program)
     same: dict[Var, Atom] = {}
     equations = []
     for eqn in program.equations:
-        if eqn in guards:
-            same[eqn.outputs[0]] = follow(guards[eqn], same)
+        if eqn in found:
+            same[eqn.outputs[0]] = follow(found[eqn], same)
         else:
             inputs = tuple(follow(a, same) for a in eqn.inputs)
-            equations.append(replace(eqn, inputs=inputs) if guards else eqn)
+            equations.append(replace(eqn, inputs=inputs) if found else eqn)
     outputs = tuple(follow(o, same) for o in program.outputs)
     return Program(program.consts, program.inputs, tuple(equations), outputs), same
 
@@ -231,13 +216,15 @@ def _equations(
             yield from _equations(body.program, (*around, (eqn, k)))
 
 
-def _primitive(eqn: Equation, trained: Mapping, moving: Mapping) -> ETPPrimitive | None:
+def _primitive(
+    eqn: Equation, trained: Mapping, varies: Callable[[Atom], bool]
+) -> ETPPrimitive | None:
     """The operator an equation is; a function with its own derivative around one counts as one."""
     if isinstance(eqn.primitive, ETPPrimitive):
         return eqn.primitive
     if not wraps_operator(eqn) or len(eqn.outputs) != 1:
         return None
-    moves = [i for i, a in enumerate(eqn.inputs) if bits_of(a, moving)]
+    moves = [i for i, a in enumerate(eqn.inputs) if varies(a)]
     weights = [i for i, a in enumerate(eqn.inputs) if i not in moves and bits_of(a, trained)]
     if len(moves) > 1 or not weights:
         return None

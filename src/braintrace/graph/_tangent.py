@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._control import bind_quietly, opened, quiet, run, through
-from .._errors import NotSupportedError, message
+from .._errors import CompilationError, NotSupportedError, message
 from .._jaxpr import (
     Atom,
     Const,
@@ -88,10 +88,11 @@ def tangent_program(
 
         def apply(eqn, vals, feed):
             i = index.get(eqn)
+            outs = _differentiated(eqn, vals)
             if i is None:
-                return bind_quietly(eqn, vals), {}
+                return outs, {}
             at = sites[i].operator.primitive.x_invar_index
-            y = bind_quietly(eqn, vals)[0]
+            (y,) = outs
             y = y if crossing else lax.stop_gradient(y)
             tap = feed[i][0] if len(feed[i]) == 1 else lax.complex(*feed[i])
             seen = {} if at is None else {i: lax.stop_gradient(vals[at])}
@@ -126,6 +127,27 @@ def tangent_program(
         exits=tuple(outs[: len(components)]),
         xs=tuple(next(xs) if i in with_x else None for i in range(len(sites))),
     )
+
+
+def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
+    """Apply an equation under forward differentiation; say where it fails."""
+    try:
+        return bind_quietly(eqn, values)
+    except (CompilationError, NotSupportedError):
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1]
+        raise NotSupportedError(
+            message(
+                f"{eqn.name} has no forward derivative.",
+                where=eqn.where(),
+                why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
+                "moved by the forward derivative of the step, which a custom backward rule gives "
+                "only if it is linear in the cotangent",
+                do="write what is computed here with functions that JAX can differentiate forward "
+                "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
+            )
+        ) from error
 
 
 def _check_pure(program: Program) -> None:

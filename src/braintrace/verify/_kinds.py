@@ -72,6 +72,8 @@ INDEXED = {
     "scatter_add": 1,
     "scatter-mul": 1,
     "scatter_mul": 1,
+    "scatter-sub": 1,
+    "scatter_sub": 1,
     "scatter-min": 1,
     "scatter-max": 1,
 }

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._guards import guards
 from .._jaxpr import (
     Atom,
     Const,
@@ -73,7 +74,6 @@ class _Writer:
         self.origin: dict[Equation, Equation] = {}
         self.learns: set[Any] = {v for v in params if v.is_inexact}
         self.steady: set[Any] = set(params)
-        self.still: dict[Atom, Atom] = {}
         self.bodies: dict[tuple[Equation, int], Program] = {}
 
     def known(self, program: Program, consts: Sequence[Any]) -> Program:
@@ -100,7 +100,11 @@ class _Writer:
         def read(a: Atom) -> Atom:
             return env.get(a, a) if isinstance(a, Var) else a
 
+        seen_through = guards(program)
         for eqn in program.equations:
+            if eqn in seen_through and self.is_steady(read(seen_through[eqn])):
+                env[eqn.outputs[0]] = read(seen_through[eqn])
+                continue
             outs = self.write(eqn, [read(a) for a in eqn.inputs], taken)
             env.update(zip(eqn.outputs, outs, strict=True))
         return [read(o) for o in program.outputs]
@@ -110,10 +114,6 @@ class _Writer:
             return self.turns(eqn, inputs, taken)
         if eqn.name == "cond" and not eqn.effects:
             return self.sides(eqn, inputs, taken)
-        if eqn.name == "select_n":  # a weight with or without its derivative, from a mapped cond
-            values = {self.still.get(a, a) for a in inputs[1:]}
-            if len(values) == 1 and self.is_steady(value := values.pop()):
-                return [value]
         x: int | None = None
         if operator := isinstance(eqn.primitive, ETPPrimitive):
             x = eqn.primitive.x_invar_index
@@ -143,8 +143,6 @@ class _Writer:
         )
         self.equations.append(new)
         self.origin[new] = eqn
-        if eqn.name == "stop_gradient":
-            self.still[outputs[0]] = inputs[0]
         if all(self.is_steady(a) for a in inputs):
             self.steady.update(outputs)
         if eqn.name != "stop_gradient" and any(a in self.learns for a in inputs):
