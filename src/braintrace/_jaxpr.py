@@ -375,7 +375,10 @@ def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs."""
     found = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
-    with source_info_util.user_context(eqn.source.traceback, name_stack=eqn.source.name_stack):
+    source = eqn.source
+    if eqn.callers and user_line(source) is None:  # what is made of it keeps the user's line
+        source = next((c for c in eqn.callers if user_line(c)), source)
+    with source_info_util.user_context(source.traceback, name_stack=eqn.source.name_stack):
         out = eqn.primitive.bind(*subfuns, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 

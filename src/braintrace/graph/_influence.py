@@ -71,6 +71,7 @@ class Influence:
 class _Value:
     sources: np.ndarray  # (*shape, m)
     lost: frozenset[Equation]
+    roughly: frozenset[int] = frozenset()  # sources (by number) of what leads to cuts only
 
 
 Values = list[_Value | None]
@@ -95,13 +96,17 @@ def influence(
     walk = _Walk(tangent, time_axes, known, full=offends is None)
     if offends is None:
         return walk.result(frozenset())
-    cut: frozenset[Equation] = frozenset()
+    # Sums that mix even if all sums are cut are cut for certain; that needs no large sets.
+    found = walk.result(frozenset(), cut_all=True)
+    if not walk.probes:
+        return found
+    cut = frozenset(walk.offending(offends, frozenset()))
     while True:
         found = walk.result(cut)
         bad = walk.offending(offends, cut)
         if not bad:
             return found
-        # Those that mix even if all the others are cut are cut for certain, else the last one.
+        # So are those that mix even if all that do are cut; if there are none, the last one.
         walk.result(cut | bad.keys())
         sure = {e for e in walk.offending(offends, cut | bad.keys(), probe_cut=True) if e in bad}
         cut |= sure or {list(bad)[-1]}
@@ -124,14 +129,16 @@ class _Walk:
             counts.append(count)
             start += count
         self.offsets = np.cumsum([0, *counts])
+        self.mixing: set[Equation] = set()  # found in earlier walks too
 
-    def result(self, cut_sums: frozenset[Equation]) -> Influence:
-        """Walk once with these sums cut."""
-        self.cut_sums = cut_sums
+    def result(self, cut_sums: frozenset[Equation], cut_all: bool = False) -> Influence:
+        """Walk once with these sums cut, or all of them."""
+        self.cut_sums, self.cut_all = cut_sums, cut_all
         self.cuts: dict[Equation, tuple[set[int], str]] = {}
         self.bodies: dict[Equation, tuple[int, ...]] = {}
         self.probes: dict[Equation, tuple[int, int]] = {}
         self.last = int(self.offsets[-1])
+        self.live = None if cut_all or self.full else self.alive()
         env = {v: _Value(s, frozenset()) for v, s in self.sources.items()}
         program = self.tangent.program
         while True:
@@ -151,6 +158,15 @@ class _Walk:
         plain = tuple(_without(r, self.offsets[-1]) for r in rows)
         cuts = tuple(Cut(e, frozenset(s), why) for e, (s, why) in self.cuts.items())
         return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
+
+    def alive(self) -> set[Atom]:
+        """The values from which there is a way to an exit past everything known to be cut."""
+        live: set[Atom] = set(self.tangent.exits)
+        for eqn in reversed(self.tangent.program.equations):
+            leads = any(o in live for o in eqn.outputs) and eqn not in self.mixing | self.cut_sums
+            if leads or eqn.bodies:
+                live.update(eqn.inputs)
+        return live
 
     def offending(
         self, offends: Offends, cut: frozenset[Equation] | set, probe_cut: bool = False
@@ -183,40 +199,62 @@ class _Walk:
             values = [value_of(a) for a in eqn.inputs]
             if all(v is None for v in values):
                 _fold(eqn, [known_of(a) for a in eqn.inputs], known)
-            elif eqn.name != "stop_gradient":
+            elif eqn.name == "stop_gradient":
+                continue
+            elif program is self.tangent.program and self.leads_nowhere(eqn):
+                env.update((v, self.rough(v, values)) for v in eqn.outputs)
+            else:
                 made = self.equation(eqn, values, [known_of(a) for a in eqn.inputs])
                 env.update((v, m) for v, m in zip(eqn.outputs, made, strict=True) if m is not None)
         return [value_of(o) for o in outputs]
+
+    def leads_nowhere(self, eqn: Equation) -> bool:
+        known = eqn.bodies or eqn in self.mixing or eqn in self.cut_sums
+        return self.live is not None and not known and not any(o in self.live for o in eqn.outputs)
+
+    def rough(self, var: Var, values: Values) -> _Value:
+        """A value of which only the sources as a whole matter: they are named where it is cut."""
+        lost = frozenset().union(*(v.lost for v in values if v is not None))
+        return _Value(np.full((*var.shape, 0), NONE), lost, frozenset(self.numbers(values)))
+
+    def numbers(self, values: Values) -> set[int]:
+        """The sources of values, by number."""
+        out: set[int] = set()
+        for value in values:
+            if value is not None:
+                met = np.unique(value.sources)
+                met = met[(met != NONE) & (met < self.offsets[-1])]
+                out.update((np.searchsorted(self.offsets, met, side="right") - 1).tolist())
+                out |= value.roughly
+        return out
 
     def equation(self, eqn: Equation, values: Values, known: list[Any]) -> Values:
         arrays = [None if v is None else v.sources for v in values]
         lost = frozenset().union(*(v.lost for v in values if v is not None))
         if eqn in self.cuts:
-            return self.cut(eqn, arrays, lost, self.cuts[eqn][1])
+            return self.cut(eqn, values, lost, self.cuts[eqn][1])
         if eqn.bodies:
             made = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn, values)
             if isinstance(made, str):
-                return self.cut(eqn, arrays, lost, made)
+                return self.cut(eqn, values, lost, made)
             self.bodies[eqn] = tuple(k for k, v in enumerate(made) if v is not None)
             return made
-        if eqn in self.cut_sums:
-            return self.probed(eqn, self.cut(eqn, arrays, lost, _SUM.format(eqn.name)))
+        if eqn in self.cut_sums or (self.cut_all and is_sum(eqn, arrays)):
+            return self.probed(eqn, self.cut(eqn, values, lost, _SUM.format(eqn.name)))
         result = move(eqn, arrays, known)
         if isinstance(result, str) and self.full:
             result = spread(eqn, arrays, known)
         if not isinstance(result, str) and any(r.size > MOST_ENTRIES for r in result):
             result = f"{eqn.name} joins too many elements"
         if isinstance(result, str):
-            return self.cut(eqn, arrays, lost, result)
+            self.mixing.add(eqn)
+            return self.cut(eqn, values, lost, result)
         made = [_Value(array, lost) for array in result]
         return self.probed(eqn, made) if not self.full and is_sum(eqn, arrays) else made
 
-    def cut(self, eqn: Equation, arrays, lost, reason: str) -> Values:
-        met = np.concatenate([a[a != NONE] for a in arrays if a is not None])
-        met = met[met < self.offsets[-1]]
-        numbers = np.unique(np.searchsorted(self.offsets, met, side="right") - 1)
+    def cut(self, eqn: Equation, values: Values, lost, reason: str) -> Values:
         sources, _ = self.cuts.setdefault(eqn, (set(), reason))
-        sources.update(numbers.tolist())
+        sources |= self.numbers(values)
         empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
         return [_Value(e, lost | {eqn}) for e in empty]
 

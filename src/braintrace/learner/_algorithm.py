@@ -23,7 +23,14 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
-from ._checks import check_arguments, check_layout, check_memory, check_relations, shape_of
+from ._checks import (
+    check_arguments,
+    check_layout,
+    check_limit,
+    check_memory,
+    check_relations,
+    shape_of,
+)
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
@@ -63,7 +70,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
-        self.memory_limit = memory_limit
+        self.memory_limit = check_limit(memory_limit)
         self.model4compile = model
         self.rule = rule
         self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))

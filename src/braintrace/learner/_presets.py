@@ -130,7 +130,8 @@ class SnAp(ETraceVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
-        memory_limit: bytes that the traces may need; more is refused before it is allocated.
+        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
+            is allocated.
     """
 
     __module__ = "braintrace"
@@ -144,7 +145,7 @@ class SnAp(ETraceVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         snap_max_jacobian_elements: int = 1 << 24,
-        memory_limit: int = _MEMORY_LIMIT,
+        memory_limit: int | None = _MEMORY_LIMIT,
     ):
         self.n = check_crossings(n)
         dtype = _trace_dtype(trace_dtype)
@@ -170,7 +171,8 @@ class RTRL(ETraceVjpAlgorithm):
         model: the network, one step in `update`, states initialised.
         name: name of the learner.
         vjp_method: 'single-step' or 'multi-step'; the gradient is the same.
-        memory_limit: bytes that the traces may need; more is refused before it is allocated.
+        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
+            is allocated.
         at_once: how many parameter elements are pushed through the step side by side.
 
     Example:
@@ -189,7 +191,7 @@ class RTRL(ETraceVjpAlgorithm):
         model: brainstate.nn.Module,
         name: str | None = None,
         vjp_method: str = "single-step",
-        memory_limit: int = _MEMORY_LIMIT,
+        memory_limit: int | None = _MEMORY_LIMIT,
         at_once: int = 4096,
     ):
         super().__init__(

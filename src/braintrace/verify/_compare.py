@@ -80,7 +80,8 @@ def compare(
             message(
                 f"expected a learner, got {type(learner).__name__}.",
                 why="compare runs the learner and its model side by side",
-                do="build one with braintrace.compile(model, rule, x0)",
+                do="build one with braintrace.compile(model, rule, x0); of a learner mapped over "
+                "samples (vmap=True) compare its `module`, or use batch_size without vmap",
             )
         )
     model = learner.model4compile
