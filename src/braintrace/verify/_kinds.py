@@ -93,6 +93,8 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
         return Kind.MOVES
     if name in INDEXED:
         return Kind.MOVES if not unknown_axes(eqn, known) else Kind.CHOOSES
+    if name == "sort":
+        return Kind.CHOOSES  # some place along its axis
     if name in REDUCTIONS:
         single = all(a.shape[n] == 1 for n in eqn.params["axes"])
         return Kind.MOVES if single else Kind.SUMS

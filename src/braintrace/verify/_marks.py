@@ -65,6 +65,11 @@ def kept_links(eqn: Equation, i: int, kind: Kind, known: Known) -> list[Any]:
     if kind is Kind.MOVES:
         ones = eqn.name == "dot_general"  # the other factor of a product lets all pass
         return _run(eqn, i, lambda column: _bound(eqn, i, column, known, ones))
+    if kind is Kind.CHOOSES and eqn.name == "sort":
+        n = eqn.params["dimension"]
+        along = lambda c: [jnp.broadcast_to(c.sum(n, keepdims=True), c.shape)]
+        matrix = _run(eqn, i, along)[0]
+        return [matrix if k == i else None for k in range(len(eqn.outputs))]
     if kind is Kind.CHOOSES:
         return _chosen(eqn, i, known)
     if kind is Kind.SUMS:
@@ -84,11 +89,6 @@ def structure(eqn: Equation, i: int, known: Known) -> list[Any]:
         return _run(eqn, i, lambda column: [lax.cumsum(column, **options)])
     if eqn.name == "reduce_prod":
         return _run(eqn, i, lambda column: [column.sum(eqn.params["axes"])])
-    if eqn.name == "sort":
-        n = eqn.params["dimension"]
-        along = lambda c: [jnp.broadcast_to(c.sum(n, keepdims=True), c.shape)]
-        matrix = _run(eqn, i, along)[0]
-        return [matrix if k == i else None for k in range(len(eqn.outputs))]
     if eqn.name == "while":
         return _looped(eqn, i)
     if isinstance(eqn.primitive, ETPPrimitive) or eqn.name.startswith("custom_"):
