@@ -7,7 +7,7 @@ to later states is in the trace's D. Whatever else there is, is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,6 +316,3 @@ def _leaves(mask: int) -> list[int]:
 def _named(eqn: Equation) -> str:
     where = eqn.where()
     return f"{eqn.name} at {where}" if where else eqn.name
-
-
-Reports = Mapping[Path, ParameterReport]

@@ -15,32 +15,34 @@ from ._sets import NONE, Sources, joined, union
 
 def any_slice(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
     """`dynamic_slice(operand, *starts)`."""
-    shape, starts = eqn.outputs[0].shape, known[1:]
-    open_axes = [a for a, s in enumerate(starts) if s is None]
-    array = joined(array, open_axes, keep=True)
-    at = []
-    for a, s in enumerate(starts):
-        full = eqn.inputs[0].shape[a]
-        start = 0 if s is None else int(np.clip(int(s), 0, full - shape[a]))
-        at.append(slice(None) if s is None else slice(start, start + shape[a]))
+    shape, full = eqn.outputs[0].shape, eqn.inputs[0].shape
+    starts = _starts(known[1:], full, shape)
+    array = joined(array, [a for a, s in enumerate(starts) if s is None], keep=True)
+    at = [slice(None) if s is None else slice(s, s + n) for s, n in zip(starts, shape, strict=True)]
     found = array[tuple(at)]
     return [np.broadcast_to(found, (*shape, found.shape[-1]))]
 
 
+def _starts(known: list[Any], full: tuple, part: tuple) -> list[int | None]:
+    """Where a part of an array begins along each axis, None if not known; a whole axis at 0."""
+    return [
+        0 if n == m else None if s is None else int(np.clip(int(s), 0, n - m))
+        for s, n, m in zip(known, full, part, strict=True)
+    ]
+
+
 def any_update(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
     """`dynamic_update_slice(operand, update, *starts)`."""
-    shape, starts = eqn.outputs[0].shape, known[2:]
+    shape, size = eqn.outputs[0].shape, eqn.inputs[1].shape
+    starts = _starts(known[2:], shape, size)
     operand, update = arrays[:2]
     parts = [] if operand is None else [operand]
     if update is not None:
-        size = eqn.inputs[1].shape
-        open_axes = [a for a, s in enumerate(starts) if s is None]
-        update = joined(update, open_axes, keep=True)
+        update = joined(update, [a for a, s in enumerate(starts) if s is None], keep=True)
         wide = np.full((*shape, update.shape[-1]), NONE)
-        at = []
-        for a, s in enumerate(starts):
-            start = 0 if s is None else int(np.clip(int(s), 0, shape[a] - size[a]))
-            at.append(slice(None) if s is None else slice(start, start + size[a]))
+        at = [
+            slice(None) if s is None else slice(s, s + n) for s, n in zip(starts, size, strict=True)
+        ]
         wide[tuple(at)] = update
         parts.append(wide)
     return [union(parts)]
@@ -49,8 +51,9 @@ def any_update(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[n
 def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
     """`gather(operand, indices)`."""
     d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    shape, index_shape = eqn.outputs[0].shape, eqn.inputs[1].shape
-    array = joined(array, d.start_index_map, keep=True)
+    shape = eqn.outputs[0].shape
+    full = eqn.inputs[0].shape
+    array = joined(array, [a for a in d.start_index_map if sizes[a] != full[a]], keep=True)
     window = [
         a
         for a in range(array.ndim - 1)
@@ -64,12 +67,11 @@ def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.
     ]
     # The result's axes that are no offsets are those of the indices, in order.
     rows = [o for o in range(len(shape)) if o not in d.offset_dims]
-    of_index = [i for i in range(len(index_shape) - 1)]
-    full = [1] * len(shape)
+    wide = [1] * len(shape)
     order, place = [], []
     for a, i in zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True):
         order.append(a)
-        place.append(rows[of_index.index(i)])
+        place.append(rows[i])
     for a, o in zip(window, d.offset_dims, strict=True):
         order.append(a)
         place.append(o)
@@ -77,9 +79,9 @@ def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.
     moved = array.transpose([*order, *rest, array.ndim - 1])
     moved = moved.reshape((*moved.shape[: len(order)], moved.shape[-1]))  # the rest has size one
     for k, o in enumerate(place):
-        full[o] = moved.shape[k]
+        wide[o] = moved.shape[k]
     moved = moved.transpose([*np.argsort(place), moved.ndim - 1])
-    return [np.broadcast_to(moved.reshape((*full, moved.shape[-1])), (*shape, moved.shape[-1]))]
+    return [np.broadcast_to(moved.reshape((*wide, moved.shape[-1])), (*shape, moved.shape[-1]))]
 
 
 def any_scattered(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
@@ -102,7 +104,8 @@ def _landing(eqn: Equation, updates: np.ndarray) -> np.ndarray:
     to: dict[int, int] = dict(zip(window, d.update_window_dims, strict=True))
     for a, i in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
         to[a] = rows[i]
-    fixed = {a: u for a, u in to.items() if a not in d.scatter_dims_to_operand_dims}
+    placed = d.scatter_dims_to_operand_dims
+    fixed = {a: u for a, u in to.items() if a not in placed or updates.shape[u] == shape[a]}
     loose = [u for u in range(updates.ndim - 1) if u not in fixed.values()]
     array = joined(updates, loose) if loose else updates
     left = [u for u in range(updates.ndim - 1) if u not in loose]

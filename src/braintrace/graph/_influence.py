@@ -32,7 +32,7 @@ from .._jaxpr import (
     scan_layout,
 )
 from ._moves import is_sum, move, spread
-from ._sets import MOST_ENTRIES, NONE, union
+from ._sets import MOST_SOURCES, NONE, union
 from ._tangent import Tangent
 
 _MOST_KNOWN = 1 << 22  # elements of an integer array that is worth computing at compile time
@@ -206,6 +206,7 @@ class _Walk:
             else:
                 made = self.equation(eqn, values, [known_of(a) for a in eqn.inputs])
                 env.update((v, m) for v, m in zip(eqn.outputs, made, strict=True) if m is not None)
+        self.known_outputs = [known_of(o) for o in outputs]
         return [value_of(o) for o in outputs]
 
     def leads_nowhere(self, eqn: Equation) -> bool:
@@ -234,7 +235,8 @@ class _Walk:
         if eqn in self.cuts:
             return self.cut(eqn, values, lost, self.cuts[eqn][1])
         if eqn.bodies:
-            made = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn, values)
+            rule = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name]
+            made = rule(eqn, values, known)
             if isinstance(made, str):
                 return self.cut(eqn, values, lost, made)
             self.bodies[eqn] = tuple(k for k, v in enumerate(made) if v is not None)
@@ -244,7 +246,7 @@ class _Walk:
         result = move(eqn, arrays, known)
         if isinstance(result, str) and self.full:
             result = spread(eqn, arrays, known)
-        if not isinstance(result, str) and any(r.size > MOST_ENTRIES for r in result):
+        if not isinstance(result, str) and any(r.size > MOST_SOURCES for r in result):
             result = f"{eqn.name} joins too many elements"
         if isinstance(result, str):
             self.mixing.add(eqn)
@@ -273,7 +275,10 @@ class _Walk:
     # --------------------------------------------------------------------------------- bodies
     # Values and tangents come out side by side; a value (no tangent) is None.
 
-    def body(self, body: Body, values: Sequence[_Value | None]) -> Values:
+    def body(
+        self, body: Body, values: Sequence[_Value | None], integers: Sequence[Any] = ()
+    ) -> Values:
+        """Walk a body; `integers` are the inputs whose value is known, None for others."""
         program = body.program
         env = {v: m for v, m in zip(program.inputs, values, strict=True) if m is not None}
         known = {
@@ -281,9 +286,12 @@ class _Walk:
             for v, c in zip(program.consts, body.values, strict=True)
             if not is_traced(c) and jax.dtypes.issubdtype(v.dtype, np.integer)
         }
+        known.update(
+            (v, k) for v, k in zip(program.inputs, integers, strict=False) if k is not None
+        )
         return self.program(program, env, known, program.outputs)
 
-    def cond(self, eqn: Equation, values: Values) -> Values | str:
+    def cond(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
         merged: Values = [None] * len(eqn.outputs)
         for body in eqn.bodies:
             merged = [
@@ -291,7 +299,7 @@ class _Walk:
             ]
         return merged
 
-    def scan(self, eqn: Equation, values: Values) -> Values | str:
+    def scan(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
         first, n_carry = scan_layout(eqn.params)
         last, length = first + n_carry, eqn.params["length"]
         consts, carry, xs = values[:first], values[first:last], values[last:]
@@ -303,9 +311,15 @@ class _Walk:
         if length <= (_FEW_TURNS if alike else _MOST_TURNS):
             rows: list[Values] = []
             order = range(length)
+            counters = known[first:last]
             for t in reversed(order) if eqn.params["reverse"] else order:
-                outs = self.body(body, [*consts, *carry, *(_at(x, t) for x in xs)])
-                carry = outs[:n_carry]
+                now = [None if k is None else np.asarray(k)[t] for k in known[last:]]
+                outs = self.body(
+                    body,
+                    [*consts, *carry, *(_at(x, t) for x in xs)],
+                    [*known[:first], *counters, *now],
+                )
+                carry, counters = outs[:n_carry], self.known_outputs[:n_carry]
                 rows.append(outs[n_carry:])
             rows = rows[::-1] if eqn.params["reverse"] else rows
             if not rows:
@@ -323,7 +337,7 @@ class _Walk:
         ]
         return [*found[:n_carry], *stacked]
 
-    def loop(self, eqn: Equation, values: Values) -> Values | str:
+    def loop(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
         first = eqn.params["cond_nconsts"]
         last = first + eqn.params["body_nconsts"]
         body = eqn.bodies[1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 NONE = -1
-MOST_ENTRIES = 1 << 24  # of the sets of one variable; larger ones count as mixing
+MOST_SOURCES = 1 << 24  # of the sets of one variable; larger ones count as mixing
 
 Sources = np.ndarray | None
 Result = list[np.ndarray] | str

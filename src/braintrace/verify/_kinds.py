@@ -117,12 +117,24 @@ def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
     at = INDEXED[eqn.name]
     if eqn.name.startswith("dynamic"):
         starts = eqn.inputs[at:]
-        return tuple(n for n, start in enumerate(starts) if not _is_known(start, known))
+        part = (eqn.inputs[1] if eqn.name == "dynamic_update_slice" else eqn.outputs[0]).shape
+        return tuple(
+            n
+            for n, start in enumerate(starts)
+            if not _is_known(start, known) and part[n] != eqn.inputs[0].shape[n]
+        )
     if _is_known(eqn.inputs[at], known):
         return ()
-    numbers = eqn.params["dimension_numbers"]
-    gathers = eqn.name == "gather"
-    return numbers.start_index_map if gathers else numbers.scatter_dims_to_operand_dims
+    numbers, full = eqn.params["dimension_numbers"], eqn.inputs[0].shape
+    if eqn.name == "gather":  # an axis that is taken whole begins at 0
+        sizes = eqn.params["slice_sizes"]
+        return tuple(n for n in numbers.start_index_map if sizes[n] != full[n])
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = [n for n in range(len(full)) if n not in gone]
+    pairs = zip(window, numbers.update_window_dims, strict=True)
+    sizes = {n: eqn.inputs[2].shape[u] for n, u in pairs}
+    places = numbers.scatter_dims_to_operand_dims
+    return tuple(n for n in places if sizes.get(n) != full[n])
 
 
 def _is_known(atom: Any, known: Mapping[Var, Any]) -> bool:

@@ -1,0 +1,178 @@
+"""What the report says of a parameter: exact means BPTT, and what is left out is listed."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from models import EXACT as KEPT
+from models import OPERATORS, RECURRENT, Net, step_fn
+
+import braintrace as bt
+from braintrace import matmul
+from braintrace.verify import compare
+
+X = jnp.asarray([[0.3, -1.2, 0.8], [-0.5, 0.4, 1.1], [0.9, -0.2, 0.6], [1.3, 0.7, -0.4]])
+
+
+def draw(*shape):
+    return jnp.asarray(np.sin(1.0 + 1.7 * np.arange(np.prod(shape))).reshape(shape))
+
+
+def learner_of(update, params, states, rule=bt.D_RTRL, **options):
+    model = Net(update, params, states)
+    learner = rule(model, **options)
+    learner.compile_graph(X[0])
+    return learner
+
+
+def truly_exact(learner):
+    """Per parameter, whether the summed gradient is BPTT's."""
+    found = compare(learner, step_fn, X, jnp.zeros((len(X), 1)))
+    return {path: error <= 1e-9 for path, error in found.errors.items()}
+
+
+def claimed(learner):
+    return {path: p.exact for path, p in learner.report.parameters.items()}
+
+
+@pytest.mark.parametrize("name", [*RECURRENT, *list(KEPT)[::4], *list(OPERATORS)[::4]])
+def test_claim_is_the_truth(name):
+    brainstate.random.seed(1)
+    case = {**KEPT, **RECURRENT, **OPERATORS}[name]()
+    learner = bt.D_RTRL(case.model)
+    learner.compile_graph(case.x0)
+    found = compare(learner, step_fn, *case.sequences)
+    report = learner.report.parameters
+    assert set(report) == set(found.errors)
+    for path, error in found.errors.items():
+        assert report[path].exact == (error <= 1e-9), f"{path}: {error}\n{report[path]}"
+        assert report[path].exact == (not report[path].dropped)
+
+
+# --------------------------------------------------------------- ways to be wrong about a weight
+
+
+def frozen_part(m, x):
+    w = jnp.where(jnp.arange(4) < 2, m.w.value, lax.stop_gradient(m.w.value))
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+    return m.h.value
+
+
+def loop_over_the_weight(m, x):
+    w = lax.scan(lambda c, _: (jnp.tanh(c), None), m.w.value, None, 3)[0]
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+    return m.h.value
+
+
+def search_over_the_weight(m, x):
+    w = lax.while_loop(lambda c: jnp.abs(c).max() > 0.5, lambda c: 0.9 * jnp.sin(c), m.w.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+    return m.h.value
+
+
+def subtracted(m, x):
+    m.h.value = 0.8 * m.h.value.at[1].subtract(matmul(x, m.w.value)[0])
+    return m.h.value
+
+
+EXACT = [frozen_part, loop_over_the_weight, search_over_the_weight, subtracted]
+
+
+@pytest.mark.parametrize("update", EXACT)
+@pytest.mark.parametrize("rule, options", [(bt.D_RTRL, {}), (bt.SnAp, {"n": 2})])
+def test_exact_in_spite_of_appearances(update, rule, options):
+    learner = learner_of(update, {"w": draw(3, 4)}, {"h": draw(4)}, rule, **options)
+    assert claimed(learner) == truly_exact(learner) == {("w",): True}
+
+
+def feeds_itself(m, x):
+    c = lax.scan(lambda c, _: (jnp.tanh(matmul(c, m.w.value)), None), x, None, 3)[0]
+    m.h.value = 0.8 * m.h.value + c
+    return m.h.value
+
+
+def feeds_the_next_turn(m, x):
+    c = lax.scan(lambda c, w: (jnp.tanh(matmul(c, w)), None), x, m.w.value[None] * draw(2, 1, 1))[0]
+    m.h.value = 0.8 * m.h.value + c
+    return m.h.value
+
+
+@pytest.mark.parametrize("update", [feeds_itself, feeds_the_next_turn])
+def test_an_operator_that_feeds_itself_within_a_step_is_not_exact(update):
+    learner = learner_of(update, {"w": draw(3, 3)}, {"h": draw(3)})
+    assert claimed(learner) == truly_exact(learner) == {("w",): False}
+    (dropped,) = learner.report.parameters["w",].dropped
+    assert dropped.text == "w -> w -> h across steps" and "test_certificate.py:" in dropped.line
+
+
+@pytest.mark.parametrize("of", [lambda m, x: x[0] > 0, lambda m, x: m.h.value[0] > 0])
+def test_a_weight_that_is_frozen_now_and_then_has_no_trace(of):
+    def update(m, x):
+        w = jnp.where(of(m, x), m.w.value, lax.stop_gradient(m.w.value))
+        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w) + matmul(x, m.v.value))
+        return m.h.value
+
+    learner = learner_of(update, {"w": draw(3, 4), "v": 0.5 * draw(3, 4)}, {"h": draw(4)})
+    report = learner.report.parameters
+    assert claimed(learner) == truly_exact(learner) == {("w",): False, ("v",): True}
+    assert report["w",].how == "within-step"
+    assert "changes within a sequence" in report["w",].dropped[0].text
+
+
+# ------------------------------------------------------------------------------------- the data
+
+
+def test_fields_of_a_report():
+    def update(m, x):
+        m.h.value = jnp.tanh(matmul(x, m.w.value) + matmul(m.h.value, m.r.value))
+        return m.h.value @ m.o.value
+
+    params = {"w": draw(3, 4), "r": draw(4, 4), "o": draw(4, 2), "unused": draw(1)}
+    learner = learner_of(update, params, {"h": draw(4)})
+    w, r, o, unused = (learner.report.parameters[k,] for k in ("w", "r", "o", "unused"))
+    assert (w.how, r.how, o.how, unused.how) == ("trace", "trace", "within-step", "none")
+    assert (w.exact, r.exact, o.exact, unused.exact) == (False, False, True, True)
+    assert w.states == (("h",),) and o.states == ()
+    assert w.trace_shapes == ((3, 4, 1),) and w.trace_bytes == 3 * 4 * w_itemsize(learner)
+    assert w.dropped == r.dropped and w.dropped[0].text == "h -> r -> h across steps"
+    assert "etp_mv at " in w.operators[0] and "test_certificate.py:" in w.operators[0]
+    text = learner.report.to_str()
+    assert "o: within-step; exact" in text and "  - h -> r -> h across steps (" in text
+    assert learner.report.counts["inexact"] == 2
+    assert [d.weight_path for d in learner.graph.explain(kind=bt.DiagnosticKind.PARAMETER)] == [
+        ("w",),
+        ("r",),
+        ("o",),
+        ("unused",),
+    ]
+
+
+def w_itemsize(learner):
+    (trace,) = learner.get_etrace_of("w").values()
+    return jax.tree.leaves(trace)[0].dtype.itemsize
+
+
+@pytest.mark.parametrize("limit, kind", [("1GB", TypeError), (True, TypeError), (-1, ValueError)])
+def test_memory_limit_is_a_number_of_bytes(limit, kind):
+    with pytest.raises(kind, match="memory_limit"):
+        bt.RTRL(bt.nn.GRUCell(2, 3), memory_limit=limit)
+
+
+def test_a_wide_layer_norm_keeps_its_trace():
+    class Normed(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((2, 512)))
+            self.h = brainstate.HiddenState(jnp.zeros((64, 512)))
+
+        def update(self, x):
+            y = matmul(x, self.w.value)
+            y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1)
+            self.h.value = 0.9 * self.h.value + y
+
+    graph = bt.compile_etrace_graph(Normed(), jnp.zeros((64, 2)))
+    (relation,) = graph.hidden_param_op_relations
+    assert relation.slots.width == 1
+    assert all("reduce_sum" in d.text for d in graph.report.parameters["w",].dropped)
