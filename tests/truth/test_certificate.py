@@ -176,3 +176,37 @@ def test_a_wide_layer_norm_keeps_its_trace():
     (relation,) = graph.hidden_param_op_relations
     assert relation.slots.width == 1
     assert all("reduce_sum" in d.text for d in graph.report.parameters["w",].dropped)
+
+
+class Switched(brainstate.nn.Module):
+    """A step that can be switched from a leak to a mixture of units."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.mixes = brainstate.ParamState(draw(3, 4)), False
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(draw(4))
+
+    def update(self, x):
+        past = jnp.cumsum(self.h.value) if self.mixes else self.h.value
+        self.h.value = 0.5 * self.h.value + jnp.tanh(past) + matmul(x, self.w.value)
+        return self.h.value
+
+
+def test_the_report_is_about_the_latest_step():
+    model = Switched()
+    learner = bt.compile(model, "d_rtrl", X[0])
+    assert learner.report.parameters["w",].exact
+    model.mixes = True
+    learner(X[0])
+    assert not learner.report.parameters["w",].exact
+
+
+def test_a_strict_learner_refuses_a_step_that_is_no_longer_exact():
+    model = Switched()
+    learner = bt.compile(model, "d_rtrl", X[0], strict=True)
+    learner(X[0])
+    model.mixes = True
+    with pytest.raises(bt.CompilationError, match="does not learn 1 parameter"):
+        learner(X[0])

@@ -25,6 +25,7 @@ from ._batch import (
 )
 from ._checks import (
     check_arguments,
+    check_exact,
     check_layout,
     check_limit,
     check_memory,
@@ -76,6 +77,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
+        self.strict = False  # refuse to run a step that is not learned exactly
         self._example: Any = None
         self._state_shapes: Shapes = {}
 
@@ -154,6 +156,10 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.executor = self.executor.bound_to(self.model4compile)  # a copied learner has its own
         info, graph = self.executor.trace(*step_args, **step_kwargs)
         check_layout(graph, self.executor.graph.analysis)
+        if graph is not self.executor.graph.analysis:  # `update` computes something else now
+            self.executor.adopt(graph)
+            if self.strict:
+                check_exact(self.report, type(self).__name__)
         for state in self.param_states.values():
             _ = state.value  # a parameter the step never reads still has a gradient, zero
         values = Values(

@@ -170,6 +170,7 @@ def compile(
         learner.report.show(level=verbose)
     if strict:
         check_exact(learner.report, rule.__name__)
+        (learner.module if vmap else learner).strict = True
     return learner
 
 

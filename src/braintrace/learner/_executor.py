@@ -95,6 +95,15 @@ class ETraceGraphExecutor:
         other._known, other._runs = dict(self._known), dict(self._runs)
         return other
 
+    def adopt(self, analysis: Graph) -> None:
+        """Let the compiled graph, and reports of it, be about another analysis of the model."""
+        self._graph = self.graph._replace(
+            hidden_groups=analysis.groups,
+            hidden_param_op_relations=analysis.relations,
+            diagnostics=analysis.records,
+            analysis=analysis,
+        )
+
     def forget(self) -> None:
         """Drop the compiled graph."""
         self._graph = None
