@@ -261,16 +261,14 @@ def in_loop(model, x):
     model.h.value = 0.5 * model.h.value + y
 
 
-@pytest.mark.parametrize("update, name", [(in_cond, "cond"), (in_loop, "while")])
-def test_model_whose_only_operator_is_inside_control_flow(update, name):
-    # Either the body is understood, or the error says which one is not.
-    try:
-        learner_of(Step(update), X)
-    except Exception as error:
-        text = text_of(error)
-        assert "uses no ETP operator" not in text, text
-        for part in (f"inside {name}", "test_errors.py:", "why:", "do:"):
-            assert part in text, f"{part!r} is missing in:\n{text}"
+def test_operator_inside_a_branch_is_traced():
+    assert learner_of(Step(in_cond), X).report.parameters["w",].how == "trace"
+
+
+def test_operator_inside_a_while_loop_is_refused():
+    with pytest.raises(braintrace.NotSupportedError) as error:
+        learner_of(Step(in_loop), X)
+    assert_designed(error, "inside a while_loop", "test_errors.py:", "lax.scan")
 
 
 def test_parameter_written_in_the_step():

@@ -196,7 +196,9 @@ def test_operator_inside_custom_derivative(draw, layer):
         m.h.value = 0.8 * jnp.sin(m.h.value) + layer(x, m.w.value)
         return m.h.value
 
-    check(model, draw(T, 3))
+    # pp_prop filters the input of an operator, which stands for its derivative if it is linear in
+    # it; this one is not, and the dense reference does not define it.
+    check(model, draw(T, 3), rules=("d_rtrl", "d_rtrl, windows of 2", "d_rtrl, one window"))
 
 
 @jax.custom_jvp

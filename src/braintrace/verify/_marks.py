@@ -117,7 +117,8 @@ def _run(eqn: Equation, i: int, fun: Callable) -> list[Any]:
     size = int(np.prod(shape))
     columns = jnp.eye(size).reshape(size, *shape)
     out = jax.vmap(lambda c: [jnp.nan_to_num(o) for o in fun(c)])(columns)
-    return [np.asarray(o).reshape(size, -1).T != 0 for o in out]
+    flat = lambda o: np.asarray(o).reshape(size, int(np.prod(o.shape[1:], dtype=np.int64)))
+    return [flat(o).T != 0 for o in out]
 
 
 def _bound(eqn: Equation, i: int, column: Any, known: Known, ones: bool) -> list[Any]:
