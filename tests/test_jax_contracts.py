@@ -9,7 +9,7 @@ from jax._src import source_info_util
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
-from braintrace import _jaxpr
+from braintrace import _control, _jaxpr
 
 X = jnp.arange(3.0)
 
@@ -335,3 +335,18 @@ def test_scan_says_how_many_operands_are_constants_and_carried():
         assert [v.aval.shape for v in eqn.invars[-n_scanned:]] == [(4,)] * n_scanned
         assert all(v.aval.shape == () for v in eqn.invars[:-n_scanned])
         assert n_carry == sum(v.aval.shape == () for v in eqn.outvars)
+
+
+def test_guards_that_vmap_makes_of_a_cond_are_told_from_a_users_own():
+    def chosen(p, x):
+        return lax.cond(p, jnp.sin, jnp.cos, x)
+
+    def users(p, x):
+        return jnp.where(p, x, lax.stop_gradient(x))
+
+    p = X > 0
+    for fun in (chosen, jax.jit(chosen)):
+        program, _ = _jaxpr.trace(lambda p, x, fun=fun: jax.vmap(fun)(p, x), p, X)
+        assert set(_control.guards(program).values()) == {program.inputs[1]}
+    program, _ = _jaxpr.trace(jax.vmap(users), p, X)
+    assert not _control.guards(program)

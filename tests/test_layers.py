@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
 
-CORE = {"errors", "jaxpr", "control", "guards", "ops", "graph"}
+CORE = {"errors", "jaxpr", "control", "ops", "graph"}
 LEARNING = CORE | {"rules", "engine", "frontend", "learner"}
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
@@ -24,10 +24,9 @@ MAY_IMPORT = {
     "errors": set(),
     "jaxpr": {"errors"},
     "control": {"jaxpr"},
-    "guards": {"jaxpr"},
     "ops": {"errors", "jaxpr"},
     "nn": {"errors", "ops"},
-    "graph": {"errors", "jaxpr", "control", "guards", "ops"},
+    "graph": {"errors", "jaxpr", "control", "ops"},
     "rules": {"errors", "ops", "graph"},
     "engine": CORE | {"rules"},
     "frontend": CORE,

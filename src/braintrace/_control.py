@@ -23,6 +23,7 @@ from ._jaxpr import (
     Var,
     bind_forward,
     deep_equations,
+    made_by_cond,
     scan_layout,
 )
 
@@ -42,7 +43,6 @@ def run(
     feed: Feed | None = None,
 ) -> tuple[list[Any], Seen]:
     """Run a program: the equations in `opens` body by body, any other by `apply`."""
-    feed = feed or {}
     env: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
     env.update(zip(program.inputs, inputs, strict=True))
     seen: Seen = {}
@@ -50,22 +50,29 @@ def run(
     def read(atom: Atom) -> Any:
         return atom.value if isinstance(atom, Const) else env[atom]
 
-    def inside(body: Body, values: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
-        return run(body.program, body.values, values, apply, opens, feed)
-
     for eqn in program.equations:
-        values = [read(a) for a in eqn.inputs]
-        if eqn in opens:
-            mine = {i: feed[i] for i in opens[eqn] if i in feed}
-            outs, found = through(eqn, values, inside, mine)
-        else:
-            outs, found = apply(eqn, values, feed)
+        outs, found = run_one(eqn, [read(a) for a in eqn.inputs], apply, opens, feed or {})
         seen |= found
         env.update(zip(eqn.outputs, outs, strict=True))
     return [read(o) for o in program.outputs], seen
 
 
-def opened(program: Program, numbers: Callable[[Equation], int | None]) -> dict[Equation, set]:
+def run_one(
+    eqn: Equation, values: list[Any], apply: Apply, opens: Opens, feed: Feed
+) -> tuple[list[Any], Seen]:
+    """Run one equation, as `run` does."""
+    if eqn not in opens:
+        return apply(eqn, values, feed)
+
+    def inside(body: Body, values: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
+        return run(body.program, body.values, values, apply, opens, feed)
+
+    return through(eqn, values, inside, {i: feed[i] for i in opens[eqn] if i in feed})
+
+
+def opened(
+    program: Program, numbers: Callable[[Equation], int | None]
+) -> dict[Equation, frozenset[int]]:
     """The equations of control flow with a chosen equation somewhere inside, and whose numbers.
 
     `numbers` gives the number of a chosen equation (-1 for one that nothing is fed to), or None.
@@ -73,20 +80,39 @@ def opened(program: Program, numbers: Callable[[Equation], int | None]) -> dict[
     out = {}
     for eqn in deep_equations(program):
         inner = [numbers(e) for body in eqn.bodies for e in deep_equations(body.program)]
-        found = {n for n in inner if n is not None}
+        found = frozenset(n for n in inner if n is not None)
         if found:
             out[eqn] = found
     return out
 
 
 def quiet(eqn: Equation) -> int | None:
-    """For `opened`: what `bind_quietly` treats in its own way."""
+    """For `opened`: the equations that `bind_quietly` does not simply bind."""
     return -1 if eqn.name == "custom_vjp_call" or (eqn.effects and not eqn.outputs) else None
 
 
 def bind_quietly(eqn: Equation, values: Sequence[Any]) -> list[Any]:
-    """Apply an equation so that it can be differentiated forward, without side effects alone."""
+    """Apply an equation for forward differentiation; a mere side effect is left out."""
     return [] if eqn.effects and not eqn.outputs else bind_forward(eqn, values)
+
+
+def guards(program: Program) -> dict[Equation, Atom]:
+    """What JAX makes of the operands of a `cond` under `vmap`, in bodies too, and what it means.
+
+    A branch gets each operand `a` as `select_n(predicate, stop_gradient(a), a)`: the value is `a`
+    in any case, and no derivative leaves the branch where it is not chosen. What the branch makes
+    is selected by the same predicate, so that the derivative is that of `a`.
+    """
+    found = {}
+    still: dict[Any, Atom] = {}
+    for eqn in deep_equations(program):
+        if eqn.name == "stop_gradient":
+            still[eqn.outputs[0]] = eqn.inputs[0]
+        elif eqn.name == "select_n" and made_by_cond(eqn):
+            values = {still.get(a, a) for a in eqn.inputs[1:]}
+            if len(values) == 1:
+                found[eqn] = values.pop()
+    return found
 
 
 def through(
@@ -107,7 +133,7 @@ def _cond(eqn, values, inside, feed):
 
     runs = [branch(b) for b in eqn.bodies]
     shapes: Seen = {}
-    for r in runs:
+    for r in runs if feed else ():  # what is seen belongs to what is fed
         shapes |= jax.eval_shape(r, operands, dict(feed))[1]
 
     def full(r):

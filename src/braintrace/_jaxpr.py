@@ -433,7 +433,8 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
 
 # -------------------------------------------------------------------------------- source lines
 
-_OWN_FOLDERS = [os.path.dirname(os.path.abspath(m)) + os.sep for m in (__file__, jax.__file__)]
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_OWN_FOLDERS = [os.path.dirname(os.path.abspath(__file__)) + os.sep, _JAX]
 
 
 def hide_frames_of(module: Any) -> None:
@@ -460,6 +461,17 @@ def failing_line(error: BaseException) -> str | None:
         if _is_users(code.co_filename):
             return f"{code.co_filename}:{line} ({code.co_name})"
     return None
+
+
+def made_by_cond(eqn: Equation) -> bool:
+    """Whether JAX itself made an equation of a `cond`, and no function called inside of it."""
+    traceback = eqn.source.traceback
+    for frame in traceback.frames if traceback is not None else ():  # innermost first
+        if not frame.file_name.startswith(_JAX):
+            return False
+        if os.path.basename(frame.file_name) == "conditionals.py":
+            return True
+    return False
 
 
 def _is_users(file_name: str) -> bool:

@@ -121,6 +121,18 @@ def test_a_weight_that_is_frozen_now_and_then_has_no_trace(of):
     assert "changes within a sequence" in report["w",].dropped[0].text
 
 
+def test_a_weight_frozen_by_the_predicate_of_its_unit_has_no_trace():
+    def update(m, x):
+        p = x > 0
+        w = jnp.where(p[:, None], m.w.value, lax.stop_gradient(m.w.value))
+        on = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+        m.h.value = jnp.where(p, on, 0.5 * m.h.value + matmul(x, m.v.value))
+        return m.h.value
+
+    learner = learner_of(update, {"w": draw(3, 3), "v": 0.3 * draw(3, 3)}, {"h": draw(3)})
+    assert claimed(learner) == truly_exact(learner) == {("w",): False, ("v",): True}
+
+
 # ------------------------------------------------------------------------------------- the data
 
 

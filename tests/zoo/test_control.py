@@ -1205,6 +1205,18 @@ def test_while_that_mixes_units_with_crossings():
     check_crossing(mixing(Draw("mixing"), by_while_loop), inputs(Draw("mixes"), 3))
 
 
+def test_reverse_mode_of_a_while_too_wide_to_follow_is_refused(monkeypatch):
+    from braintrace.graph import _influence
+
+    monkeypatch.setattr(_influence, "MOST_SOURCES", 8)
+    model, x = mixing(Draw("mixing"), by_while_loop), inputs(Draw("mixes"), 3)[0]
+    learner = learner_of(bt.D_RTRL, model, x, vjp_method="multi-step")
+    loss = lambda: jnp.sum(learner(x) ** 2)
+    with pytest.raises(bt.NotSupportedError, match="reverse derivative of a while_loop") as error:
+        brainstate.transform.grad(loss, learner.param_states)()
+    assert all(part in str(error.value) for part in ("test_control.py:", "why:", "do:"))
+
+
 def test_while_of_a_complex_state(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4) + 1j * draw(4)})
     def model(m, x):

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from .._errors import dotted
-from .._jaxpr import Atom, Equation
+from .._jaxpr import Equation
 from ._graph import Graph
 from ._pattern import matrix
-from ._reach import bits_of, reach
+from ._reach import bits_of, numbers_of, reach
 from ._relations import HiddenParamOpRelation
 from ._sites import Site
 from ._step import Path
@@ -131,17 +131,6 @@ class _About:
         step = self.step
         seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
         self.used = reach(step.program, seeds)
-        operators = {s.equation: s for s in graph.sites}
-
-        def read(eqn: Equation) -> Sequence[Atom]:
-            site = operators.get(eqn)
-            return eqn.inputs if site is None else () if site.x is None else (site.x,)
-
-        self.plain = reach(step.program, seeds, read=read)
-        self.first_use: dict[Atom, Equation] = {}
-        for eqn in step.program.equations:
-            for atom in read(eqn):
-                self.first_use.setdefault(atom, eqn)
         self.n = len(graph.tangent.components)
         self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
         self.relation_of = {r.site.equation: r for r in graph.relations}
@@ -208,11 +197,13 @@ class _About:
         """Ways to a state that cross no operator, or enter one as its input."""
         step = self.step
         states = [
-            k for k, leaf in enumerate(step.hidden) if bits_of(step.exit(leaf), self.plain) >> i & 1
+            k
+            for k, leaf in enumerate(step.hidden)
+            if bits_of(step.exit(leaf), self.graph.links.plain) >> i & 1
         ]
         if not states:
             return []
-        use = self.first_use.get(step.entry(step.params[i]))
+        use = self.graph.links.plain_use.get(step.entry(step.params[i]))
         text = f"{dotted(step.params[i].path)} -> {self.names(states)} by plain computation"
         return [Dropped(f"{text}, through no operator of its own", use.where() if use else None)]
 
@@ -222,7 +213,7 @@ class _About:
     def from_site(self, site: Site) -> list[Dropped]:
         """Ways from an operator's output to a state that are in no trace."""
         graph, eqn = self.graph, site.equation
-        through = _leaves(graph.links.through[eqn])
+        through = numbers_of(graph.links.through[eqn])
         if not through:
             return []
         weight = self.weight(site)
@@ -234,7 +225,7 @@ class _About:
             return self.beyond(site, relation, through)
         out = []
         for other in graph.links.blockers[eqn]:
-            reached = _leaves(graph.links.through[other.equation])
+            reached = numbers_of(graph.links.through[other.equation])
             if reached:
                 text = f"{weight} -> {self.weight(other)} -> {self.names(reached)}"
                 out.append(Dropped(f"{text} across steps", other.equation.where()))
@@ -264,7 +255,7 @@ class _About:
                 entered = any(
                     bits_of(a, graph.links.from_leaves) >> k & 1 for a in site.equation.inputs
                 )
-                reached = _leaves(graph.links.through[site.equation])
+                reached = numbers_of(graph.links.through[site.equation])
                 if entered and reached:
                     text = f"{self.name(k)} -> {self.weight(site)} -> {self.names(reached)}"
                     out.append(Dropped(f"{text} across steps", site.equation.where()))
@@ -307,10 +298,6 @@ class _About:
         direct = matrix(graph.taps[number].all_edges, (n, destination.shape[1]))
         more = matrix(graph.pattern.kept, (n, n)) @ reached + direct + reached
         return out if more.astype(bool).nnz == reached.nnz else [*out, far]
-
-
-def _leaves(mask: int) -> list[int]:
-    return [k for k in range(mask.bit_length()) if mask >> k & 1]
 
 
 def _named(eqn: Equation) -> str:

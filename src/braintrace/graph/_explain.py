@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._errors import dotted
-from .._jaxpr import Atom, Equation, deep_equations
+from .._jaxpr import deep_equations
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._influence import Influence
 from ._links import Links
 from ._pattern import Pattern
-from ._reach import bits_of, reach
+from ._reach import bits_of
 from ._relations import HiddenParamOpRelation
 from ._sites import Site, wraps_operator
 from ._step import Path, Step
@@ -148,21 +148,13 @@ def _price(relation: HiddenParamOpRelation) -> str:
     return f", {width} state elements per output element: its memory and time grow with them"
 
 
-def plain_parameters(step: Step, trained: Sequence[Site]) -> list[CompilationRecord]:
+def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
     """Parameters that reach a state by another way than as an operator's weight."""
-    operators = {s.equation: s for s in trained}
-
-    def read(eqn: Equation) -> Sequence[Atom]:
-        site = operators.get(eqn)
-        return eqn.inputs if site is None else () if site.x is None else (site.x,)
-
-    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-    bits = reach(step.program, seeds, read=read)
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
-        states = [leaf.path for leaf in step.hidden if bits_of(step.exit(leaf), bits) >> i & 1]
-        entry = step.entry(p)
-        use = next((e for e in step.program.equations if entry in read(e)), None)
+        reached = lambda leaf, i=i: bits_of(step.exit(leaf), links.plain) >> i & 1
+        states = [leaf.path for leaf in step.hidden if reached(leaf)]
+        use = links.plain_use.get(step.entry(p))
         where = f" at {use.where()}" if use is not None and use.where() else ""
         if states:
             out.setdefault(

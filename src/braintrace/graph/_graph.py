@@ -26,6 +26,7 @@ from ._explain import (
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
 from ._links import Links, find_links, influenced
+from ._operands import follow, operand_atoms, operands, unguarded
 from ._pattern import (
     Pattern,
     Places,
@@ -37,7 +38,7 @@ from ._pattern import (
     tap_pattern,
 )
 from ._relations import HiddenParamOpRelation
-from ._sites import Site, find_sites, follow, operand_atoms, operands, unguarded
+from ._sites import Site, find_sites
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Path, Step
 from ._tangent import Tangent, tangent_program
@@ -148,7 +149,7 @@ def analyse(
     places = Places(components, view.found.offsets)
     groups = _with_states(find_groups(step, components, apart.pattern, places.offsets), states)
     links = find_links(step, trained, groups)
-    records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, trained)]
+    records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, links)]
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     for i, site in enumerate(trained):
@@ -182,9 +183,6 @@ def analyse(
 
     number = {r.site.equation: r.index for r in relations}
     inner = {s.equation for s in trained}
-    opens = opened(program, lambda e: number.get(e, -1 if e in inner else None))
-    loops = opened(program, lambda e: -1 if e.name == "while" else None)
-    custom = opened(program, quiet)
     return Graph(
         step=step,
         tangent=view.tangent,
@@ -197,9 +195,9 @@ def analyse(
         relations=tuple(relations),
         weights=_weights(program, relations),
         links=links,
-        opens={e: frozenset(ns) for e, ns in opens.items()},
-        whiles={e: frozenset(ns) for e, ns in loops.items()},
-        custom={e: frozenset(ns) for e, ns in custom.items()},
+        opens=opened(program, lambda e: number.get(e, -1 if e in inner else None)),
+        whiles=opened(program, lambda e: -1 if e.name == "while" else None),
+        custom=opened(program, quiet),
         influenced=influenced(step, links),
         crossings=crossings,
         records=tuple(records),

@@ -146,7 +146,6 @@ class _Walk:
             exits = self.program(program, dict(env), dict(self.known), self.tangent.exits)
             if len(self.cuts) == before or not any(e.bodies for e in program.equations):
                 break  # a cut inside a body may have come after a turn that went without it
-        self.exits = exits
         number = {e: i for i, e in enumerate(self.cuts)}
         rows, lost = [], []
         for component, value in zip(self.tangent.components, exits, strict=True):
@@ -162,8 +161,9 @@ class _Walk:
     def alive(self) -> set[Atom]:
         """The values from which there is a way to an exit past everything known to be cut."""
         live: set[Atom] = set(self.tangent.exits)
+        cut = self.mixing | self.cut_sums
         for eqn in reversed(self.tangent.program.equations):
-            leads = any(o in live for o in eqn.outputs) and eqn not in self.mixing | self.cut_sums
+            leads = any(o in live for o in eqn.outputs) and eqn not in cut
             if leads or eqn.bodies:
                 live.update(eqn.inputs)
         return live

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .._jaxpr import Equation, Var
+from .._jaxpr import Atom, Equation, Var
 from ._groups import HiddenGroup
 from ._reach import bits_of, reach, strongly_connected
 from ._sites import Site
@@ -19,7 +19,9 @@ class Links:
     `from_leaves[v]`: hidden leaves whose entry v depends on. Per trained site: `direct` and
     `through`, the leaves its output reaches without and with crossing other trained operators,
     and `blockers`, the trained sites it feeds. `cut_entries` tells, for an operator, which leaves
-    enter it through a recurrent connection; `x_positions` which operand is its input.
+    enter it through a recurrent connection; `x_positions` which operand is its input. `plain[v]`:
+    parameter leaves that v depends on otherwise than as the weight of an operator; `plain_use`
+    where each value is first read in this way.
     """
 
     from_leaves: dict[Var, int]
@@ -27,6 +29,8 @@ class Links:
     through: dict[Equation, int]
     blockers: dict[Equation, tuple[Site, ...]]
     cut_entries: dict[Equation, int]
+    plain: dict[Var, int]
+    plain_use: dict[Atom, Equation]
     x_positions: dict[Equation, int | None]
 
 
@@ -75,7 +79,23 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
         if mask:
             cut_entries[s.equation] = mask
     x_positions = {s.equation: s.operator.primitive.x_invar_index for s in trained}
-    return Links(from_leaves, direct, through, blockers, cut_entries, x_positions)
+    plain, use = _plain(step, trained)
+    return Links(from_leaves, direct, through, blockers, cut_entries, plain, use, x_positions)
+
+
+def _plain(step: Step, trained: Sequence[Site]) -> tuple[dict[Var, int], dict[Atom, Equation]]:
+    operators = {s.equation: s for s in trained}
+
+    def read(eqn: Equation) -> Sequence[Atom]:
+        site = operators.get(eqn)
+        return eqn.inputs if site is None else () if site.x is None else (site.x,)
+
+    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
+    use: dict[Atom, Equation] = {}
+    for eqn in step.program.equations:
+        for atom in read(eqn):
+            use.setdefault(atom, eqn)
+    return reach(step.program, seeds, read=read), use
 
 
 def influenced(step: Step, links: Links) -> tuple[tuple[int, ...], ...]:

@@ -113,6 +113,11 @@ def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:
     return bits.get(atom, 0) if isinstance(atom, Var) else 0
 
 
+def numbers_of(mask: int) -> list[int]:
+    """The numbers of the bits in a mask."""
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
 def strongly_connected(edges: Sequence[int]) -> list[int]:
     """Mask of each node's strongly connected component; `edges[i]` masks the successors."""
     n = len(edges)

@@ -8,32 +8,29 @@ are more time: all of them move the same trace, and x, y and f gain an axis of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._control import guards
 from .._errors import NotSupportedError, message
-from .._guards import guards
 from .._jaxpr import (
     Atom,
-    Const,
     Equation,
     Program,
     Var,
     bind,
     deep_equations,
-    evaluate,
     inner_equations,
     is_traced,
-    prune,
     scan_layout,
 )
 from ..ops import ETPPrimitive, Operator
-from ._reach import bits_of, reach
+from ._reach import bits_of, numbers_of, reach
 from ._step import Step
 
 Array = jax.Array
@@ -142,7 +139,7 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
             seeds |= {v: 1 for v, value in inner if is_traced(value)}
         if eqn.name == "scan":
             numbers[eqn] = len(numbers)
-            slices |= dict.fromkeys(_sliced(eqn), 1 << numbers[eqn])
+            slices |= dict.fromkeys(sliced(eqn), 1 << numbers[eqn])
             turned |= dict.fromkeys(_evolving(eqn), 1 << numbers[eqn])
     cases = {eqn: (atom,) for eqn, atom in guards(program).items()}
     read = lambda eqn: cases.get(eqn, eqn.inputs)
@@ -161,7 +158,7 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
         masks = {k: bits_of(eqn.inputs[i], trained) for k, i in operator.positions.items()}
-        leaves = {k: _bits(m) for k, m in masks.items()}
+        leaves = {k: tuple(numbers_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
         site = Site(eqn, operator, leaves, frozenset(varying))
         if around and site.trained:
@@ -170,31 +167,8 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
     return sites
 
 
-@lru_cache(maxsize=256)
-def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
-    """The program with guards (see `guards`) replaced by the value, and what stands for what.
-
-    For what is computed from parameters: there, nothing else is known.
-    """
-    found = guards(program)
-    same: dict[Var, Atom] = {}
-    equations = []
-    for eqn in program.equations:
-        if eqn in found:
-            same[eqn.outputs[0]] = follow(found[eqn], same)
-        else:
-            inputs = tuple(follow(a, same) for a in eqn.inputs)
-            equations.append(replace(eqn, inputs=inputs) if found else eqn)
-    outputs = tuple(follow(o, same) for o in program.outputs)
-    return Program(program.consts, program.inputs, tuple(equations), outputs), same
-
-
-def follow(atom: Atom, same: Mapping[Var, Atom]) -> Atom:
-    """What stands for an atom."""
-    return same.get(atom, atom) if isinstance(atom, Var) else atom
-
-
-def _sliced(eqn: Equation) -> tuple[Var, ...]:
+def sliced(eqn: Equation) -> tuple[Var, ...]:
+    """The inputs of a scan's body that are slices."""
     first, n_carry = scan_layout(eqn.params)
     return eqn.bodies[0].program.inputs[first + n_carry :]
 
@@ -292,74 +266,3 @@ def _in_while(eqn: Equation, outer: Equation) -> str:
         do="use lax.scan or fori_loop with a fixed number of turns (a turn that is not needed can "
         "leave the state as it is), or apply the operator outside of the loop",
     )
-
-
-def _bits(mask: int) -> tuple[int, ...]:
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
-
-
-# ------------------------------------------------------------------------------------- operands
-
-
-def operand_atoms(site: Site) -> list[Atom]:
-    """The values of the step itself from which the site's steady operands are computed."""
-    keys = [i for k, i in site.operator.positions.items() if k not in site.varying]
-    atoms = [site.equation.inputs[i] for i in keys]
-    for level in reversed(site.levels):
-        atoms = [outer for _, outer in _needed(level, atoms)]
-    return atoms
-
-
-def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
-    """The steady operands from the values of `operand_atoms`; stacked over mapped turns."""
-    keys = [k for k in site.operator.positions if k not in site.varying]
-    wanted: list[list[Atom]] = [[site.equation.inputs[site.operator.positions[k]] for k in keys]]
-    for level in reversed(site.levels):
-        wanted.append([outer for _, outer in _needed(level, wanted[-1])])
-    found = [(v, ()) for v in values]  # a value, and the levels at whose turns it differs
-    for level, atoms in zip(site.levels, reversed(wanted[:-1]), strict=True):
-        found = _enter(level, atoms, found, site.levels)
-    return {k: value for k, (value, _) in zip(keys, found, strict=True)}
-
-
-def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
-    """Inputs of a body that some of its values are computed from, and what is passed there."""
-    eqn = level.equation
-    body, same = unguarded(eqn.bodies[level.branch].program)
-    atoms = [follow(a, same) for a in atoms]
-    part = prune(body, atoms)
-    read = {a for e in part.equations for a in e.inputs} | set(atoms)
-    passed = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs
-    return [(v, a) for v, a in zip(body.inputs, passed, strict=True) if v in read]
-
-
-def _enter(
-    level: Level, atoms: Sequence[Atom], found: Sequence[tuple], order: Sequence[Level]
-) -> list[tuple]:
-    """Values inside a body from those passed to it."""
-    body = level.equation.bodies[level.branch]
-    program, same = unguarded(body.program)
-    atoms = [follow(a, same) for a in atoms]
-    part = prune(program, atoms)
-    needed = [v for v, _ in _needed(level, atoms)]
-    sliced = set(_sliced(level.equation)) if level.length is not None else set()
-    inputs = [
-        (value, (*levels, level) if v in sliced else levels)
-        for v, (value, levels) in zip(needed, found, strict=True)
-    ]
-    out = []
-    for atom in atoms:
-        one = prune(part, [atom])
-        read = {a for e in one.equations for a in e.inputs} | {atom}
-        chosen = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
-        levels = tuple(m for m in order if any(m in ls for _, _, ls in chosen))
-
-        def fun(*values, one=one, chosen=chosen):
-            given = dict(zip([v for v, _, _ in chosen], values, strict=True))
-            return evaluate(one, body.values, [given.get(v) for v in one.inputs])[0]
-
-        for m in reversed(levels):
-            fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in chosen])
-        value = fun(*(v for _, v, _ in chosen)) if chosen else fun()
-        out.append((atom.value if isinstance(atom, Const) else value, levels))
-    return out

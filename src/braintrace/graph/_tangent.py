@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._control import bind_quietly, opened, quiet, run, through
+from .._control import bind_quietly, opened, quiet, run, run_one
 from .._errors import CompilationError, NotSupportedError, message
 from .._jaxpr import (
     Atom,
@@ -64,10 +64,7 @@ def tangent_program(
     index = {site.equation: i for i, site in enumerate(sites)}
     n_consts, n_inputs = len(program.consts), len(program.inputs)
 
-    def number(eqn: Equation) -> int | None:
-        return index.get(eqn, quiet(eqn))
-
-    opens = opened(program, number)
+    opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
 
     def shape_of(v: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(v.shape, v.dtype)
@@ -228,19 +225,13 @@ class Pushed:
         found = self._primal.get(atom)
         return jnp.zeros(atom.shape, atom.dtype) if found is None else found
 
-    def _apply(self, eqn: Equation, values: list[Any], feed: Any = None) -> tuple[list[Any], dict]:
+    def _apply(self, eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
         if eqn in self._cut:
             return [jnp.zeros(v.shape, v.dtype) for v in eqn.outputs], {}
         return self._rebind(eqn, values), {}
 
     def _bind(self, eqn: Equation, values: list[Any]) -> list[Any]:
-        if eqn not in self._opens:
-            return self._apply(eqn, values)[0]
-
-        def inside(body, given, feed):
-            return run(body.program, body.values, given, self._apply, self._opens)
-
-        return through(eqn, values, inside, {})[0]
+        return run_one(eqn, values, self._apply, self._opens, {})[0]
 
     @property
     def exit_shapes(self) -> list[jax.ShapeDtypeStruct]:

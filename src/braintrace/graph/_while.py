@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import NotSupportedError, message
 from .._jaxpr import Equation, bind, is_inexact, prune, trace
 from ._influence import influence
 from ._pattern import distinct, rows_of
@@ -30,10 +31,8 @@ def bind_reversible(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
     if not moving:
         return bind(eqn, values)
-    parts = [_parts(values[i]) for i in moving]
-    counts = [len(p) for p in parts]
-    outs, exact = _reversible(eqn)([x for p in parts for x in p], list(values), tuple(counts))
-    found, exact = iter(outs), iter(exact)
+    reals = [x for i in moving for x in _parts(values[i])]
+    found, exact = map(iter, _reversible(eqn)(reals, list(values)))
     return [(_whole(found, v.is_complex) if v.is_inexact else next(exact)) for v in eqn.outputs]
 
 
@@ -64,11 +63,11 @@ def _reversible(eqn: Equation):
     sources = _sources(eqn)
 
     @jax.custom_vjp
-    def call(reals, values, counts):
+    def call(reals, values):
         return _real(eqn, reals, jax.lax.stop_gradient(values))
 
-    def forward(reals, values, counts):
-        return call(reals, values, counts), (reals, values)
+    def forward(reals, values):
+        return call(reals, values), (reals, values)
 
     def backward(kept, cotangents):
         reals, values = kept
@@ -91,7 +90,7 @@ def _reversible(eqn: Equation):
         total = jax.vmap(column)(jnp.asarray(seeds, ct.dtype), jnp.asarray(np.stack(sources)))
         parts = jnp.split(total.sum(0), sizes[:-1])
         grads = [p.reshape(x.shape).astype(x.dtype) for p, x in zip(parts, reals, strict=True)]
-        return grads, None, None
+        return grads, None
 
     call.defvjp(forward, backward)
     return call
@@ -116,6 +115,17 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
     components = tuple(Component(i, None, False, o.shape) for i, o in enumerate(exits))
     entries = program.inputs[len(shapes) :]
     found = influence(Tangent(program, components, entries, (), exits, ()), [], {}, None)
+    if found.cuts:
+        raise NotSupportedError(
+            message(
+                f"the reverse derivative of a while_loop would read {found.cuts[0].reason}.",
+                where=eqn.where(),
+                why="JAX has no reverse mode through a while_loop; it is taken by forward mode, "
+                "one tangent for each element that a result reads",
+                do="use lax.scan or fori_loop with a fixed number of turns, keep the loop within "
+                "units, or put its result under stop_gradient",
+            )
+        )
     n_out = sum(int(np.prod(o.shape, dtype=np.int64)) for o in exits)
     n_in = int(found.offsets[-1])
     outs, ins = rows_of(found.rows, 0, n_in)

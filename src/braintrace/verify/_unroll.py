@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._guards import guards
+from .._control import guards
 from .._jaxpr import (
     Atom,
     Const,

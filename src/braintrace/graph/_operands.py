@@ -1,0 +1,104 @@
+"""The weights of an operator as functions of the parameters, from inside bodies too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from .._control import guards
+from .._jaxpr import Atom, Const, Program, Var, evaluate, prune
+from ._sites import Level, Site, sliced
+
+
+def operand_atoms(site: Site) -> list[Atom]:
+    """The values of the step itself from which the site's steady operands are computed."""
+    return _wanted(site)[-1]
+
+
+def _wanted(site: Site) -> list[list[Atom]]:
+    """What the steady operands are computed from: at the operator, then one body further out."""
+    at = site.operator.positions
+    wanted: list[list[Atom]] = [[site.equation.inputs[at[k]] for k in at if k not in site.varying]]
+    for level in reversed(site.levels):
+        wanted.append([outer for _, outer in _needed(level, wanted[-1])])
+    return wanted
+
+
+def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
+    """The steady operands from the values of `operand_atoms`; stacked over mapped turns."""
+    keys = [k for k in site.operator.positions if k not in site.varying]
+    found = [(v, ()) for v in values]  # a value, and the levels at whose turns it differs
+    for level, atoms in zip(site.levels, reversed(_wanted(site)[:-1]), strict=True):
+        found = _enter(level, atoms, found, site.levels)
+    return {k: value for k, (value, _) in zip(keys, found, strict=True)}
+
+
+def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
+    """Inputs of a body that some of its values are computed from, and what is passed there."""
+    eqn = level.equation
+    body, same = unguarded(eqn.bodies[level.branch].program)
+    atoms = [follow(a, same) for a in atoms]
+    part = prune(body, atoms)
+    read = {a for e in part.equations for a in e.inputs} | set(atoms)
+    passed = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs
+    return [(v, a) for v, a in zip(body.inputs, passed, strict=True) if v in read]
+
+
+def _enter(
+    level: Level, atoms: Sequence[Atom], found: Sequence[tuple], order: Sequence[Level]
+) -> list[tuple]:
+    """Values inside a body from those passed to it."""
+    body = level.equation.bodies[level.branch]
+    program, same = unguarded(body.program)
+    atoms = [follow(a, same) for a in atoms]
+    part = prune(program, atoms)
+    needed = [v for v, _ in _needed(level, atoms)]
+    slices = set(sliced(level.equation)) if level.length is not None else set()
+    inputs = [
+        (value, (*levels, level) if v in slices else levels)
+        for v, (value, levels) in zip(needed, found, strict=True)
+    ]
+    out = []
+    for atom in atoms:
+        one = prune(part, [atom])
+        read = {a for e in one.equations for a in e.inputs} | {atom}
+        chosen = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
+        levels = tuple(m for m in order if any(m in ls for _, _, ls in chosen))
+
+        def fun(*values, one=one, chosen=chosen):
+            given = dict(zip([v for v, _, _ in chosen], values, strict=True))
+            return evaluate(one, body.values, [given.get(v) for v in one.inputs])[0]
+
+        for m in reversed(levels):
+            fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in chosen])
+        value = fun(*(v for _, v, _ in chosen)) if chosen else fun()
+        out.append((atom.value if isinstance(atom, Const) else value, levels))
+    return out
+
+
+@lru_cache(maxsize=256)
+def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
+    """The program with guards (see `guards`) replaced by the value, and what stands for what.
+
+    For what is computed from parameters: there, nothing else is known.
+    """
+    found = guards(program)
+    same: dict[Var, Atom] = {}
+    equations = []
+    for eqn in program.equations:
+        if eqn in found:
+            same[eqn.outputs[0]] = follow(found[eqn], same)
+        else:
+            inputs = tuple(follow(a, same) for a in eqn.inputs)
+            equations.append(replace(eqn, inputs=inputs) if found else eqn)
+    outputs = tuple(follow(o, same) for o in program.outputs)
+    return Program(program.consts, program.inputs, tuple(equations), outputs), same
+
+
+def follow(atom: Atom, same: Mapping[Var, Atom]) -> Atom:
+    """What stands for an atom."""
+    return same.get(atom, atom) if isinstance(atom, Var) else atom
