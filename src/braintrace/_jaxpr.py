@@ -559,3 +559,28 @@ class DerivedPrimitive(Primitive):
                 return out, 0
         mapped = (*params.get("mapped", ()), axes)
         return self.bind(*operands, **{**params, "mapped": mapped}), 0
+
+
+class Misplaced(Exception):
+    """A placeholder stands where nothing can be put in its place."""
+
+
+class Placeholder(Primitive):
+    """Stands in a trace for a computation that is put in later: no rules, no evaluation.
+
+    The parameter `outs` are the shapes of its results.
+    """
+
+    multiple_results = True
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.def_abstract_eval(
+            lambda *avals, outs, **params: [jax.core.ShapedArray(o.shape, o.dtype) for o in outs]
+        )
+        self.def_impl(self._refuse)
+        ad.primitive_jvps[self] = self._refuse
+        batching.primitive_batchers[self] = self._refuse
+
+    def _refuse(self, *args: Any, **params: Any) -> Any:
+        raise Misplaced(f"{self.name} is evaluated, differentiated or mapped.")

@@ -6,15 +6,18 @@ trace is (parts, *parameter, *state): a complex parameter has two parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._control import Apply, bind_quietly, run
 from ..graph import Graph
 from ..rules import Forward
+from ._evaluate import Values, inputs_of
 from ._tied import tied
 
 Array = jax.Array
@@ -31,29 +34,33 @@ def forward_init(graph: Graph, params: Sequence[Any]) -> list[Any]:
 
 
 def forward_advance(
-    graph: Graph,
-    rule: Forward,
-    params: Sequence[Any],
-    hidden: Sequence[Any],
-    traces: Sequence[Any],
-    new_hidden: Callable[[Any, Any], list[Any]],
+    graph: Graph, rule: Forward, values: Values, traces: Sequence[Any]
 ) -> list[Any]:
     """Push all traces through the step."""
-    params, hidden = jax.lax.stop_gradient((tuple(params), tuple(hidden)))
     return [
-        _advance_one(rule, i, params, hidden, trace, new_hidden) if trace else trace
+        _advance_one(graph, rule, i, values, trace) if trace else trace
         for i, trace in enumerate(traces)
     ]
 
 
-def _advance_one(rule, i, params, hidden, trace, new_hidden):
+def _new_hidden(graph: Graph, values: Values) -> list[Any]:
+    """The new hidden states as a function that can be differentiated forward."""
+    apply: Apply = lambda eqn, operands, feed: (bind_quietly(eqn, operands), {})
+    inputs = inputs_of(graph, values)
+    outs = run(graph.step.program, values.consts, inputs, apply, graph.custom)[0]
+    return [outs[leaf.output] for leaf in graph.step.hidden]
+
+
+def _advance_one(graph: Graph, rule: Forward, i: int, values: Values, trace: Any) -> Any:
+    params, hidden = values.params, values.hidden
     p = params[i]
     parts = 2 if jnp.iscomplexobj(p) else 1
     flat = {k: e.reshape((parts * p.size, *e.shape[1 + p.ndim :])) for k, e in trace.items()}
     shapes = [jax.ShapeDtypeStruct(h.shape, h.dtype) for h in hidden]
 
     def of(value, states):
-        return new_hidden([*params[:i], value, *params[i + 1 :]], states)
+        new = (*params[:i], value, *params[i + 1 :])
+        return _new_hidden(graph, replace(values, params=new, hidden=states))
 
     def push(args):
         number, moved = args

@@ -1,46 +1,64 @@
-"""A step, or a window of steps, whose ordinary derivative is the learning rule's gradient.
+"""A stretch of steps whose ordinary derivative is the learning rule's gradient.
 
-The memory of a rule enters as an identity on the entry states with a derivative of its own: the
-cotangent `lam` that reaches it becomes <lam, trace> on the parameters, and nothing goes on to the
-past. Everything else is ordinary reverse mode inside the step.
+First the states are run through the steps (`_recurrence`). Then everything else happens for all
+steps side by side, at the states they started from: results and losses, the numbers x, f and D of
+each relation, and reverse mode within each step or window. The memory of a rule enters as an
+*anchor*: an identity on the states where steps or windows enter, and zeros added to the outputs of
+operators, whose cotangents the rule turns into gradients of the parameters. Nothing goes on to the
+past.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._control import Apply, bind_quietly, run
-from .._jaxpr import Equation, bind
-from ..graph import Graph, bind_reversible, split_cotangents
-from ..rules import Forward, Rule
+from ..graph import Graph, split_cotangents
+from ..rules import Forward, Rule, Signals, Steps
+from ..rules import mix as carried_by
+from ._evaluate import Values, evaluate_single, evaluate_window, inputs_of
 from ._forward import forward_advance, forward_init, forward_remember
-from ._observe import Observation, observe
+from ._observe import observe
+from ._recurrence import Known, unroll
 from ._tied import tied
-from ._worlds import evaluate_cut, evaluate_sealed
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """The arrays of a step: closed-over constants, arguments, and the three kinds of state."""
+class Span:
+    """How a stretch is laid out in time.
 
-    consts: tuple[Any, ...]
-    args: tuple[Any, ...]
-    params: tuple[Any, ...]
-    hidden: tuple[Any, ...]
-    others: tuple[Any, ...]
+    `consts` and `args` say which of these have a leading axis of `length` steps. `window` is the
+    number of steps in which reverse mode is complete, None for single steps with recurrent entries
+    cut.
+    """
+
+    length: int
+    consts: tuple[bool, ...]
+    args: tuple[bool, ...]
+    window: int | None
 
 
-jax.tree_util.register_dataclass(
-    Values, data_fields=["consts", "args", "params", "hidden", "others"], meta_fields=[]
-)
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A stretch that was run; all but `traces` with a leading axis of steps.
+
+    `before` and `after` are the values before and after each step, `outs` the results. `credited`
+    are results and new values to compute the counted losses from: the same, unless only some
+    windows are counted.
+    """
+
+    outs: list[Any]
+    before: Values
+    after: Values
+    traces: list[Any]
+    credited: tuple[list[Any], Values]
 
 
 def init_traces(graph: Graph, rule: Rule | Forward, values: Values) -> list[Any]:
@@ -51,281 +69,305 @@ def init_traces(graph: Graph, rule: Rule | Forward, values: Values) -> list[Any]
     return [rule.init(r, w) for r, w in zip(graph.relations, weights, strict=True)]
 
 
-def single_step(
-    graph: Graph, rule: Rule | Forward, values: Values, traces: Sequence[Any]
-) -> tuple[list[Any], Values, list[Any]]:
-    """One step with recurrent entries cut; returns (outputs, values with new states, traces)."""
-    if isinstance(rule, Forward):  # everything is kept, so nothing is cut
-        return window_step(graph, rule, enter_window(graph, rule, values, traces), traces)
-    before = lax.stop_gradient(list(traces))
-    seen = _observed(graph, values)
-    after = _advance(graph, rule, values, before, seen)
-    if rule.carry is not None:
-        return (*_sealed_step(graph, rule, values, before, seen), after)
-    entry = _remember(graph, rule, values, before, after)
-    inputs = inputs_of(graph, values, entry)
-    taps = _taps(graph, rule, values, after)
-    outs = evaluate_cut(graph, values.consts, inputs, _applied(graph, taps), taps)
-    return (*_outputs(graph, values, outs), after)
-
-
-def _sealed_step(
-    graph: Graph, rule: Rule, values: Values, before: list[Any], seen: list[Observation]
-) -> tuple[list[Any], Values]:
-    """A step of a rule with its own D: credit to the past passes the new states through that D."""
-    step = graph.step
-    still: Values = lax.stop_gradient(values)
-    weights = graph.operands(still.consts, still.params)
-    assert rule.carry is not None
-    moved = [
-        rule.carry(r, eps, o.D, w)
-        for r, eps, o, w in zip(graph.relations, before, seen, weights, strict=True)
-    ]
-    made = {o for eqn in step.program.equations for o in eqn.outputs}
-    hooks: dict[Any, Any] = {}
-    for k, leaf in enumerate(step.hidden):
-        var = step.exit(leaf)
-        if var in made and var not in hooks:  # one value in two states moves both of their slots
-            hooks[var] = lambda value, k=k: _credited(graph, rule, values, moved, k, value)
-    entry = _remember(graph, rule, values, before, None)
-    inputs = inputs_of(graph, values, entry)
-    outs = evaluate_sealed(graph, values.consts, inputs, _applied(graph, {}), {}, hooks)
-    return _outputs(graph, values, outs)
-
-
-def window_step(
-    graph: Graph, rule: Rule | Forward | None, values: Values, traces: Sequence[Any]
-) -> tuple[list[Any], Values, list[Any]]:
-    """One step inside a window: nothing is cut, nothing is remembered; no rule, no traces."""
-    before = lax.stop_gradient(list(traces))
-    if rule is None:
-        after = []
-    elif isinstance(rule, Forward):
-        run_step = lambda params, hidden: _new_hidden(graph, values, params, hidden)
-        after = forward_advance(graph, rule, values.params, values.hidden, before, run_step)
-    else:
-        after = _advance(graph, rule, values, before, _observed(graph, values))
-    outs = plain_step(graph, values.consts, inputs_of(graph, values))
-    return (*_outputs(graph, values, outs), after)
-
-
-def _new_hidden(graph: Graph, values: Values, params: Any, hidden: Any) -> list[Any]:
-    """The new hidden states as a function that can be differentiated forward."""
-    still: Values = lax.stop_gradient(values)
-    inputs = inputs_of(graph, Values(still.consts, still.args, params, hidden, still.others))
-    apply: Apply = lambda eqn, operands, feed: (bind_quietly(eqn, operands), {})
-    outs = run(graph.step.program, still.consts, inputs, apply, graph.custom)[0]
-    return [outs[leaf.output] for leaf in graph.step.hidden]
-
-
-def plain_step(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """The step itself, with a reverse mode through every `while`."""
-    apply: Apply = lambda eqn, operands, feed: (bind_reversible(eqn, operands), {})
-    return run(graph.step.program, consts, inputs, apply, graph.whiles)[0]
-
-
-def enter_window(
-    graph: Graph, rule: Rule | Forward, values: Values, traces: Sequence[Any]
-) -> Values:
-    """The entry states of a window, remembering what the traces hold."""
-    before = lax.stop_gradient(list(traces))
-    if isinstance(rule, Forward):
-        hidden = forward_remember(graph, values.params, values.hidden, before)
-    else:
-        hidden = _remember(graph, rule, values, before, None)
-    return Values(values.consts, values.args, values.params, hidden, values.others)
-
-
-def sequence(
+def stretch(
     graph: Graph,
     rule: Rule | Forward,
     values: Values,
-    traces: list,
-    timed: tuple[bool, ...],
-    single: bool,
-) -> tuple[list, Values, list]:
-    """Several steps: one entry for all of them, or one per step under a single-step rule.
+    traces: Sequence[Any],
+    span: Span,
+    *,
+    keep: bool = True,
+    fresh: Array | None = None,
+    chosen: Array | None = None,
+) -> Ran:
+    """Run the model through a stretch of steps.
 
-    `timed` says which arguments have a leading axis of steps; outputs are stacked over them.
+    Args:
+        graph: the analysed step.
+        rule: the learning rule.
+        values: arrays of the steps, the states as they are before the first one.
+        traces: the rule's traces before the first step.
+        span: how the arrays are laid out in time.
+        keep: whether the traces after the last step are wanted; else they are not computed.
+        fresh: whether the traces are zero, if that is known.
+        chosen: the window (or step) to evaluate in place of each one where losses are counted, if
+            some are not: what they compute must not count, even if it is not a number.
     """
-    entry = values if single else enter_window(graph, rule, values, traces)
-    moving = [a for a, t in zip(values.args, timed, strict=True) if t]
+    before: list[Any] = lax.stop_gradient(list(traces))
+    if graph.effects and span.length > 1 and span.window is None:
+        return _one_by_one(graph, rule, values, before, span, fresh)
+    everywhere = isinstance(rule, Forward)
+    span = replace(span, window=span.length) if everywhere else span
+    path, ys = _path(graph, lax.stop_gradient(values), span)
+    run: Callable[[Array | None], list[Any]]
+    if isinstance(rule, Forward):
+        run = lambda chosen: _run_forward(graph, values, before, path, span)
+        after = _advance_forward(graph, rule, path, before, span) if keep else before
+    else:
+        steps = _observed(graph, path, span, ys)
+        run = lambda chosen: _run_anchored(
+            graph, rule, values, before, path, span, ys, steps, fresh, chosen
+        )
+        after = before
+        if keep:
+            weights = graph.operands(_first(path.consts, span.consts), path.params)
+            after = rule.advance(graph.relations, before, steps, weights)
+    outs, new = _sorted(graph, values, run(None))
+    credited = (outs, new) if chosen is None else _sorted(graph, values, run(chosen))
+    return Ran(outs, path, new, after, credited)
 
-    def body(carry, slices):
-        hidden, others, traces = carry
-        slices = iter(slices)
-        args = tuple(next(slices) if t else a for a, t in zip(values.args, timed, strict=True))
-        now = Values(values.consts, args, values.params, hidden, others)
-        outs, new, traces = (single_step if single else window_step)(graph, rule, now, traces)
-        return (new.hidden, new.others, traces), outs
 
-    start = (entry.hidden, entry.others, list(traces))
-    (hidden, others, traces), outs = lax.scan(body, start, moving)
-    return outs, Values(values.consts, values.args, values.params, hidden, others), traces
-
-
-def inputs_of(graph: Graph, values: Values, hidden: Sequence[Any] | None = None) -> list[Any]:
-    """The program's flat inputs, with other entry states if `hidden` is given."""
+def _sorted(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
     step = graph.step
-    hidden = values.hidden if hidden is None else hidden
-    inputs: list[Any] = [None] * len(step.program.inputs)
-    inputs[: step.n_args] = values.args
-    for leaves, arrays in (
-        (step.params, values.params),
-        (step.hidden, hidden),
-        (step.others, values.others),
+    hidden, others = (tuple(outs[leaf.output] for leaf in k) for k in (step.hidden, step.others))
+    return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
+
+
+def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
+    """For a step with side effects, which must happen once and in order."""
+    one = Span(1, tuple(False for _ in span.consts), tuple(False for _ in span.args), None)
+
+    def body(carry, sliced):
+        hidden, others, traces, fresh = carry
+        consts, args = (
+            _merge(*given)
+            for given in zip(
+                (values.consts, values.args), (span.consts, span.args), sliced, strict=True
+            )
+        )
+        now = Values(consts, args, values.params, hidden, others)
+        ran = stretch(graph, rule, now, traces, one, fresh=fresh)
+        new = jax.tree.map(lambda a: a[0], (ran.after.hidden, ran.after.others))
+        seen = (ran.outs, ran.before.hidden, ran.before.others, *new)
+        fresh = None if fresh is None else jnp.zeros((), bool)
+        return (*new, ran.traces, fresh), (jax.tree.map(lambda a: a[0], seen[:3]), seen[3:])
+
+    start = (values.hidden, values.others, traces, fresh)
+    sliced = (_chosen(values.consts, span.consts), _chosen(values.args, span.args))
+    (_, _, traces, _), ((outs, *before), new) = lax.scan(body, start, sliced, span.length)
+    first = replace(values, hidden=before[0], others=before[1])
+    after = replace(values, hidden=new[0], others=new[1])
+    return Ran(outs, first, after, traces, (outs, after))
+
+
+# --------------------------------------------------------------------------------- along the time
+
+
+def _chosen(arrays: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [a for a, f in zip(arrays, flags, strict=True) if f]
+
+
+def _merge(arrays: Sequence[Any], flags: Sequence[bool], chosen: Sequence[Any]) -> tuple[Any, ...]:
+    items = iter(chosen)
+    return tuple(next(items) if f else a for a, f in zip(arrays, flags, strict=True))
+
+
+def _first(arrays: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
+    return _merge(arrays, flags, [a[0] for a in _chosen(arrays, flags)])
+
+
+def _over(count: int, function: Callable, *arrays: Any) -> Any:
+    """A function of the arrays' slices, for all of them side by side."""
+    if count == 1:
+        out = function(*jax.tree.map(lambda a: a[0], arrays))
+        return jax.tree.map(lambda a: jnp.expand_dims(a, 0), out)
+    return jax.vmap(function, axis_size=count)(*arrays)
+
+
+def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, Array]]:
+    """The states before every step, and the outputs of operators that are known from finding them.
+
+    Returns the values with states stacked over the steps, and outputs by relation.
+    """
+    step, program = graph.step, graph.step.program
+    leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
+    if span.length == 1:
+        hidden, others = (
+            tuple(jnp.expand_dims(a, 0) for a in k) for k in (values.hidden, values.others)
+        )
+        return replace(values, hidden=hidden, others=others), {}
+    known = Known()
+    for var, value, timed in zip(program.consts, values.consts, span.consts, strict=True):
+        known.add(var, value, timed)
+    for var, value, timed in zip(
+        program.inputs[: step.n_args], values.args, span.args, strict=True
     ):
-        for leaf, array in zip(leaves, arrays, strict=True):
-            inputs[leaf.position] = array
-    return inputs
+        known.add(var, value, timed)
+    for leaf, value in zip(step.params, values.params, strict=True):
+        known.add(step.entry(leaf), value, False)
+    carried = [(step.entry(leaf), step.exit(leaf)) for leaf in leaves]
+    outputs = {r.index: r.site.y for r in graph.relations if not r.site.levels}
+    unroll(program, known, carried, start, span.length, list(outputs.values()))
+
+    def all_steps(leaf):
+        var = step.entry(leaf)
+        if var in known.timed:
+            return known.timed[var]
+        return jnp.broadcast_to(known.shared[var], (span.length, *var.shape))
+
+    hidden, others = (tuple(map(all_steps, k)) for k in (step.hidden, step.others))
+    ys = {i: known.timed[y] for i, y in outputs.items() if y in known.timed}
+    return replace(values, hidden=hidden, others=others), ys
 
 
-def _outputs(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
-    step = graph.step
-    new = Values(
-        values.consts,
-        values.args,
-        values.params,
-        tuple(outs[leaf.output] for leaf in step.hidden),
-        tuple(outs[leaf.output] for leaf in step.others),
-    )
-    return outs[: step.n_outs], new
+def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> list[Steps]:
+    def look(consts, args, hidden, others, ys):
+        consts, args = _merge(path.consts, span.consts, consts), _merge(path.args, span.args, args)
+        now = Values(consts, args, path.params, hidden, others)
+        return observe(graph, consts, inputs_of(graph, now), ys)
+
+    sliced = (_chosen(path.consts, span.consts), _chosen(path.args, span.args))
+    return _over(span.length, look, *sliced, path.hidden, path.others, ys)
 
 
-def _observed(graph: Graph, values: Values) -> list[Observation]:
-    still: Values = lax.stop_gradient(values)
-    return observe(graph, still.consts, inputs_of(graph, still))
+# --------------------------------------------------------------------------------------- anchors
 
 
-def _advance(
-    graph: Graph, rule: Rule, values: Values, traces: list[Any], seen: list[Observation]
-) -> list[Any]:
-    still: Values = lax.stop_gradient(values)
-    weights = graph.operands(still.consts, still.params)
-    return [
-        rule.advance(r, eps, o.x, o.f, o.D, w)
-        for r, eps, o, w in zip(graph.relations, traces, seen, weights, strict=True)
-    ]
+def _run_anchored(graph, rule, values, traces, path, span, ys, steps, fresh, chosen) -> list[Any]:
+    """All results of all steps, differentiable as the rule asks."""
+    masked = chosen is not None
+    starts, taps, exits = _anchor(graph, rule, values, traces, path, span, steps, fresh, masked)
+    consts, args = values.consts, values.args
+    per_step = (_chosen(consts, span.consts), _chosen(args, span.args), path.others, taps, ys)
+    if chosen is not None:
+        size = span.window or 1
+        index = (chosen[:, None] * size + jnp.arange(size)).reshape(-1)
+        starts = jax.tree.map(lambda a: a[chosen], starts)
+        exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))
+    if span.window is None:
+
+        def single(hidden, exits, sliced):
+            c, a, others, taps, ys = sliced
+            now = Values(
+                _merge(consts, span.consts, c),
+                _merge(args, span.args, a),
+                values.params,
+                hidden,
+                others,
+            )
+            return evaluate_single(graph, now, taps, ys, exits if rule.crossing else None)
+
+        return _over(span.length, single, starts, exits, per_step)
+    return _windows(graph, values, span, starts, per_step)
 
 
-def _remember(
-    graph: Graph, rule: Rule, values: Values, before: list[Any], after: list[Any] | None
-) -> tuple[Any, ...]:
-    """The entry states; their cotangent goes to the parameters, nothing to the past."""
+def _windows(graph: Graph, values: Values, span: Span, starts: Any, per_step: Any) -> list[Any]:
+    assert span.window is not None
+    count, size = span.length // span.window, span.window
+    consts, args = values.consts, values.args
+
+    def step(hidden, sliced):
+        c, a, others, taps, ys = sliced
+        now = Values(
+            _merge(consts, span.consts, c),
+            _merge(args, span.args, a),
+            values.params,
+            hidden,
+            others,
+        )
+        outs = evaluate_window(graph, now, taps, ys)
+        return tuple(outs[leaf.output] for leaf in graph.step.hidden), outs
+
+    def window(hidden, sliced):
+        if size == 1:
+            outs = step(hidden, jax.tree.map(lambda a: a[0], sliced))[1]
+            return jax.tree.map(lambda a: jnp.expand_dims(a, 0), outs)
+        return lax.scan(step, hidden, sliced, size)[1]
+
+    split = jax.tree.map(lambda a: a.reshape((count, size, *a.shape[1:])), per_step)
+    outs = _over(count, window, starts, split)
+    return jax.tree.map(lambda a: a.reshape((span.length, *a.shape[2:])), outs)
+
+
+def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tuple[Any, Any, Any]:
+    """States where windows enter, zeros at the operators' outputs, and at the new states."""
+    every = span.window
+    starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
+    if not graph.relations:
+        return starts, {}, ()
+    sealed = rule.crossing and every is None
+    leaving = [(h.shape, h.dtype) for h in path.hidden] if sealed else []
+
+    def zeros(r):
+        turns = () if r.site.turns is None else (r.site.turns,)
+        return jnp.zeros((span.length, *turns, *r.operator.y.shape), r.operator.y.dtype)
 
     @jax.custom_vjp
-    def remember(params, hidden, saved):
-        return tied(hidden, params, saved)
+    def anchor(params, starts, saved):
+        taps = {r.index: zeros(r) for r in graph.relations}
+        exits = tuple(jnp.zeros(*like) for like in leaving)
+        return tied((starts, taps, exits), params, saved)
 
-    def forward(params, hidden, saved):
-        return tied(hidden, params, saved), (params, hidden, saved)
+    def forward(params, starts, saved):
+        return anchor(params, starts, saved), (params, starts, saved)
 
     def backward(kept, cotangents):
-        params, hidden, (consts, before, after) = kept
-
-        def recall(i, r, at, weights):
-            if after is None:
-                return rule.recall_window(r, before[i], at, weights)
-            return rule.recall(r, before[i], after[i], at, weights)
-
-        grads = _pulled(graph, consts, params, cotangents, recall)
-        return grads, tuple(jnp.zeros_like(h) for h in hidden), None
-
-    remember.defvjp(forward, backward)
-    if not graph.relations:
-        return lax.stop_gradient(values.hidden)
-    saved = lax.stop_gradient((values.consts, before, after))
-    return remember(values.params, values.hidden, saved)
-
-
-def _credited(
-    graph: Graph, rule: Rule, values: Values, moved: list[Any], leaf: int, value: Any
-) -> Any:
-    """The new value of a state; its cotangent also meets what the past has moved it by."""
-
-    @jax.custom_vjp
-    def credited(params, value, saved):
-        return tied(value, params, saved)
-
-    def forward(params, value, saved):
-        return tied(value, params, saved), (params, saved)
-
-    def backward(kept, cotangent):
-        params, (consts, moved) = kept
-        shapes = [graph.step.entry(leaf) for leaf in graph.step.hidden]
-        cotangents = [jnp.zeros(v.shape, v.dtype) for v in shapes]
-        cotangents[leaf] = cotangent
-        recall = lambda i, r, at, weights: rule.recall_window(r, moved[i], at, weights)
-        return _pulled(graph, consts, params, cotangents, recall), cotangent, None
-
-    credited.defvjp(forward, backward)
-    if not graph.relations:
-        return value
-    return credited(values.params, value, lax.stop_gradient((values.consts, moved)))
-
-
-def _pulled(graph: Graph, consts: Any, params: Any, cotangents: Any, recall: Any) -> Any:
-    """Gradients of the parameters from cotangents of states and what a rule makes of them."""
-
-    def traced(p):
-        found = graph.operands(consts, p)
-        pairs = zip(graph.relations, found, strict=True)
-        return [{k: w[k] for k in r.keys} for r, w in pairs], found
-
-    _, pull, weights = jax.vjp(traced, params, has_aux=True)
-    lam = split_cotangents(graph.tangent.components, cotangents)
-    dtype = jnp.result_type(*lam)
-    grads = []
-    for i, r in enumerate(graph.relations):
-        at = jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1)
-        grads.append(recall(i, r, at, weights[i]))
-    return pull(grads)[0]
-
-
-def _taps(graph: Graph, rule: Rule, values: Values, after: list[Any]) -> dict[int, Array]:
-    """Zeros added to the operators' outputs whose cotangent becomes the rule's weight gradient."""
-    if rule.tap is None:
-        return {}
-    return {r.index: _tap(graph, rule, values, r, after[r.index]) for r in graph.relations}
-
-
-def _tap(graph: Graph, rule: Rule, values: Values, r: Any, after: Any) -> Array:
-    y = r.operator.y
-    shape = y.shape if r.site.turns is None else (r.site.turns, *y.shape)
-
-    @jax.custom_vjp
-    def zeros(params, saved):
-        return tied(jnp.zeros(shape, y.dtype), params, saved)
-
-    def forward(params, saved):
-        return zeros(params, saved), (params, saved)
-
-    def backward(kept, ct):
-        params, (consts, after) = kept
+        params, starts, (consts, traces, steps, fresh) = kept
+        lam, taps, exits = cotangents
+        signals = _signals(graph, every, masked, steps, lam, taps, exits)
 
         def traced(p):
-            found = graph.operands(consts, p)[r.index]
-            return {k: found[k] for k in r.keys}, found
+            found = graph.operands(consts, p)
+            pairs = zip(graph.relations, found, strict=True)
+            return [{k: w[k] for k in r.keys} for r, w in pairs], found
 
         _, pull, weights = jax.vjp(traced, params, has_aux=True)
-        assert rule.tap is not None
-        return pull(rule.tap(r, after, ct, weights))[0], None
+        grads = rule.credit(graph.relations, traces, steps, signals, weights, fresh)
+        return pull(grads)[0], jax.tree.map(jnp.zeros_like, starts), None
 
-    zeros.defvjp(forward, backward)
-    return r.site.inward(zeros(values.params, lax.stop_gradient((values.consts, after))))
+    anchor.defvjp(forward, backward)
+    consts = _first(path.consts, span.consts)
+    saved = lax.stop_gradient((consts, traces, steps, fresh))
+    starts, taps, exits = anchor(values.params, starts, saved)
+    inward = lambda r, a: _over(span.length, r.site.inward, a)
+    return starts, {r.index: inward(r, taps[r.index]) for r in graph.relations}, exits
 
 
-def _applied(graph: Graph, taps: dict[int, Array]):
-    """How to apply an equation: a tapped operator passes no gradient to its weights."""
-    relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
+def _signals(graph: Graph, every, masked, steps, lam, taps, exits) -> list[Signals]:
+    entry = _at_slots(graph, lam)
+    leaving = _at_slots(graph, exits) if exits else None
+    out = []
+    for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
+        at = entry[i]
+        if leaving is not None:
+            back = jnp.swapaxes(s.D, -1, -2)
+            moved = carried_by(back, leaving[i], r.slots.table is None)
+            silent = (leaving[i] == 0).all(-1, keepdims=True) if masked else False
+            at = at + jnp.where(silent, 0, moved)
+        out.append(Signals(at, taps[r.index], every, masked))
+    return out
 
-    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
-        r = relation_of.get(eqn)
-        if r is None:
-            return bind_reversible(eqn, operands), {}
-        still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
-        operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
-        (y,) = bind(eqn, operands)
-        return [y + feed[r.index].astype(y.dtype)], {}
 
-    return apply
+def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
+    """Cotangents of states, with a leading axis, at the slots of every relation."""
+
+    def one(*leaves):
+        lam = split_cotangents(graph.tangent.components, leaves)
+        dtype = jnp.result_type(*lam)
+        return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
+
+    return _over(cotangents[0].shape[0], one, *cotangents)
+
+
+# --------------------------------------------------------------------------- everything forward
+
+
+def _run_forward(graph, values, traces, path, span) -> list[Any]:
+    hidden = forward_remember(graph, values.params, values.hidden, traces)
+    starts = tuple(jnp.expand_dims(h, 0) for h in hidden)
+    sliced = (_chosen(values.consts, span.consts), _chosen(values.args, span.args))
+    return _windows(graph, values, span, starts, (*sliced, path.others, {}, {}))
+
+
+def _advance_forward(graph, rule, path, traces, span) -> list[Any]:
+    def step(traces, sliced):
+        consts, args, hidden, others = sliced
+        consts, args = _merge(path.consts, span.consts, consts), _merge(path.args, span.args, args)
+        now = Values(consts, args, path.params, hidden, others)
+        return forward_advance(graph, rule, now, traces), None
+
+    timed = (_chosen(path.consts, span.consts), _chosen(path.args, span.args))
+    sliced = (*timed, path.hidden, path.others)
+    if span.length == 1:
+        return step(traces, jax.tree.map(lambda a: a[0], sliced))[0]
+    return lax.scan(step, traces, sliced, span.length)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,31 +11,36 @@ import numpy as np
 
 from .._jaxpr import Var
 from ..graph import Graph, HiddenParamOpRelation, Pushed, bind_reversible
+from ..rules import Steps
 
 Array = jax.Array
 _FEW = 4  # derivatives that are written out one by one; more are computed side by side
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one relation did in one step (see `rules` for the letters)."""
+def observe(
+    graph: Graph,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    ys: Mapping[int, Array] | None = None,
+) -> list[Steps]:
+    """Evaluate the kept Jacobian of a step at a point, relation by relation.
 
-    x: Array | None
-    f: Array
-    D: Array
-
-
-def observe(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Observation]:
-    """Evaluate the kept Jacobian of a step at a point, relation by relation."""
+    `ys` are outputs of operators that are known already, by relation.
+    """
+    known = ys or {}
+    tapped = zip(graph.relations, graph.tapped, strict=True)
+    given: dict[Any, Any] = {
+        graph.tangent.ys[t]: known[r.index] for r, t in tapped if r.index in known
+    }
     pushed = Pushed(
-        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible
+        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible, given
     )
     states = _States(graph, pushed)
     xs = pushed.xs()
     out = []
     for relation, t in zip(graph.relations, graph.tapped, strict=True):
         x = None if xs[t] is None else relation.site.outward(xs[t])
-        out.append(Observation(x, _tail(graph, pushed, relation, t), states.transition(relation)))
+        out.append(Steps(x, _tail(graph, pushed, relation, t), states.transition(relation)))
     return out
 
 

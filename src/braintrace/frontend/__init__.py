@@ -16,3 +16,6 @@ from ._etrace_graph import (
     find_hidden_param_op_relations_from_module as find_hidden_param_op_relations_from_module,
 )
 from ._etrace_graph import graph_of as graph_of
+from ._function import StateLeaf as StateLeaf
+from ._function import Traced as Traced
+from ._function import trace_function as trace_function

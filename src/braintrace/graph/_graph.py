@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._control import opened, quiet
-from .._jaxpr import Equation, Program, Var, evaluate, is_inexact, is_traced, prune
+from .._jaxpr import Equation, Program, Var, deep_equations, evaluate, is_inexact, is_traced, prune
 from ._diagnostics import CompilationRecord
 from ._explain import (
     dropped,
@@ -72,6 +72,16 @@ class Graph:
     influenced: tuple[tuple[int, ...], ...]
     crossings: int | None
     records: tuple[CompilationRecord, ...]
+
+    @property
+    def inner(self) -> dict[Equation, frozenset[int]]:
+        """The equations of control flow around operators or a `while`."""
+        return {**self.whiles, **self.opens}
+
+    @property
+    def effects(self) -> bool:
+        """Whether the step has side effects."""
+        return any(e.effects for e in deep_equations(self.step.program))
 
     @property
     def cut(self) -> frozenset[Equation]:

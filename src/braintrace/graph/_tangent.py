@@ -41,7 +41,8 @@ class Tangent:
 
     `entries` are the tangents of the state components, `taps[i]` those of the i-th operator's
     output (real part, and imaginary part when it is complex), `exits` the resulting tangents,
-    `xs` the operators' inputs (None for an operator of weights only).
+    `xs` the operators' inputs (None for an operator of weights only), `ys` their outputs (None in
+    a body of control flow).
     """
 
     program: Program
@@ -50,6 +51,7 @@ class Tangent:
     taps: tuple[tuple[Var, ...], ...]
     exits: tuple[Atom, ...]
     xs: tuple[Atom | None, ...]
+    ys: tuple[Atom | None, ...] = ()
 
 
 def tangent_program(
@@ -75,7 +77,6 @@ def tangent_program(
     )
     tap_shapes = [_parts_shape(site) for site in sites]
     flat_taps = [s for parts in tap_shapes for s in parts]
-    with_x = [i for i, site in enumerate(sites) if site.x is not None]
 
     def fun(*flat):
         values = flat[:n_consts]
@@ -92,8 +93,8 @@ def tangent_program(
             (y,) = outs
             y = y if crossing else lax.stop_gradient(y)
             tap = feed[i][0] if len(feed[i]) == 1 else lax.complex(*feed[i])
-            seen = {} if at is None else {i: lax.stop_gradient(vals[at])}
-            return [y + tap.astype(y.dtype)], seen
+            x = None if at is None else lax.stop_gradient(vals[at])
+            return [y + tap.astype(y.dtype)], {i: (x, None if sites[i].levels else y)}
 
         def kept(entry, taps):
             leaves = join(components, entry, len(step.hidden))
@@ -102,12 +103,13 @@ def tangent_program(
             feed = dict(enumerate(_group(taps, tap_shapes)))
             outs, seen = run(program, values, inputs, apply, opens, feed)
             exits = split(components, [outs[leaf.output] for leaf in step.hidden])
-            return exits, [seen[i] for i in with_x]
+            return exits, [seen[i] for i in range(len(sites))]
 
         entry = split(components, [inputs[leaf.position] for leaf in step.hidden])
         zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
-        _, d_exit, xs = jax.jvp(kept, (entry, zeros), (d_entry, d_taps), has_aux=True)
-        return [*d_exit, *xs]
+        _, d_exit, seen = jax.jvp(kept, (entry, zeros), (d_entry, d_taps), has_aux=True)
+        xs, ys = [x for x, _ in seen], [y for _, y in seen]
+        return [*d_exit, *(v for v in (*xs, *ys) if v is not None)]
 
     linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
     linear = _close(linear, extra)
@@ -115,14 +117,16 @@ def tangent_program(
     _check_pure(linear)
     ins = linear.inputs[n_consts + n_inputs :]
     outs = linear.outputs
-    xs = iter(outs[len(components) :])
+    seen = iter(outs[len(components) :])
+    xs = tuple(None if site.x is None else next(seen) for site in sites)
     return Tangent(
         program=linear,
         components=components,
         entries=tuple(ins[: len(components)]),
         taps=tuple(tuple(g) for g in _group(ins[len(components) :], tap_shapes)),
         exits=tuple(outs[: len(components)]),
-        xs=tuple(next(xs) if i in with_x else None for i in range(len(sites))),
+        xs=xs,
+        ys=tuple(None if site.levels else next(seen) for site in sites),
     )
 
 
@@ -187,8 +191,8 @@ class Pushed:
     """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
 
     `cut` holds the equations, in bodies too, whose tangent is dropped; `bodies` the outputs of the
-    control-flow equations that are tangents; `rebind` applies an equation. A tangent of None is
-    zero.
+    control-flow equations that are tangents; `rebind` applies an equation; `given` are values that
+    are known already. A tangent of None is zero.
     """
 
     def __init__(
@@ -198,6 +202,7 @@ class Pushed:
         cut: frozenset[Equation],
         bodies: Mapping[Equation, tuple[int, ...]],
         rebind: Callable[[Equation, Sequence[Any]], list[Any]] = bind,
+        given: Mapping[Atom, Any] | None = None,
     ):
         self._tangent, self._cut, self._rebind = tangent, cut, rebind
         program = tangent.program
@@ -211,7 +216,10 @@ class Pushed:
             moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
             # A body computes values and tangents together: the values at zero tangents.
             joint = eqn.bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
-            if joint or not moves:
+            known = given and all(o in given for o in eqn.outputs)
+            if known and given:
+                self._primal.update((o, given[o]) for o in eqn.outputs)
+            elif joint or not moves:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
             if moves and eqn not in cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import brainstate
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import dotted, message
-from ..engine import Values, enter_window, init_traces, sequence, single_step, window_step
+from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
 from ..rules import Forward, Rule
+from ._around import around, stand_in
 from ._batch import (
     Shapes,
     check_states,
@@ -23,6 +25,7 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
+from ._blocks import calls_per_block, gradient
 from ._checks import (
     check_arguments,
     check_exact,
@@ -35,6 +38,7 @@ from ._checks import (
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
+from ._sequences import states_of
 
 Array = jax.Array
 
@@ -78,6 +82,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
+        self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}
 
@@ -169,6 +174,11 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             info.leaves("hidden"),
             info.leaves("others"),
         )
+        if self._standing_in:
+            outs, new = stand_in(graph, call, values)
+            info.write("hidden", new.hidden)
+            info.write("others", new.others)
+            return unflatten(info, outs)
         traces = [t.value for t in self.etraces.values()]
         outs, new, traces = self._run(graph, call)(values, traces)
         info.write("hidden", new.hidden)
@@ -181,14 +191,59 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def _run(self, graph: Graph, call: Call):
         single, rule = self.vjp_method == "single-step", self.rule
 
-        def run(values: Values, traces: list[Any]):
-            if call.length is not None:
-                return sequence(graph, rule, values, traces, call.timed, single)
-            if single:
-                return single_step(graph, rule, values, traces)
-            return window_step(graph, rule, enter_window(graph, rule, values, traces), traces)
+        length = call.length or 1
+        span = Span(
+            length,
+            tuple(False for _ in graph.step.program.consts),
+            call.timed,
+            None if single else length,
+        )
 
-        return self.executor.compiled((graph, call.timed, call.length is None), run)
+        def run(values: Values, traces: list[Any]):
+            ran = stretch(graph, rule, values, traces, span)
+            last = replace(
+                values,
+                hidden=tuple(a[-1] for a in ran.after.hidden),
+                others=tuple(a[-1] for a in ran.after.others),
+            )
+            outs = ran.outs if call.length is not None else [a[0] for a in ran.outs]
+            return outs, last, ran.traces
+
+        return self.executor.compiled((graph, call.timed, call.length), run)
+
+    # --------------------------------------------------------------------------------- blocks
+
+    def _in_blocks(self, step, mask, sequences, weights, options):
+        block_size, budget, keep, tick = options
+        if block_size == 1:
+            return None
+        self._standing_in = True
+        try:
+            plan = around(step, *jax.tree.map(lambda a: a[0], sequences))
+        finally:
+            self._standing_in = False
+        if plan is None:
+            return None
+        states, rebuild = states_of(weights)
+        count = jax.tree.leaves(sequences)[0].shape[0]
+        per_block = calls_per_block(plan, count, block_size, budget)
+        found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
+        if found is None:
+            return None
+        grads, results = found
+        out = jax.tree.unflatten(plan.traced.out_tree, results)
+        return rebuild(grads), out
+
+    def advance_traces(self, traces: list[Any] | None, calls: int) -> None:
+        """Store the traces after some calls; None leaves them to `forget_past`."""
+        if traces is not None:
+            for state, value in zip(self.etraces.values(), traces, strict=True):
+                state.value = value
+        self.running_index.value = lax.stop_gradient(self.running_index.value + calls)
+
+    def forget_past(self) -> None:
+        """Zero the traces, so that what comes counts as a new sequence."""
+        ETraceAlgorithm.reset_state(self)
 
     # ------------------------------------------------------------------------------ resetting
 

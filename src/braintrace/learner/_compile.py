@@ -69,6 +69,12 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
                 )
             )
 
+    def forget_past(self) -> None:
+        """Zero the traces of every sample."""
+        self.module.running_index.value = jnp.zeros_like(self.module.running_index.value)
+        for state in self.module.etraces.values():
+            state.value = jax.tree.map(jnp.zeros_like, state.value)
+
     def reset(self) -> None:
         """Reset the model's states and the traces of every sample: do this between sequences.
 

@@ -11,7 +11,7 @@ import jax
 
 from .._errors import message
 from .._jaxpr import fingerprint
-from ..engine import Values, group_jacobians, inputs_of, observe, window_step
+from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
 from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
 from ..graph import MOST_ENTRIES, Graph
 
@@ -117,10 +117,10 @@ class ETraceGraphExecutor:
             _keep(self._known, key, graph_of(info, False, *self._options).analysis)
         return info, self._known[key]
 
-    def compiled(self, key: Any, run: Callable) -> Callable:
-        """`run`, compiled once for equal keys."""
+    def compiled(self, key: Any, run: Callable, donate: int | None = None) -> Callable:
+        """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
         if key not in self._runs:
-            _keep(self._runs, key, jax.jit(run))
+            _keep(self._runs, key, jax.jit(run, donate_argnums=donate))
         return self._runs[key]
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
@@ -163,12 +163,12 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         """
         info, graph = self.trace(*args, **kwargs)
         values = values_of(info, args, kwargs)
-        outs, new, _ = window_step(graph, None, values, [])
+        flat = evaluate_plain(graph, values)
         inputs = inputs_of(graph, values)
         seen = observe(graph, values.consts, inputs)
-        hiddens = {leaf.path: v for leaf, v in zip(graph.step.hidden, new.hidden, strict=True)}
-        others = {leaf.path: v for leaf, v in zip(graph.step.others, new.others, strict=True)}
-        out = unflatten(info, outs)
+        hiddens = {leaf.path: flat[leaf.output] for leaf in graph.step.hidden}
+        others = {leaf.path: flat[leaf.output] for leaf in graph.step.others}
+        out = unflatten(info, flat[: graph.step.n_outs])
         jacobians = group_jacobians(graph, values.consts, inputs)
         return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
 

@@ -4,11 +4,13 @@
     eps_f_t = a_f D_t eps_f_{t-1} + (1 - a_f) f_t
     g_t     = pull(eps_x_t, a_f <lam_t, eps_f_{t-1}> + (1 - a_f) ct_t) / (1 - a_f^t)
 
-where ct_t is the cotangent of the operator's output within the step, and t counts trace steps.
+where ct_t is the cotangent of the operator's output within the step, and t counts trace steps. In
+windows ct goes to the weights as it is, and the entry cotangent meets the factors at the entry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +18,8 @@ import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
 from ._per_weight import mix, storage
-from ._rule import Grads, Rule
+from ._rule import Grads, Rule, Signals, Steps
+from ._stretch import folded, pull, scan, taken
 
 Array = jax.Array
 
@@ -42,55 +45,89 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
         return trace
 
+    def through(r: Relation, eps: dict, s: Steps) -> tuple[dict, dict, dict]:
+        """The factors at the end, and before and after every step."""
+        start = {**eps, "f": eps["f"].astype(s.f.dtype)}
+        given: dict[str, Any] = {"f": s.f, "D": s.D}
+        if s.x is not None:
+            given["x"] = _all_seen(r, s.x)
+            start["x"] = start["x"].astype(given["x"].dtype)
+
+        def step(old, now):
+            new = {
+                "f": decay_f * _moved(r, now["D"], old["f"]) + (1 - decay_f) * now["f"],
+                "one": decay_x * old["one"] + 1,
+                "steps": old["steps"] + 1,
+            }
+            if "x" in old:
+                new["x"] = decay_x * old["x"] + now["x"]
+            new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
+            return new, (old, new)
+
+        last, (before, after) = scan(step, start, given, s.f.shape[0])
+        return last, before, after
+
     def advance(
-        r: Relation, eps: dict, x: Array | None, f: Array, D: Array, weights: Grads
-    ) -> dict:
-        old = eps["f"].astype(f.dtype)
-        out = {
-            "f": stored(decay_f * _moved(r, D, old) + (1 - decay_f) * f),
-            "one": decay_x * eps["one"] + 1,
-            "steps": eps["steps"] + 1,
-        }
-        if "x" in eps:
-            seen = _seen(r, x) if r.site.turns is None else jax.vmap(lambda v: _seen(r, v))(x)
-            out["x"] = stored(decay_x * eps["x"].astype(seen.dtype) + seen)
-        return jax.tree.map(lambda new, before: new.astype(before.dtype), out, dict(eps))
+        relations: Sequence[Relation],
+        traces: Sequence[dict],
+        steps: Sequence[Steps],
+        weights: Sequence[Grads],
+    ) -> list[dict]:
+        out = []
+        for r, eps, s in zip(relations, traces, steps, strict=True):
+            last, _, _ = through(r, eps, s)
+            out.append(jax.tree.map(lambda new, old: new.astype(old.dtype), last, dict(eps)))
+        return out
 
-    def pulled(r: Relation, eps: dict, steps: Array, ct: Array, weights: Grads) -> Grads:
-        op = r.operator
-        correction = 1 - jnp.asarray(decay_f, eps["one"].dtype) ** steps
-        ct = ct / jnp.where(correction > 0, correction, 1).astype(ct.real.dtype)
-        x = None
-        if op.x is not None:
-            x = eps["x"].astype(jax.eval_shape(lambda v: _seen(r, v), op.x).dtype)
-        if r.site.turns is None:
-            grads = op.pull(x, ct, weights)
-        else:
-            each = jax.vmap(lambda x, c: op.pull(x, c, weights))(x, ct)
-            grads = jax.tree.map(lambda g: g.sum(0), each)
-        one = eps["one"]
-        return {
-            k: grads[k] * one.astype(grads[k].real.dtype) if k in op.constant_keys else grads[k]
-            for k in r.keys
-        }
+    def pulled(r: Relation, eps: dict, c: Array, weights: Grads, masked: bool) -> Grads:
+        """Gradients from the filtered inputs and the cotangents at some steps."""
+        correction = 1 - jnp.asarray(decay_f, eps["one"].dtype) ** eps["steps"]
+        scale = 1 / jnp.where(correction > 0, correction, 1).astype(c.real.dtype)
+        c = c * _along(scale, c)
+        x = taken(r, folded(r, eps["x"]), masked, folded(r, c)) if "x" in eps else None
+        constant = r.operator.constant_keys
+        rows = c * _along(eps["one"].astype(c.real.dtype), c)
+        plain = pull(r, x, folded(r, c), weights)
+        ones = pull(r, x, folded(r, rows), weights) if constant & set(r.keys) else plain
+        return {k: (ones if k in constant else plain)[k] for k in r.keys}
 
-    def remembered(r: Relation, eps: dict, lam: Array) -> Array:
-        total = (lam * eps["f"].astype(jnp.result_type(lam, eps["f"]))).sum(-1)
-        lane = 0 if r.site.turns is None else 1
-        return total.sum(lane) if r.slots.lanes else total
-
-    def recall(r: Relation, before: dict, after: dict, lam: Array, weights: Grads) -> Grads:
-        ct = decay_f * remembered(r, before, lam)
-        return pulled(r, after, after["steps"], ct, weights)
-
-    def recall_window(r: Relation, before: dict, lam: Array, weights: Grads) -> Grads:
-        return pulled(r, before, before["steps"], remembered(r, before, lam), weights)
-
-    def tap(r: Relation, after: dict, ct: Array, weights: Grads) -> Grads:
-        return pulled(r, after, after["steps"], (1 - decay_f) * ct, weights)
+    def credit(
+        relations: Sequence[Relation],
+        traces: Sequence[dict],
+        steps: Sequence[Steps],
+        signals: Sequence[Signals],
+        weights: Sequence[Grads],
+        fresh: Array | None,
+    ) -> list[Grads]:
+        out = []
+        for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
+            _, before, after = through(r, eps, s)
+            if got.every is None:
+                c = decay_f * _remembered(r, before["f"], got) + (1 - decay_f) * got.ct
+                out.append(pulled(r, after, c, w, got.masked))
+                continue
+            entry = jax.tree.map(lambda a, n=got.every: a[::n], before)
+            past = pulled(r, entry, _remembered(r, entry["f"], got), w, got.masked)
+            c, x = folded(r, got.ct), None if s.x is None else folded(r, s.x)
+            now = pull(r, taken(r, x, got.masked, c), c, w)
+            out.append({k: now[k] + past[k].astype(now[k].dtype) for k in r.keys})
+        return out
 
     words = "the trace of every weight: two filtered factors stand for it"
-    return Rule(init, advance, recall, recall_window, tap, approximates=words)
+    return Rule(init, advance, credit, approximates=words)
+
+
+def _along(scale: Array, c: Array) -> Array:
+    return scale.reshape((-1, *(1,) * (c.ndim - 1)))
+
+
+def _remembered(r: Relation, f: Array, got: Signals) -> Array:
+    """<lam, eps_f> at y, for every step and turn."""
+    lam, lane = got.lam, 1
+    if r.site.turns is not None:
+        lam, lane = lam[:, None], 2
+    total = (jnp.where(lam == 0, 0, lam * f) if got.masked else lam * f).sum(-1)
+    return total.sum(lane) if r.slots.lanes else total
 
 
 def _moved(r: Relation, D: Array, old: Array) -> Array:
@@ -98,6 +135,12 @@ def _moved(r: Relation, D: Array, old: Array) -> Array:
     if r.site.turns is None:
         return mix(D, old, few)
     return jax.vmap(lambda eps: mix(D, eps, few))(old)
+
+
+def _all_seen(r: Relation, x: Array) -> Array:
+    """`_seen` for every step and turn."""
+    each = jax.vmap(lambda v: _seen(r, v))
+    return each(x) if r.site.turns is None else jax.vmap(each)(x)
 
 
 def _seen(r: Relation, x: Array | None) -> Array:

@@ -2,18 +2,25 @@
 
 eps_t = D_t eps_{t-1} + f_t (x) x_t          per weight element and slot
 g_t   = dL_t/dw | entry fixed + <lam_t, eps_{t-1}>
+
+A stretch of steps never touches the trace in between. With q_s the cotangent that reaches the
+slots after step s from later steps, q_{s-1} = lam_s + D_s^T q_s, and P_s = D_n ... D_{s+1}:
+
+sum of the gradients   = sum_s pull(x_s, ct_s + f_s q_s) + <q_0, eps_0>
+trace afterwards       = P_0 eps_0 + sum_s x_s (x) P_s f_s
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._rule import Grads, Rule
+from ._rule import Grads, Rule, Signals, Steps
+from ._stretch import folded, grown, pull, scan, taken
 
 Array = jax.Array
 
@@ -38,50 +45,150 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
         }
 
     def advance(
-        r: Relation, eps: Grads, x: Array | None, f: Array, D: Array, weights: Grads
-    ) -> Grads:
-        grown = _grown(r, x, f, weights, _dtypes(r, weights), carry(r, eps, D, weights))
-        return {k: stored(grown[k]) for k in r.keys}
-
-    def carry(r: Relation, eps: Grads, D: Array, weights: Grads) -> Grads:
-        lead, dtypes = len(r.slots.lanes), _dtypes(r, weights)
-        return {
-            k: mix(r.operator.spread(k, D, lead), eps[k].astype(dtypes[k]), r.slots.table is None)
-            for k in r.keys
-        }
-
-    def recall(r: Relation, before: Grads, after: Grads, lam: Array, weights: Grads) -> Grads:
-        return contract(r, before, lam, weights)
-
-    def recall_window(r: Relation, before: Grads, lam: Array, weights: Grads) -> Grads:
-        return contract(r, before, lam, weights)
-
-    return Rule(init, advance, recall, recall_window, carry=carry if crossing else None)
-
-
-def _grown(
-    r: Relation, x: Array | None, f: Array, weights: Grads, dtypes: dict, total: Grads
-) -> Grads:
-    """`total` and what the step adds to it: f (x) x, of every turn."""
-    lead = len(r.slots.lanes)
-
-    def add(total: Grads, x: Array | None, f: Array) -> Grads:
-        features = r.operator.features(x, weights, r.keys)
-        out = {}
-        for k in r.keys:
-            tail = r.operator.spread(k, f, lead)
-            grown = features[k][..., None] * tail
-            if r.site.levels:  # where the operator did not run, dy/dw may not even be a number
-                grown = jnp.where(tail == 0, 0, grown)
-            if not jnp.issubdtype(dtypes[k], jnp.complexfloating):
-                grown = grown.real
-            out[k] = total[k] + grown.astype(dtypes[k])
+        relations: Sequence[Relation],
+        traces: Sequence[Grads],
+        steps: Sequence[Steps],
+        weights: Sequence[Grads],
+    ) -> list[Grads]:
+        onward = _onward(relations, steps)
+        out = []
+        for r, eps, s, w in zip(relations, traces, steps, weights, strict=True):
+            whole, after = onward[_space(r)]
+            dtypes, lead = _dtypes(r, w), len(r.slots.lanes)
+            few = r.slots.table is None
+            v = folded(r, _moved(r, after, s.f))
+            x = None if s.x is None else folded(r, s.x)
+            new = grown(r, taken(r, x, False, folded(r, s.f)), v, w, dtypes)
+            moved = {
+                k: mix(r.operator.spread(k, whole, lead), eps[k].astype(dtypes[k]), few)
+                for k in r.keys
+            }
+            out.append({k: stored(moved[k] + new[k]) for k in r.keys})
         return out
 
+    def credit(
+        relations: Sequence[Relation],
+        traces: Sequence[Grads],
+        steps: Sequence[Steps],
+        signals: Sequence[Signals],
+        weights: Sequence[Grads],
+        fresh: Array | None,
+    ) -> list[Grads]:
+        later = _later(relations, steps, signals)
+        out = []
+        for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
+            first, q = later[_space(r)]
+            c = folded(r, got.ct + _tail(r, s.f, q, got.masked))
+            x = None if s.x is None else folded(r, s.x)
+            grads = pull(r, taken(r, x, got.masked, c), c, w)
+            recall = lambda r=r, eps=eps, first=first, w=w: contract(r, eps, first, w)
+            if fresh is None:
+                past = recall()
+            else:
+                none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
+                past = jax.lax.cond(fresh, none, recall)
+            out.append({k: grads[k].astype(w[k].dtype) + past[k] for k in r.keys})
+        return out
+
+    return Rule(init, advance, credit, crossing=crossing)
+
+
+# ------------------------------------------------------------------------------ through the steps
+
+
+def _space(r: Relation) -> tuple:
+    """Relations with the same slots share D, and all that is made of it."""
+    s = r.slots
+    return s.lanes, s.y_shape, s.width, s.dtype, s.destination.tobytes()
+
+
+def _spaces(relations: Sequence[Relation]) -> dict[tuple, int]:
+    """The different spaces of slots, and the first relation in each."""
+    out: dict[tuple, int] = {}
+    for i, r in enumerate(relations):
+        out.setdefault(_space(r), i)
+    return out
+
+
+def _later(
+    relations: Sequence[Relation], steps: Sequence[Steps], signals: Sequence[Signals]
+) -> dict[tuple, tuple[Array, Array]]:
+    """Per space, the cotangent at the entry of the stretch, and after each step from later ones."""
+    spaces = _spaces(relations)
+    chosen = list(spaces.values())
+    if not chosen:
+        return {}
+    few = [relations[i].slots.table is None for i in chosen]
+    D = [jnp.swapaxes(steps[i].D, -1, -2) for i in chosen]
+    length = D[0].shape[0]
+    lam = [_each_step(signals[i], length) for i in chosen]
+
+    masked = signals[chosen[0]].masked
+
+    def moved(d, q, few):
+        out = mix(d, q, few).astype(q.dtype)
+        return jnp.where((q == 0).all(-1, keepdims=True), 0, out) if masked else out
+
+    def back(qs, now):
+        return [l + moved(d, q, f) for q, d, l, f in zip(qs, *now, few, strict=True)], qs
+
+    start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
+    first, q = scan(back, start, (D, lam), length, reverse=True)
+    return dict(zip(spaces, zip(first, q, strict=True), strict=True))
+
+
+def _each_step(s: Signals, length: int) -> Array:
+    """Cotangents at the entries of windows as one per step, zero within a window."""
+    if s.lam.shape[0] == length:
+        return s.lam
+    full = jnp.zeros((length, *s.lam.shape[1:]), s.lam.dtype)
+    return full.at[:: s.every].set(s.lam)
+
+
+def _onward(
+    relations: Sequence[Relation], steps: Sequence[Steps]
+) -> dict[tuple, tuple[Array, Array]]:
+    """Per space, the product of D over the stretch, and over the steps after each one."""
+    spaces = _spaces(relations)
+    chosen = list(spaces.values())
+    if not chosen:
+        return {}
+    D = [steps[i].D for i in chosen]
+
+    def back(ps, now):
+        return [_times(p, d) for p, d in zip(ps, now, strict=True)], ps
+
+    eye = [jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:]) for d in D]
+    whole, after = scan(back, eye, D, D[0].shape[0], reverse=True)
+    return dict(zip(spaces, zip(whole, after, strict=True), strict=True))
+
+
+def _times(a: Array, b: Array) -> Array:
+    """A product of matrices; of small ones written out."""
+    n = a.shape[-1]
+    if n == 1:
+        return a * b
+    return (a[..., None] * b[..., None, :, :]).sum(-2) if n <= 4 else a @ b
+
+
+def _moved(r: Relation, after: Array, f: Array) -> Array:
+    """P f, for every step and turn."""
+    few = r.slots.table is None
     if r.site.turns is None:
-        return add(total, x, f)
-    turn = lambda total, now: (add(total, *now), None)
-    return jax.lax.scan(turn, total, (x, f))[0]
+        return mix(after, f, few)
+    return jax.vmap(lambda p, turns: jax.vmap(lambda v: mix(p, v, few))(turns))(after, f)
+
+
+def _tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
+    """f q, the cotangent at y, for every step and turn."""
+    lead = 1
+    if r.site.turns is not None:
+        q, lead = q[:, None], 2
+    out = (jnp.where(q == 0, 0, f * q) if masked else f * q).sum(-1)
+    return out.sum(lead) if r.slots.lanes else out
+
+
+# ------------------------------------------------------------------------------------ the trace
 
 
 def storage(trace_dtype: Any) -> Callable[[Array], Array]:

@@ -1,15 +1,18 @@
-"""A learning rule: a record of pure functions over one relation.
+"""A learning rule: a record of pure functions over the relations of a graph.
 
-Letters: `D` the kept Jacobian between the slots of an output element, (*lanes, *y, K, K);
-`f` the derivative of the slots by the output, (*lanes, *y, K); `lam` the cotangent of the step at
-its entry, read at the slots, (*lanes, *y, K); `weights` the operand values of the relation.
+A stretch is several steps with constant weights; its arrays have a leading axis of steps. Letters:
+`D` the kept Jacobian between the slots of an output element, (*lanes, *y, K, K); `f` the
+derivative of the slots by the output, (*lanes, *y, K), with an axis of turns first where the
+operator has them; `lam` a cotangent of the states where a step or window enters, read at the
+slots, (*lanes, *y, K); `ct` the cotangent of the operator's output within its step or window;
+`weights` the operand values of the relation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,29 +23,58 @@ Trace = Any
 Grads = dict[str, Array]
 
 
+class Steps(NamedTuple):
+    """What one relation did in a stretch of steps."""
+
+    x: Array | None
+    f: Array
+    D: Array
+
+
+class Signals(NamedTuple):
+    """What reaches one relation from the losses of a stretch.
+
+    `lam` has one entry per window, of `every` steps; a single step, with recurrent entries cut, is
+    `every` = None. `masked` says that some losses do not count: what meets a signal of zero counts
+    as zero then, even if it is not a number.
+    """
+
+    lam: Array
+    ct: Array
+    every: int | None
+    masked: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a rule stores and how it turns cotangents into gradients.
 
     Attributes:
         init: `(relation, weights) -> trace` before the first step.
-        advance: `(relation, trace, x, f, D, weights) -> trace` after the step.
-        recall: `(relation, before, after, lam, weights) -> gradients`, the memory term of a step
-            that turned the trace `before` into `after`.
-        recall_window: `(relation, before, lam, weights) -> gradients`, the memory term of a window.
-        tap: `(relation, after, ct, weights) -> gradients` replacing the operator's own weight
-            gradient within a single step, None where that is kept.
-        carry: `(relation, trace, D, weights) -> trace` that D alone makes of a trace, for a rule
-            whose D is its own: credit to the past passes the new states through it.
+        advance: `(relations, traces, steps, weights) -> traces` after the stretch.
+        credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the stretch
+            that begins with these traces; `fresh` is true if they are known to be zero.
+        crossing: whether D is the rule's own and credit to the past passes the new states through
+            it (else it passes whatever the step kept).
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
     """
 
     init: Callable[[Relation, Grads], Trace]
-    advance: Callable[[Relation, Trace, Array | None, Array, Array, Grads], Trace]
-    recall: Callable[[Relation, Trace, Trace, Array, Grads], Grads]
-    recall_window: Callable[[Relation, Trace, Array, Grads], Grads]
-    tap: Callable[[Relation, Trace, Array, Grads], Grads] | None = None
-    carry: Callable[[Relation, Trace, Array, Grads], Trace] | None = None
+    advance: Callable[
+        [Sequence[Relation], Sequence[Trace], Sequence[Steps], Sequence[Grads]], list[Trace]
+    ]
+    credit: Callable[
+        [
+            Sequence[Relation],
+            Sequence[Trace],
+            Sequence[Steps],
+            Sequence[Signals],
+            Sequence[Grads],
+            Array | None,
+        ],
+        list[Grads],
+    ]
+    crossing: bool = False
     approximates: str | None = None
 
 

@@ -1,0 +1,139 @@
+"""One step: as it is, with recurrent entries cut, or with its new states sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from .._control import Apply, run
+from .._jaxpr import Equation, bind, is_inexact
+from ..graph import Graph, bind_reversible
+from ._worlds import evaluate_cut, evaluate_sealed
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The arrays of a step: closed-over constants, arguments, and the three kinds of state."""
+
+    consts: tuple[Any, ...]
+    args: tuple[Any, ...]
+    params: tuple[Any, ...]
+    hidden: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+
+jax.tree_util.register_dataclass(
+    Values, data_fields=["consts", "args", "params", "hidden", "others"], meta_fields=[]
+)
+
+
+def inputs_of(graph: Graph, values: Values) -> list[Any]:
+    """The program's flat inputs."""
+    step = graph.step
+    inputs: list[Any] = [None] * len(step.program.inputs)
+    inputs[: step.n_args] = values.args
+    for leaves, arrays in (
+        (step.params, values.params),
+        (step.hidden, values.hidden),
+        (step.others, values.others),
+    ):
+        for leaf, array in zip(leaves, arrays, strict=True):
+            inputs[leaf.position] = array
+    return inputs
+
+
+def evaluate_plain(graph: Graph, values: Values) -> list[Any]:
+    """The program's outputs, with a reverse mode through every `while`."""
+    apply: Apply = lambda eqn, operands, feed: (bind_reversible(eqn, operands), {})
+    return run(graph.step.program, values.consts, inputs_of(graph, values), apply, graph.whiles)[0]
+
+
+def evaluate_window(
+    graph: Graph, values: Values, taps: Mapping[int, Array], ys: Mapping[int, Array]
+) -> list[Any]:
+    """The program's outputs, nothing cut; operators as in `evaluate_single`."""
+    apply = _applied(graph, taps, ys)
+    inputs = inputs_of(graph, values)
+    return run(graph.step.program, values.consts, inputs, apply, graph.inner, dict(taps))[0]
+
+
+def evaluate_single(
+    graph: Graph,
+    values: Values,
+    taps: Mapping[int, Array],
+    ys: Mapping[int, Array],
+    exits: Sequence[Array] | None,
+) -> list[Any]:
+    """The program's outputs with recurrent entries cut, or sealed new states plus `exits`.
+
+    Args:
+        graph: the analysed step.
+        values: its arrays.
+        taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
+        ys: outputs of operators that are known already.
+        exits: zeros to add to the new states as others see them; None cuts recurrent entries.
+    """
+    inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys)
+    if exits is None:
+        return evaluate_cut(graph, values.consts, inputs, apply, dict(taps))
+    step = graph.step
+    made = {o for eqn in step.program.equations for o in eqn.outputs}
+    hooks: dict[Any, Any] = {}
+    for leaf, zero in zip(step.hidden, exits, strict=True):
+        var = step.exit(leaf)
+        if var in made and var not in hooks:  # one value in two states moves both of their slots
+            hooks[var] = lambda value, zero=zero: value + zero
+    return evaluate_sealed(graph, values.consts, inputs, apply, dict(taps), hooks)
+
+
+def _applied(graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array]) -> Apply:
+    """How to apply an equation: a tapped operator passes no gradient to its weights."""
+    relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
+
+    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+        r = relation_of.get(eqn)
+        if r is None:
+            return bind_reversible(eqn, operands), {}
+        still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
+        operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
+        if r.index in ys:
+            y = _given(eqn, operands, ys[r.index])
+        else:
+            (y,) = bind(eqn, operands)
+        return [y + feed[r.index].astype(y.dtype)], {}
+
+    return apply
+
+
+def _given(eqn: Equation, operands: list[Any], y: Array) -> Array:
+    """The output of an operator, known to be `y`, with the operator's derivative."""
+    moving = [i for i, v in enumerate(operands) if is_inexact(jax.numpy.result_type(v))]
+
+    @jax.custom_vjp
+    def given(values, y):
+        return y
+
+    def forward(values, y):
+        return y, values
+
+    def backward(values, ct):
+        def of_moving(found):
+            full = list(values)
+            for i, v in zip(moving, found, strict=True):
+                full[i] = v
+            return bind(eqn, full)[0]
+
+        found = jax.vjp(of_moving, [values[i] for i in moving])[1](ct)[0]
+        cts: list[Any] = [None] * len(values)
+        for i, ct in zip(moving, found, strict=True):
+            cts[i] = ct
+        return cts, None
+
+    given.defvjp(forward, backward)
+    return given(list(operands), y)

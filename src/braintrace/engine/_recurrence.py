@@ -1,0 +1,165 @@
+"""The states of many steps: only what feeds back into them is computed step by step.
+
+The states of a step fall into groups that need each other; a group is run through all steps at
+once, before the groups that read it. What a group reads of arguments and of earlier groups is
+computed for all steps side by side: an input projection, or one layer's way into the next, is one
+matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+
+from .._jaxpr import Atom, Const, Equation, Program, Var, bind
+from ..graph import bits_of, numbers_of, reach, strongly_connected
+
+
+@dataclass(slots=True)
+class Known:
+    """Values of variables: the same at all steps, or with a leading axis of steps."""
+
+    shared: dict[Var, Any] = field(default_factory=dict)
+    timed: dict[Var, Any] = field(default_factory=dict)
+
+    def __contains__(self, var: Var) -> bool:
+        return var in self.shared or var in self.timed
+
+    def add(self, var: Var, value: Any, timed: bool) -> None:
+        (self.timed if timed else self.shared)[var] = value
+
+
+def unroll(
+    program: Program,
+    known: Known,
+    carried: Sequence[tuple[Var, Atom]],
+    start: Sequence[Any],
+    length: int,
+    wanted: Sequence[Var] = (),
+) -> list[Any]:
+    """Run the states of a step through `length` steps; returns their last values.
+
+    Args:
+        program: the step.
+        known: constants and inputs that are not carried; gets the values of the states before
+            every step, and of `wanted`.
+        carried: entry variable and new value of every state.
+        start: the states before the first step.
+        length: number of steps.
+        wanted: variables whose values are kept.
+    """
+    last = list(start)
+    for group in _groups(program, carried):
+        pairs = [carried[i] for i in group]
+        if all(new is entry for entry, new in pairs):
+            for i in group:
+                known.add(carried[i][0], start[i], timed=False)
+            continue
+        found = _run_group(program, known, pairs, [start[i] for i in group], length, wanted)
+        for i, value in zip(group, found, strict=True):
+            last[i] = value
+    return last
+
+
+def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[int]]:
+    """Numbers of the states that need each other, those that others read first."""
+    bits = reach(program, {v: 1 << i for i, (v, _) in enumerate(carried)}, differentiable=False)
+    reads = [bits_of(new, bits) for _, new in carried]
+    masks = strongly_connected(reads)
+    whole = _closure(reads)
+    order = sorted(set(masks), key=lambda m: (whole[numbers_of(m)[0]].bit_count(), m))
+    return [numbers_of(m) for m in order]
+
+
+def _closure(reads: Sequence[int]) -> list[int]:
+    whole = [mask | 1 << i for i, mask in enumerate(reads)]
+    for k in range(len(whole)):
+        for i in range(len(whole)):
+            if whole[i] >> k & 1:
+                whole[i] |= whole[k]
+    return whole
+
+
+def _run_group(
+    program: Program,
+    known: Known,
+    pairs: Sequence[tuple[Var, Atom]],
+    start: Sequence[Any],
+    length: int,
+    wanted: Sequence[Var],
+) -> list[Any]:
+    entries = {v for v, _ in pairs}
+    found = needed(program, [new for _, new in pairs], known)
+    moving, inside = set(entries), []
+    for eqn in found:
+        if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
+            moving.update(eqn.outputs)
+            inside.append(eqn)
+    side_by_side([e for e in found if not moving & set(e.outputs)], known, length)
+    read = [*(a for e in inside for a in e.inputs), *(new for _, new in pairs)]
+    sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in known.timed]
+    kept = [v for v in wanted if v in moving and v not in entries]
+
+    def step(carry, slices):
+        env = {**known.shared, **dict(zip(sliced, slices, strict=True))}
+        env.update(zip((v for v, _ in pairs), carry, strict=True))
+        evaluate(inside, env)
+        new = [_value(a, env) for _, a in pairs]
+        return new, (carry, [env[v] for v in kept])
+
+    arrays = [known.timed[v] for v in sliced]
+    last, (before, seen) = lax.scan(step, list(start), arrays, length)
+    known.timed.update(zip((v for v, _ in pairs), before, strict=True))
+    known.timed.update(zip(kept, seen, strict=True))
+    return last
+
+
+def needed(program: Program, targets: Sequence[Atom], known: Known) -> list[Equation]:
+    """The equations between what is known and the targets."""
+    open_ = {a for a in targets if isinstance(a, Var)}
+    found = []
+    for eqn in reversed(program.equations):
+        if any(o in open_ and o not in known for o in eqn.outputs):
+            found.append(eqn)
+            open_.update(a for a in eqn.inputs if isinstance(a, Var))
+    return found[::-1]
+
+
+def side_by_side(equations: Sequence[Equation], known: Known, length: int) -> None:
+    """Evaluate equations for all steps at once."""
+    varying = []
+    for eqn in equations:
+        atoms = [a for a in eqn.inputs if isinstance(a, Var)]
+        if all(a in known.shared for a in atoms):
+            evaluate([eqn], known.shared)
+        else:
+            varying.append(eqn)
+            known.timed.update(dict.fromkeys(eqn.outputs))
+    if not varying:
+        return
+    made = [o for e in varying for o in e.outputs]
+    read = dict.fromkeys(a for e in varying for a in e.inputs if isinstance(a, Var))
+    sliced = [v for v in read if v in known.timed and v not in set(made)]
+
+    def one(*slices):
+        env = {**known.shared, **dict(zip(sliced, slices, strict=True))}
+        evaluate(varying, env)
+        return [env[v] for v in made]
+
+    found = jax.vmap(one, axis_size=length)(*(known.timed[v] for v in sliced))
+    known.timed.update(zip(made, found, strict=True))
+
+
+def evaluate(equations: Sequence[Equation], env: dict[Var, Any]) -> None:
+    """Apply equations to an environment, and extend it."""
+    for eqn in equations:
+        values = [_value(a, env) for a in eqn.inputs]
+        env.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+
+
+def _value(atom: Atom, env: Mapping[Var, Any]) -> Any:
+    return atom.value if isinstance(atom, Const) else env[atom]

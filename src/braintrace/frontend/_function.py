@@ -1,0 +1,75 @@
+"""Any function of states as a program: the user's step around a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import jax
+
+from .._jaxpr import Atom, Program, Var, flatten, prune
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StateLeaf:
+    """One array of a state: its variable before and its value after."""
+
+    state: brainstate.State
+    index: int
+    entry: Var
+    exit: Atom
+    written: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Traced:
+    """One traced call of a function; `arguments` and `results` are those of the function alone."""
+
+    program: Program
+    consts: tuple[Any, ...]
+    arguments: tuple[Var, ...]
+    results: tuple[Atom, ...]
+    out_tree: Any
+    leaves: tuple[StateLeaf, ...]
+
+    def values(self) -> list[Any]:
+        """The states' present arrays."""
+        return [jax.tree.leaves(leaf.state.value)[leaf.index] for leaf in self.leaves]
+
+    def write(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Store new arrays in chosen leaves."""
+        new: dict[int, tuple[brainstate.State, list[Any]]] = {}
+        for i, array in zip(numbers, arrays, strict=True):
+            state = self.leaves[i].state
+            flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
+            flat[self.leaves[i].index] = array
+        for state, flat in new.values():
+            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+
+
+def trace_function(function: Callable[..., Any], *args: Any) -> Traced:
+    """Trace a function of arrays and states."""
+    stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
+    stateful.make_jaxpr(*args)
+    key = stateful.get_arg_cache_key(*args)
+    trace = stateful.get_state_trace_by_cache(key)
+    out_shapes, _ = stateful.get_out_shapes_by_cache(key)
+    program, consts = flatten(stateful.get_jaxpr_by_cache(key))
+    program = prune(program)
+    n_args, n_outs = len(jax.tree.leaves(args)), len(jax.tree.leaves(out_shapes))
+    leaves, at = [], 0
+    for state, written in zip(trace.states, trace.been_writen, strict=True):
+        for i in range(len(jax.tree.leaves(state.value))):
+            entry, exit = program.inputs[n_args + at], program.outputs[n_outs + at]
+            leaves.append(StateLeaf(state, i, entry, exit, written))
+            at += 1
+    return Traced(
+        program,
+        consts,
+        program.inputs[:n_args],
+        program.outputs[:n_outs],
+        jax.tree.structure(out_shapes),
+        tuple(leaves),
+    )

@@ -1,0 +1,185 @@
+"""The gradient of a sequence, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._jaxpr import Program, fingerprint
+from ._around import Around, run_block
+
+BUDGET = 1 << 29  # bytes that the values of one block may take
+MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
+
+Tick = Callable[[Any], None]
+
+
+def calls_per_block(plan: Around, count: int, block_size: int | None, budget: int | None) -> int:
+    """How many calls of the step function make a block, of `count` in all.
+
+    Args:
+        plan: the step function.
+        count: calls in the sequence.
+        block_size: steps per block that the user asked for.
+        budget: bytes that the values of one block may take.
+    """
+    if block_size is not None:
+        return max(1, min(count, block_size // plan.window))
+    fits = (BUDGET if budget is None else budget) // (plan.window * step_bytes(plan))
+    most = max(1, min(count, fits, max(1, MOST_STEPS // plan.window)))
+    blocks = -(-count // most)
+    equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]
+    # Blocks of one size are one program; a divisor that is not much smaller saves the second.
+    return equal[0] if 2 * equal[0] > most else -(-count // blocks)
+
+
+def step_bytes(plan: Around) -> int:
+    """An estimate of the memory that one step of a block takes."""
+    graph = plan.marker.graph
+    programs = (graph.step.program, graph.tangent.program, plan.program)
+    total = sum(map(_program_bytes, programs))
+    for r in graph.relations:
+        cells = prod(r.slots.shape) * r.slots.width
+        total += 4 * cells * np.dtype(r.slots.dtype).itemsize
+        if r.slots.table is not None:
+            total += 2 * r.slots.table.index.size * np.dtype(r.slots.dtype).itemsize
+    return max(total, 1)
+
+
+def _program_bytes(program: Program) -> int:
+    return sum(
+        v.size * getattr(v.dtype, "itemsize", 4) for e in program.equations for v in e.outputs
+    )
+
+
+def gradient(
+    learner: Any,
+    plan: Around,
+    sequences: Any,
+    mask: jax.Array | None,
+    weights: list[brainstate.State],
+    per_block: int,
+    keep: bool,
+    tick: Tick | None = None,
+) -> tuple[list[Any], Any] | None:
+    """Sum the gradients of a sequence in blocks, and advance the learner's states.
+
+    Args:
+        learner: the learner that the step function calls.
+        plan: the step function.
+        sequences: arguments of the step function, stacked over its calls.
+        mask: weights of the losses, of the shape of the losses; None counts all.
+        weights: states to differentiate by.
+        per_block: calls per block.
+        keep: whether the traces afterwards are wanted.
+        tick: called on the host after every block with the number of calls in it.
+
+    Returns:
+        Gradients per state, and what the step function returned, stacked over its calls; None if
+        a weight is a state of the step.
+    """
+    changed = (*plan.hidden, *plan.others, *plan.outer)
+    places = [_places(plan, state) for state in weights]
+    chosen = [i for numbers in places for i in numbers if i is not None]
+    if set(chosen) & set(changed):
+        return None
+    leaves = jax.tree.leaves(sequences)
+    single = learner.vjp_method == "single-step"
+    rule, masked = learner.rule, mask is not None
+
+    def run(consts, leaves, mask, states, traces, fresh):
+        def block(carry, piece, keep):
+            totals, moving, traces, fresh = carry
+            leaves, m = piece
+            count = leaves[0].shape[0]
+            active = None
+            if masked:
+                active = jnp.any(m.reshape((count, -1)) != 0, axis=1)
+                instead = jnp.where(active, jnp.arange(count), jnp.argmax(active))
+
+            def loss_of(theta):
+                full = list(states)
+                for numbers, values in ((changed, moving), (chosen, theta)):
+                    for i, value in zip(numbers, values, strict=True):
+                        full[i] = value
+                results, credited, new, after = run_block(
+                    plan,
+                    rule,
+                    consts,
+                    leaves,
+                    full,
+                    traces,
+                    single=single,
+                    keep=keep,
+                    fresh=fresh,
+                    chosen=instead if masked else None,
+                )
+                loss = credited[0]
+                total = jnp.sum(jnp.where(m == 0, 0, m * loss) if masked else loss)
+                return total, (results, [new[i] for i in changed], after)
+
+            theta = [states[i] for i in chosen]
+            grads, (results, moving, traces) = jax.grad(loss_of, has_aux=True)(theta)
+            if active is not None:
+                grads = [jnp.where(active.any(), g, jnp.zeros_like(g)) for g in grads]
+            if tick is not None:
+                jax.debug.callback(tick, count)
+            totals = [t + g for t, g in zip(totals, grads, strict=True)]
+            return (totals, moving, traces, jnp.zeros_like(fresh)), results
+
+        totals = [jnp.zeros_like(states[i]) for i in chosen]
+        carry = (totals, [states[i] for i in changed], traces, fresh)
+        return _sections(block, carry, (leaves, mask), leaves[0].shape[0], per_block, keep)
+
+    traced = plan.traced
+    key = (
+        "gradient",
+        fingerprint(traced.program, traced.consts),
+        plan.marker,
+        (plan.hidden, plan.others, plan.outer, tuple(chosen)),
+        (per_block, keep, masked, single, tick),
+    )
+    call = learner.executor.compiled(key, run, donate=4)
+    states, traces = traced.values(), [t.value for t in learner.etraces.values()]
+    fresh = learner.running_index.value == 0
+    (totals, moving, traces, _), results = call(traced.consts, leaves, mask, states, traces, fresh)
+    traced.write(changed, moving)
+    learner.advance_traces(traces if keep else None, leaves[0].shape[0])
+    found = dict(zip(chosen, totals, strict=True))
+    return [_tree(s, n, found) for s, n in zip(weights, places, strict=True)], results
+
+
+def _sections(block: Callable, carry: Any, arrays: Any, count: int, size: int, keep: bool) -> Any:
+    """Blocks of one size in a scan, and a shorter last one."""
+    full, rest = divmod(count, size)
+    if full == 1 and not rest:
+        return block(carry, arrays, keep)
+    whole = full * size
+    head = jax.tree.map(lambda a: a[:whole].reshape((full, size, *a.shape[1:])), arrays)
+    carry, results = lax.scan(lambda c, piece: block(c, piece, True), carry, head)
+    results = jax.tree.map(lambda a: a.reshape((whole, *a.shape[2:])), results)
+    if not rest:
+        return carry, results
+    carry, last = block(carry, jax.tree.map(lambda a: a[whole:], arrays), keep)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, last)
+
+
+def _places(plan: Around, state: brainstate.State) -> list[int | None]:
+    """Where the leaves of a state are among those of the step function."""
+    found = {leaf.index: i for i, leaf in enumerate(plan.traced.leaves) if leaf.state is state}
+    return [found.get(i) for i in range(len(jax.tree.leaves(state.value)))]
+
+
+def _tree(state: brainstate.State, numbers: list[int | None], found: dict[int, Any]) -> Any:
+    leaves, tree = jax.tree.flatten(state.value)
+    grads = [
+        jnp.zeros_like(a) if n is None else found[n] for a, n in zip(leaves, numbers, strict=True)
+    ]
+    return jax.tree.unflatten(tree, grads)

@@ -1,0 +1,243 @@
+"""What the drivers are given: sequences, masks, windows, losses and weights, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+
+from .._errors import message
+from ._data import MultiStepData, SingleStepData
+
+
+def text(what: str, why: str, do: str) -> str:
+    """An error: what, why, what to do."""
+    return message(what, why=why, do=do)
+
+
+def length_of(sequences: tuple[Any, ...]) -> int:
+    if not sequences:
+        raise ValueError(
+            text(
+                "no sequence was given.",
+                "there is nothing to step through",
+                "pass at least one array with a leading time axis",
+            )
+        )
+    for s in sequences:
+        for node in jax.tree.leaves(
+            s, is_leaf=lambda x: isinstance(x, (SingleStepData, MultiStepData))
+        ):
+            if isinstance(node, (SingleStepData, MultiStepData)):
+                raise TypeError(
+                    text(
+                        "a sequence is wrapped in step data.",
+                        "the driver slices the arrays itself",
+                        "pass the bare arrays and wrap the slices in step_fn",
+                    )
+                )
+    leaves = [leaf for s in sequences for leaf in jax.tree.leaves(s)]
+    if not leaves or any(not jax.tree.leaves(s) for s in sequences):
+        raise ValueError(
+            text("an empty pytree was given as a sequence.", "it has no time axis", "leave it out")
+        )
+    shapes = [np.shape(leaf) for leaf in leaves]
+    if any(not s for s in shapes):
+        raise ValueError(
+            text(
+                "a sequence holds a scalar.",
+                "it has no time axis",
+                "close over it in step_fn instead",
+            )
+        )
+    lengths = {s[0] for s in shapes}
+    if len(lengths) > 1:
+        raise ValueError(
+            text(
+                f"sequences of different lengths {sorted(lengths)}.",
+                "they are sliced in lockstep along axis 0",
+                "bring time to axis 0 and give all the same length",
+            )
+        )
+    length = lengths.pop()
+    if length == 0:
+        raise ValueError(
+            text(
+                "a sequence of zero steps.",
+                "a gradient needs at least one step",
+                "skip empty sequences",
+            )
+        )
+    return int(length)
+
+
+def mask_of(mask: Any, length: int) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.shape != (length,):
+        raise ValueError(
+            text(
+                f"mask has shape {mask.shape}, expected ({length},).",
+                "it weighs the loss of each step",
+                "give one number per step",
+            )
+        )
+    exact = mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer)
+    return mask.astype(float) if exact else mask
+
+
+def loss_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
+    pair = isinstance(found, (tuple, list)) and len(found) == 2
+    if has_aux != pair:
+        raise TypeError(
+            text(
+                f"step_fn returned {type(found).__name__} with has_aux={has_aux}.",
+                "with has_aux it returns (loss, aux), without it the loss alone",
+                "return what has_aux announces",
+            )
+        )
+    loss, aux = found if has_aux else (found, None)
+    real = loss is not None and not isinstance(loss, u.Quantity)
+    if not real or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        kind = f"a quantity in {loss.unit}" if isinstance(loss, u.Quantity) else type(loss).__name__
+        kind = getattr(loss, "dtype", kind) if not isinstance(loss, u.Quantity) else kind
+        raise TypeError(
+            text(
+                f"the loss is {kind}.",
+                "a gradient needs a real floating number without unit",
+                "divide by a unit, take a real part, or convert to float in step_fn",
+            )
+        )
+    return loss, aux
+
+
+def chunk_of(chunk_size: Any) -> int:
+    if chunk_size is None:
+        return 1
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)):
+        raise TypeError(
+            text(
+                f"chunk_size is a {type(chunk_size).__name__}.",
+                "it counts steps",
+                "pass a positive integer",
+            )
+        )
+    if chunk_size < 1:
+        raise ValueError(
+            text(
+                f"chunk_size={chunk_size}.",
+                "a window has at least one step",
+                "pass a positive integer",
+            )
+        )
+    return int(chunk_size)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(
+            text(
+                f"unknown {name} {value!r}.",
+                f"known are {', '.join(choices)}",
+                "choose one of them",
+            )
+        )
+
+
+def floating(params: Any) -> dict:
+    """The parameters that have a gradient; counters and indices do not."""
+    leaves = lambda s: jax.tree.leaves(s.value)
+    return {
+        path: s
+        for path, s in params.items()
+        if all(jnp.issubdtype(jnp.result_type(a), jnp.inexact) for a in leaves(s))
+    }
+
+
+def weights_of(weights: Any) -> Any:
+    items = [weights] if isinstance(weights, brainstate.State) else weights
+    items = list(items.values()) if hasattr(items, "values") else items
+    states = isinstance(items, (list, tuple)) and all(
+        isinstance(w, brainstate.State) for w in items
+    )
+    if not states or not items:
+        raise (TypeError if not states else ValueError)(
+            text(
+                f"weights is {weights!r}.",
+                "it names the states to differentiate",
+                "pass states: a State, a list or a dict of them, or nothing for all parameters",
+            )
+        )
+    return weights
+
+
+def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]], Any]]:
+    """The states in `weights`, and how to put values in their places."""
+    if isinstance(weights, brainstate.State):
+        return [weights], lambda found: found[0]
+    if isinstance(weights, (list, tuple)):
+        return list(weights), type(weights)
+    return list(weights.values()), lambda found: dict(zip(weights, found, strict=True))
+
+
+def values_of(weights: Any) -> Any:
+    """The values of the states in `weights`, in their places."""
+    states, rebuild = states_of(weights)
+    return rebuild([s.value for s in states])
+
+
+def windows_of(sequences: tuple[Any, ...], length: int, chunk: int) -> list[tuple[Any, ...]]:
+    """The sequences stacked over calls: the full windows, and the shorter last one."""
+    if chunk == 1:
+        return [sequences]
+    whole = length // chunk * chunk
+    cut = lambda a, size: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
+    parts = []
+    if whole:
+        parts.append(jax.tree.map(lambda a: cut(a[:whole], chunk), sequences))
+    if whole < length:
+        parts.append(jax.tree.map(lambda a: cut(a[whole:], length - whole), sequences))
+    return parts
+
+
+def joined(parts: list[Any], length: int, chunk: int) -> Any:
+    """Results of the windows, stacked over calls, in one time order.
+
+    A leaf whose second axis counts the steps of its window is joined along time; any other has one
+    entry per window.
+    """
+    if chunk == 1:
+        return parts[0]
+    sizes = [chunk] * (length >= chunk) + [length % chunk] * (length % chunk > 0)
+
+    def join(*leaves):
+        timed = all(a.shape[1:2] == (n,) for a, n in zip(leaves, sizes, strict=True))
+        flat = [a.reshape((-1, *a.shape[2:])) if timed else a for a in leaves]
+        return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
+
+    return jax.tree.map(join, *parts)
+
+
+def check_block(block_size: Any, budget: Any) -> None:
+    for name, value, what in (
+        ("block_size", block_size, "steps"),
+        ("memory_budget", budget, "bytes"),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(
+                text(
+                    f"{name} is a {type(value).__name__}.",
+                    f"it counts {what}",
+                    "pass a positive integer",
+                )
+            )
+        if value < 1:
+            raise ValueError(
+                text(f"{name}={value}.", f"it counts {what}", "pass a positive integer")
+            )

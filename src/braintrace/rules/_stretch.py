@@ -1,0 +1,120 @@
+"""Sums over the steps of a stretch, as matrix products wherever the operator is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..graph import HiddenParamOpRelation as Relation
+from ._rule import Grads
+
+Array = jax.Array
+
+_UNROLL = 8  # steps of an element-wise recurrence that become one pass over its arrays
+
+
+def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, Any]:
+    """`lax.scan` for cheap bodies; a single step is written out."""
+    if length == 1:
+        carry, out = body(carry, jax.tree.map(lambda a: a[0], arrays))
+        return carry, jax.tree.map(lambda a: a[None], out)
+    unroll = min(_UNROLL, length)
+    return jax.lax.scan(body, carry, arrays, length, reverse=reverse, unroll=unroll)
+
+
+def folded(r: Relation, array: Array) -> Array:
+    """Steps, or steps and turns, as one leading axis."""
+    if r.site.turns is None:
+        return array
+    return array.reshape((array.shape[0] * array.shape[1], *array.shape[2:]))
+
+
+def pull(r: Relation, x: Array | None, c: Array, weights: Grads) -> Grads:
+    """Gradients of the weights from cotangents of y, summed over the leading axis of both."""
+    op = r.operator
+    if x is None or c.shape[0] == 1:
+        one = None if x is None else x[0]
+        found = op.pull(one, c.sum(0), weights)
+        return {k: found[k] for k in r.keys}
+    moving = {k: weights[k] for k in r.keys}
+    each = lambda w: jax.vmap(lambda v: op.apply(v, {**weights, **w}))(x)
+    out, back = jax.vjp(each, moving)
+    return back(c.astype(out.dtype))[0]
+
+
+def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) -> Grads:
+    """The sum over the leading axis of v (x) x, in the coordinates of the trace."""
+    op, lead, length = r.operator, len(r.slots.lanes), v.shape[0]
+    if x is None or length == 1:
+        features = op.features(None if x is None else x[0], weights, r.keys)
+        total = v.sum(0)
+        return {
+            k: _real(features[k][..., None] * op.spread(k, total, lead), dtypes[k]) for k in r.keys
+        }
+    out = {}
+    for k in r.keys:
+        tail = op.spread(k, v, lead + 1)
+        axes = tail.shape[1 + lead : -1]
+
+        def of(x: Array, k=k, axes=axes) -> Array:
+            found = op.features(x, weights, r.keys)[k]
+            return found.reshape((1,) * (len(axes) - found.ndim) + found.shape)
+
+        one = jax.eval_shape(of, x[0])
+        shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), r.slots.width)
+        if _is_product(one.shape, axes):
+            found = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
+        else:
+            zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
+            add = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
+            found = jax.lax.scan(add, zero, (x, tail))[0]
+        out[k] = _real(found, dtypes[k])
+    return out
+
+
+def _real(array: Array, dtype: Any) -> Array:
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        array = array.real
+    return array.astype(dtype)
+
+
+def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether each factor has axes of its own: a sum over steps is then a matrix product."""
+    own = prod(n for n, m in zip(one, other, strict=True) if m == 1)
+    return own > 1 and prod(one) <= 4 * max(own * _shared(one, other), 1)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    return prod(n for n, m in zip(one, other, strict=True) if n == m)
+
+
+def _product(features: Array, tail: Array, lead: int) -> Array:
+    """(L, *axes) and (L, *lanes, *axes, K), summed over L; axes of size one broadcast."""
+    n = features.ndim - 1
+    names = list(range(1, n + 1))
+    lanes, slot = list(range(n + 1, n + 1 + lead)), n + 1 + lead
+    one = [0, *(a for a, size in zip(names, features.shape[1:], strict=True) if size != 1)]
+    sizes = tail.shape[1 + lead : -1]
+    other = [0, *lanes, *(a for a, size in zip(names, sizes, strict=True) if size != 1), slot]
+    out = [*lanes, *(a for a in names if a in one or a in other), slot]
+    dtype = jnp.result_type(features, tail)
+    features = features.reshape([features.shape[0], *(s for s in features.shape[1:] if s != 1)])
+    tail = tail.reshape([*tail.shape[: 1 + lead], *(s for s in sizes if s != 1), tail.shape[-1]])
+    return jnp.einsum(features.astype(dtype), one, tail.astype(dtype), other, out)
+
+
+def taken(r: Relation, x: Array | None, masked: bool, c: Array) -> Array | None:
+    """Inputs of the steps at which `c` is not zero; the others repeat one of them.
+
+    Where an operator in a branch did not run, or a loss does not count, all that meets the input is
+    zero, but the derivative by the weights may not be a number there.
+    """
+    if x is None or not (masked or any(level.length is None for level in r.site.levels)):
+        return x
+    counts = jnp.any(c.reshape((c.shape[0], -1)) != 0, axis=1)
+    return x[jnp.where(counts, jnp.arange(x.shape[0]), jnp.argmax(counts))]
