@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import jax
 from jax import lax
 
 from .._jaxpr import Atom, Const, Equation, Program, Var, bind
-from ..graph import bits_of, numbers_of, reach, strongly_connected
+from ..graph import bits_of, numbers_of, strongly_connected
 
 
 @dataclass(slots=True)
@@ -67,7 +69,10 @@ def unroll(
 
 def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[int]]:
     """Numbers of the states that need each other, those that others read first."""
-    bits = reach(program, {v: 1 << i for i, (v, _) in enumerate(carried)}, differentiable=False)
+    bits = {v: 1 << i for i, (v, _) in enumerate(carried)}
+    for eqn in program.equations:  # as it is evaluated: an equation needs all its inputs
+        mask = reduce(or_, (bits_of(a, bits) for a in eqn.inputs), 0)
+        bits |= dict.fromkeys(eqn.outputs, mask)
     reads = [bits_of(new, bits) for _, new in carried]
     masks = strongly_connected(reads)
     whole = _closure(reads)

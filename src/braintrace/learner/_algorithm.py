@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
 from ..rules import Forward, Rule
-from ._around import around, stand_in
+from ._around import Around, around, stand_in
 from ._batch import (
     Shapes,
     check_states,
@@ -39,6 +40,7 @@ from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 from ._sequences import states_of
+from ._train import train
 
 Array = jax.Array
 
@@ -82,6 +84,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
+        self.optimizer: Any = None
+        self.optimizer_state: brainstate.LongTermState | None = None
         self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}
@@ -213,15 +217,17 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     # --------------------------------------------------------------------------------- blocks
 
-    def _in_blocks(self, step, mask, sequences, weights, options):
-        block_size, budget, keep, tick = options
-        if block_size == 1:
-            return None
+    def _planned(self, step: Callable, sequences: Any) -> Around | None:
+        """The step function as something to run in blocks, None where that is not possible."""
         self._standing_in = True
         try:
-            plan = around(step, *jax.tree.map(lambda a: a[0], sequences))
+            return around(step, *jax.tree.map(lambda a: a[0], sequences))
         finally:
             self._standing_in = False
+
+    def _in_blocks(self, step, mask, sequences, weights, options):
+        block_size, budget, keep, tick = options
+        plan = None if block_size == 1 else self._planned(step, sequences)
         if plan is None:
             return None
         states, rebuild = states_of(weights)
@@ -231,14 +237,20 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         if found is None:
             return None
         grads, results = found
-        out = jax.tree.unflatten(plan.traced.out_tree, results)
-        return rebuild(grads), out
+        return rebuild(grads), jax.tree.unflatten(plan.traced.out_tree, results)
 
-    def advance_traces(self, traces: list[Any] | None, calls: int) -> None:
-        """Store the traces after some calls; None leaves them to `forget_past`."""
-        if traces is not None:
-            for state, value in zip(self.etraces.values(), traces, strict=True):
-                state.value = value
+    def _trained(self, step, mask, sequences, weights, options):
+        optimizer, per_update, reduction, tick = options
+        plan = self._planned(step, sequences)
+        if plan is None:
+            return None
+        found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)
+        return None if found is None else jax.tree.unflatten(plan.traced.out_tree, found)
+
+    def advance_traces(self, traces: list[Any], calls: int) -> None:
+        """Store the traces after some calls."""
+        for state, value in zip(self.etraces.values(), traces, strict=True):
+            state.value = value
         self.running_index.value = lax.stop_gradient(self.running_index.value + calls)
 
     def forget_past(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -59,6 +59,57 @@ def _program_bytes(program: Program) -> int:
     )
 
 
+def block_gradient(
+    plan: Around,
+    rule: Any,
+    single: bool,
+    consts: Sequence[Any],
+    leaves: list[Any],
+    mask: jax.Array | None,
+    states: list[Any],
+    chosen: Sequence[int],
+    traces: Any,
+    fresh: Any,
+    keep: bool,
+) -> tuple[list[Any], list[Any], list[Any], Any]:
+    """The gradients of one block by the chosen states.
+
+    Returns:
+        gradients, results of the step function, all states and the traces after the block.
+    """
+    active, instead = None, None
+    if mask is not None:
+        count = leaves[0].shape[0]
+        active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)
+        instead = jnp.where(active, jnp.arange(count), jnp.argmax(active))
+
+    def loss_of(theta):
+        full = list(states)
+        for i, value in zip(chosen, theta, strict=True):
+            full[i] = value
+        results, credited, new, after = run_block(
+            plan,
+            rule,
+            consts,
+            leaves,
+            full,
+            traces,
+            single=single,
+            keep=keep,
+            fresh=fresh,
+            chosen=instead,
+        )
+        loss = credited[0]
+        total = jnp.sum(loss if mask is None else jnp.where(mask == 0, 0, mask * loss))
+        return total, (results, new, after)
+
+    theta = [states[i] for i in chosen]
+    grads, (results, new, after) = jax.grad(loss_of, has_aux=True)(theta)
+    if active is not None:
+        grads = [jnp.where(active.any(), g, jnp.zeros_like(g)) for g in grads]
+    return grads, results, new, after
+
+
 def gradient(
     learner: Any,
     plan: Around,
@@ -86,57 +137,33 @@ def gradient(
         a weight is a state of the step.
     """
     changed = (*plan.hidden, *plan.others, *plan.outer)
-    places = [_places(plan, state) for state in weights]
+    places = [places_of(plan, state) for state in weights]
     chosen = [i for numbers in places for i in numbers if i is not None]
     if set(chosen) & set(changed):
         return None
     leaves = jax.tree.leaves(sequences)
-    single = learner.vjp_method == "single-step"
-    rule, masked = learner.rule, mask is not None
+    single, rule = learner.vjp_method == "single-step", learner.rule
 
     def run(consts, leaves, mask, states, traces, fresh):
         def block(carry, piece, keep):
             totals, moving, traces, fresh = carry
+            full = list(states)
+            for i, value in zip(changed, moving, strict=True):
+                full[i] = value
             leaves, m = piece
-            count = leaves[0].shape[0]
-            active = None
-            if masked:
-                active = jnp.any(m.reshape((count, -1)) != 0, axis=1)
-                instead = jnp.where(active, jnp.arange(count), jnp.argmax(active))
-
-            def loss_of(theta):
-                full = list(states)
-                for numbers, values in ((changed, moving), (chosen, theta)):
-                    for i, value in zip(numbers, values, strict=True):
-                        full[i] = value
-                results, credited, new, after = run_block(
-                    plan,
-                    rule,
-                    consts,
-                    leaves,
-                    full,
-                    traces,
-                    single=single,
-                    keep=keep,
-                    fresh=fresh,
-                    chosen=instead if masked else None,
-                )
-                loss = credited[0]
-                total = jnp.sum(jnp.where(m == 0, 0, m * loss) if masked else loss)
-                return total, (results, [new[i] for i in changed], after)
-
-            theta = [states[i] for i in chosen]
-            grads, (results, moving, traces) = jax.grad(loss_of, has_aux=True)(theta)
-            if active is not None:
-                grads = [jnp.where(active.any(), g, jnp.zeros_like(g)) for g in grads]
+            grads, results, new, traces = block_gradient(
+                plan, rule, single, consts, leaves, m, full, chosen, traces, fresh, keep
+            )
             if tick is not None:
-                jax.debug.callback(tick, count)
+                jax.debug.callback(tick, leaves[0].shape[0])
             totals = [t + g for t, g in zip(totals, grads, strict=True)]
-            return (totals, moving, traces, jnp.zeros_like(fresh)), results
+            return (totals, [new[i] for i in changed], traces, jnp.zeros_like(fresh)), results
 
         totals = [jnp.zeros_like(states[i]) for i in chosen]
         carry = (totals, [states[i] for i in changed], traces, fresh)
-        return _sections(block, carry, (leaves, mask), leaves[0].shape[0], per_block, keep)
+        count = leaves[0].shape[0]
+        step = lambda carry, piece: block(carry, piece, keep or count > per_block)
+        return in_sections(step, carry, (leaves, mask), count, per_block)
 
     traced = plan.traced
     key = (
@@ -144,34 +171,36 @@ def gradient(
         fingerprint(traced.program, traced.consts),
         plan.marker,
         (plan.hidden, plan.others, plan.outer, tuple(chosen)),
-        (per_block, keep, masked, single, tick),
+        (per_block, keep, mask is None, single, tick),
     )
     call = learner.executor.compiled(key, run, donate=4)
     states, traces = traced.values(), [t.value for t in learner.etraces.values()]
     fresh = learner.running_index.value == 0
     (totals, moving, traces, _), results = call(traced.consts, leaves, mask, states, traces, fresh)
     traced.write(changed, moving)
-    learner.advance_traces(traces if keep else None, leaves[0].shape[0])
+    learner.advance_traces(traces, leaves[0].shape[0])
     found = dict(zip(chosen, totals, strict=True))
     return [_tree(s, n, found) for s, n in zip(weights, places, strict=True)], results
 
 
-def _sections(block: Callable, carry: Any, arrays: Any, count: int, size: int, keep: bool) -> Any:
-    """Blocks of one size in a scan, and a shorter last one."""
+def in_sections(step: Callable, carry: Any, arrays: Any, count: int, size: int) -> Any:
+    """Scan `step` over pieces of `size` entries, and apply it to a shorter last one."""
     full, rest = divmod(count, size)
-    if full == 1 and not rest:
-        return block(carry, arrays, keep)
-    whole = full * size
-    head = jax.tree.map(lambda a: a[:whole].reshape((full, size, *a.shape[1:])), arrays)
-    carry, results = lax.scan(lambda c, piece: block(c, piece, True), carry, head)
-    results = jax.tree.map(lambda a: a.reshape((whole, *a.shape[2:])), results)
-    if not rest:
-        return carry, results
-    carry, last = block(carry, jax.tree.map(lambda a: a[whole:], arrays), keep)
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, last)
+    out = []
+    if full == 1:
+        carry, found = step(carry, jax.tree.map(lambda a: a[:size], arrays))
+        out.append(found)
+    elif full:
+        split = lambda a: a[: full * size].reshape((full, size, *a.shape[1:]))
+        carry, found = lax.scan(step, carry, jax.tree.map(split, arrays))
+        out.append(jax.tree.map(lambda a: a.reshape((full * size, *a.shape[2:])), found))
+    if rest:
+        carry, found = step(carry, jax.tree.map(lambda a: a[full * size :], arrays))
+        out.append(found)
+    return carry, jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *out)
 
 
-def _places(plan: Around, state: brainstate.State) -> list[int | None]:
+def places_of(plan: Around, state: brainstate.State) -> list[int | None]:
     """Where the leaves of a state are among those of the step function."""
     found = {leaf.index: i for i, leaf in enumerate(plan.traced.leaves) if leaf.state is state}
     return [found.get(i) for i in range(len(jax.tree.leaves(state.value)))]

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from ._data import MultiStepData
+from ._optimizers import optimizer_of
 from ._progress import ticking
 from ._sequences import (
-    check_block,
     check_choice,
     chunk_of,
+    count_of,
     floating,
     joined,
+    leaves_of,
     length_of,
     loss_of,
     mask_of,
@@ -24,6 +26,7 @@ from ._sequences import (
     values_of,
     weights_of,
     windows_of,
+    write_leaves,
 )
 
 
@@ -89,44 +92,15 @@ class SequenceDriverMixin:
         Raises:
             TypeError, ValueError: sequences, mask or options do not fit together.
         """
-        if step_fn is None or not callable(step_fn):
-            raise TypeError(
-                text(
-                    "etrace_grad needs step_fn.",
-                    "the loss is the user's",
-                    "pass step_fn=lambda x, y: loss(learner(x), y)",
-                )
-            )
-        length = length_of(sequences)
-        counted = None if mask is None else mask_of(mask, length)
         chunk = chunk_of(chunk_size)
-        self._check_windows(chunk)
-        if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
-            raise ValueError(
-                text(
-                    f"chunk_size={chunk} on a learner that is not multi-step.",
-                    "a window needs reverse mode inside the window",
-                    "build the learner with vjp_method='multi-step'",
-                )
-            )
+        length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_grad")
         check_choice("reduction", reduction, ("mean", "sum"))
         check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        check_block(block_size, memory_budget)
+        count_of("block_size", block_size, "steps")
+        count_of("memory_budget", memory_budget, "bytes")
         weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
 
-        def step(*slices: Any) -> tuple[Any, Any]:
-            loss, aux = loss_of(step_fn(*slices), has_aux)
-            expected = jax.tree.leaves(slices)[0].shape[:1] if chunk > 1 else ()
-            if jnp.shape(loss) != expected:
-                raise ValueError(
-                    text(
-                        f"step_fn returned a loss of shape {jnp.shape(loss)}, expected {expected}.",
-                        "each step has one loss",
-                        "reduce the loss over the batch and features in step_fn",
-                    )
-                )
-            return loss, aux
-
+        step = _losses_of(step_fn, has_aux, chunk)
         parts = windows_of((counted, *sequences), length, chunk)
         total, results = None, []
         with ticking(progress, -(-length // chunk)) as tick:
@@ -183,6 +157,135 @@ class SequenceDriverMixin:
         total = jax.tree.map(jnp.zeros_like, values_of(weights))
         return brainstate.transform.scan(body, total, (mask, *sequences))
 
+    def etrace_train(
+        self,
+        *sequences: Any,
+        step_fn: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        update_every: int = 1,
+        mask: Any = None,
+        chunk_size: int | None = None,
+        weights: Any = None,
+        reduction: str = "mean",
+        has_aux: bool = False,
+        progress: bool = False,
+    ) -> Any:
+        """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
+
+        Weights, states, traces and the state of the optimizer are left as they are after the last
+        step. The state of an optax transformation is `learner.optimizer_state`; it starts anew
+        when another transformation is passed.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: as in `etrace_grad`.
+            optimizer: an optax transformation, or an optimizer of braintools.
+            update_every: steps between two updates.
+            mask: weights of the steps' losses, shape (T,).
+            chunk_size: steps per window; divides `update_every`.
+            weights: the states to update; default all floating parameters.
+            reduction: 'mean' divides the gradient of an update by max(sum(mask), 1), 'sum' does
+                not.
+            has_aux: whether `step_fn` returns `(loss, aux)`.
+            progress: whether to show a progress bar (needs tqdm).
+
+        Returns:
+            the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).
+
+        Raises:
+            TypeError, ValueError: sequences, mask or options do not fit together.
+        """
+        chunk = chunk_of(chunk_size)
+        every = count_of("update_every", update_every, "steps")
+        if every % chunk:
+            raise ValueError(
+                text(
+                    f"update_every={every} is not a multiple of chunk_size={chunk}.",
+                    "the weights must not change within a window",
+                    "make it a multiple",
+                )
+            )
+        length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
+        check_choice("reduction", reduction, ("mean", "sum"))
+        weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
+        step = _losses_of(step_fn, has_aux, chunk)
+        results = []
+        with ticking(progress, -(-length // chunk)) as tick:
+            for part in windows_of((counted, *sequences), length, chunk):
+                update = optimizer_of(optimizer, weights, self)
+                options = (update, max(1, every // chunk), reduction, tick)
+                found = self._trained(step, part[0], part[1:], weights, options)
+                if found is None:
+                    found = self._trained_one_by_one(step, part[0], part[1:], weights, options)
+                results.append(found)
+        losses, aux = joined(results, length, chunk)
+        return (losses, aux) if has_aux else losses
+
+    def _trained(
+        self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
+    ) -> Any:
+        """Train on a part of the sequence by blocks, None where that is not possible."""
+        return None
+
+    def _trained_one_by_one(
+        self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
+    ) -> Any:
+        """Train on a part of the sequence, call after call."""
+        optimizer, per_update, reduction, tick = options
+        own = brainstate.LongTermState(optimizer.own)
+
+        def update(piece):
+            m = piece[0]
+            grads, results = self._one_by_one(step, m, piece[1:], weights, tick)
+            if reduction == "mean":
+                size = jax.tree.leaves(results)[0].size if m is None else jnp.maximum(m.sum(), 1)
+                grads = jax.tree.map(lambda g: g * jnp.asarray(1.0 / size, g.dtype), grads)
+            old = leaves_of(weights, values_of(weights))
+            flat = leaves_of(weights, grads)
+            new, own.value = optimizer(optimizer.consts, flat, old, own.value)
+            write_leaves(weights, new)
+            return results
+
+        def scanned(pieces):
+            return brainstate.transform.for_loop(update, pieces)
+
+        count = jax.tree.leaves(sequences)[0].shape[0]
+        whole = count // per_update * per_update
+        out = []
+        if whole:
+            split = lambda a: a[:whole].reshape((whole // per_update, per_update, *a.shape[1:]))
+            found = scanned(jax.tree.map(split, (mask, *sequences)))
+            out.append(jax.tree.map(lambda a: a.reshape((whole, *a.shape[2:])), found))
+        if whole < count:
+            out.append(update(jax.tree.map(lambda a: a[whole:], (mask, *sequences))))
+        optimizer.write(own.value)
+        return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *out)
+
+    def _checked(
+        self, sequences: tuple, step_fn: Any, mask: Any, chunk: int, name: str
+    ) -> tuple[int, Any]:
+        """Length of the sequences, and the mask as numbers."""
+        if step_fn is None or not callable(step_fn):
+            raise TypeError(
+                text(
+                    f"{name} needs step_fn.",
+                    "the loss is the user's",
+                    "pass step_fn=lambda x, y: loss(learner(x), y)",
+                )
+            )
+        length = length_of(sequences)
+        counted = None if mask is None else mask_of(mask, length)
+        self._check_windows(chunk)
+        if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
+            raise ValueError(
+                text(
+                    f"chunk_size={chunk} on a learner that is not multi-step.",
+                    "a window needs reverse mode inside the window",
+                    "build the learner with vjp_method='multi-step'",
+                )
+            )
+        return length, counted
+
     def etrace_evolve(
         self,
         *sequences: Any,
@@ -209,3 +312,22 @@ class SequenceDriverMixin:
         parts = windows_of(sequences, length, chunk)
         results = [brainstate.transform.for_loop(lambda *s: call(*s), *part) for part in parts]
         return joined(results, length, chunk) if return_outputs else None
+
+
+def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Any, Any]]:
+    """The user's step as a function to `(loss, aux)`, checked."""
+
+    def step(*slices: Any) -> tuple[Any, Any]:
+        loss, aux = loss_of(step_fn(*slices), has_aux)
+        expected = jax.tree.leaves(slices)[0].shape[:1] if chunk > 1 else ()
+        if jnp.shape(loss) != expected:
+            raise ValueError(
+                text(
+                    f"step_fn returned a loss of shape {jnp.shape(loss)}, expected {expected}.",
+                    "each step has one loss",
+                    "reduce the loss over the batch and features in step_fn",
+                )
+            )
+        return loss, aux
+
+    return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
@@ -116,25 +116,27 @@ def loss_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
 
 
 def chunk_of(chunk_size: Any) -> int:
-    if chunk_size is None:
-        return 1
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)):
+    """Steps per window."""
+    return count_of("chunk_size", chunk_size, "steps") or 1
+
+
+def count_of(name: str, value: Any, what: str) -> Any:
+    """A positive integer, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             text(
-                f"chunk_size is a {type(chunk_size).__name__}.",
-                "it counts steps",
+                f"{name} is a {type(value).__name__}.",
+                f"it counts {what}",
                 "pass a positive integer",
             )
         )
-    if chunk_size < 1:
+    if value < 1:
         raise ValueError(
-            text(
-                f"chunk_size={chunk_size}.",
-                "a window has at least one step",
-                "pass a positive integer",
-            )
+            text(f"{name}={value}.", f"it counts {what}, one at least", "pass a positive integer")
         )
-    return int(chunk_size)
+    return int(value)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -184,6 +186,31 @@ def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]
     return list(weights.values()), lambda found: dict(zip(weights, found, strict=True))
 
 
+def leaves_of(weights: Any, tree: Any) -> list[Any]:
+    """The arrays of something shaped like the values of `weights`, in the order of the states."""
+    if isinstance(weights, brainstate.State):
+        return jax.tree.leaves(tree)
+    parts = tree if isinstance(weights, (list, tuple)) else [tree[k] for k in weights]
+    return [a for part in parts for a in jax.tree.leaves(part)]
+
+
+def tree_of(weights: Any, leaves: Sequence[Any]) -> Any:
+    """The inverse of `leaves_of`."""
+    states, rebuild = states_of(weights)
+    items = iter(leaves)
+    trees: list[Any] = [jax.tree.structure(s.value) for s in states]
+    return rebuild([t.unflatten([next(items) for _ in range(t.num_leaves)]) for t in trees])
+
+
+def write_leaves(weights: Any, leaves: Sequence[Any]) -> None:
+    """Store new arrays in the states of `weights`."""
+    states, _ = states_of(weights)
+    items = iter(leaves)
+    for s in states:
+        tree: Any = jax.tree.structure(s.value)
+        s.value = tree.unflatten([next(items) for _ in range(tree.num_leaves)])
+
+
 def values_of(weights: Any) -> Any:
     """The values of the states in `weights`, in their places."""
     states, rebuild = states_of(weights)
@@ -220,24 +247,3 @@ def joined(parts: list[Any], length: int, chunk: int) -> Any:
         return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
     return jax.tree.map(join, *parts)
-
-
-def check_block(block_size: Any, budget: Any) -> None:
-    for name, value, what in (
-        ("block_size", block_size, "steps"),
-        ("memory_budget", budget, "bytes"),
-    ):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(
-                text(
-                    f"{name} is a {type(value).__name__}.",
-                    f"it counts {what}",
-                    "pass a positive integer",
-                )
-            )
-        if value < 1:
-            raise ValueError(
-                text(f"{name}={value}.", f"it counts {what}", "pass a positive integer")
-            )

@@ -236,6 +236,13 @@ class Operator:
         return frozenset(k for k, names in reads.items() if None not in names)
 
     @cached_property
+    def is_affine(self) -> bool:
+        """Whether y is affine in the effective weights: its pull-back reads none of them."""
+        x = None if self.x is None else jax.eval_shape(self.represent, self.x)
+        reads = self._pull_reads(self.apply, x, self.shapes)
+        return all(names <= {None} for names in reads.values())
+
+    @cached_property
     def pull_reads(self) -> dict[str, frozenset[str]]:
         """Per weight, the weights whose value its pull-back reads (none where y is affine)."""
         raw = {k: self.operands[i] for k, i in self.positions.items()}

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._per_weight import mix, storage
+from ._linear import turned
 from ._rule import Grads, Rule, Signals, Steps
 from ._stretch import folded, pull, scan, taken
+from ._trace import storage
 
 Array = jax.Array
 
@@ -55,7 +56,7 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
 
         def step(old, now):
             new = {
-                "f": decay_f * _moved(r, now["D"], old["f"]) + (1 - decay_f) * now["f"],
+                "f": decay_f * turned(r, now["D"], old["f"]) + (1 - decay_f) * now["f"],
                 "one": decay_x * old["one"] + 1,
                 "steps": old["steps"] + 1,
             }
@@ -128,13 +129,6 @@ def _remembered(r: Relation, f: Array, got: Signals) -> Array:
         lam, lane = lam[:, None], 2
     total = (jnp.where(lam == 0, 0, lam * f) if got.masked else lam * f).sum(-1)
     return total.sum(lane) if r.slots.lanes else total
-
-
-def _moved(r: Relation, D: Array, old: Array) -> Array:
-    few = r.slots.table is None
-    if r.site.turns is None:
-        return mix(D, old, few)
-    return jax.vmap(lambda eps: mix(D, eps, few))(old)
 
 
 def _all_seen(r: Relation, x: Array) -> Array:

@@ -56,6 +56,7 @@ class Rule:
             that begins with these traces; `fresh` is true if they are known to be zero.
         crossing: whether D is the rule's own and credit to the past passes the new states through
             it (else it passes whatever the step kept).
+        pending: the rule for weights that change every few steps, where that is another one.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
     """
 
@@ -75,7 +76,23 @@ class Rule:
         list[Grads],
     ]
     crossing: bool = False
+    pending: Pending | None = None
     approximates: str | None = None
+
+
+class Pending(NamedTuple):
+    """Traces that are rewritten only now and then, with the steps since beside them.
+
+    Attributes:
+        open: `(relations, traces, size) -> traces` with room for `size` steps.
+        rule: the rule for these.
+        fold: `(relations, traces) -> traces` as they were, all steps in them; for operators that
+            are affine in their weights.
+    """
+
+    open: Callable[[Sequence[Relation], Sequence[Trace], int], list[Trace]]
+    rule: Rule
+    fold: Callable[[Sequence[Relation], Sequence[Trace]], list[Trace]]
 
 
 @dataclass(frozen=True, slots=True)

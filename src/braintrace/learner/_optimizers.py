@@ -1,0 +1,117 @@
+"""Optimizers as programs: gradients, weights and the optimizer's own arrays to new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import jax
+
+from .._errors import message
+from .._jaxpr import Program, evaluate, trace
+from ..frontend import trace_function
+from ._sequences import leaves_of, states_of, tree_of, values_of
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Optimizer:
+    """One update of chosen weights.
+
+    `program` takes (gradients, weights, own arrays), flat, to (weights, own arrays); `own` are the
+    optimizer's arrays now, `write` stores new ones.
+    """
+
+    program: Program
+    consts: tuple[Any, ...]
+    own: list[Any]
+    write: Callable[[Sequence[Any]], None]
+
+    def __call__(
+        self, consts: Sequence[Any], grads: list[Any], weights: list[Any], own: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """New weights and own arrays."""
+        out = evaluate(self.program, consts, [*grads, *weights, *own])
+        return out[: len(weights)], out[len(weights) :]
+
+
+def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
+    """Make either kind of optimizer a program.
+
+    Args:
+        optimizer: an optax gradient transformation, or an optimizer of braintools.
+        weights: the states to update.
+        memory: keeps `optimizer_state` of an optax transformation, and whose it is.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
+        return _transformation(optimizer, weights, memory)
+    if callable(getattr(optimizer, "register_trainable_weights", None)):
+        return _stateful(optimizer, weights)
+    raise TypeError(
+        message(
+            f"optimizer is {type(optimizer).__name__}.",
+            why="it must turn gradients into updates of the weights",
+            do="pass an optax transformation such as optax.adam(1e-3), or an optimizer of "
+            "braintools",
+        )
+    )
+
+
+def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
+    params = values_of(weights)
+    old = memory.optimizer_state
+    shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
+    same = memory.optimizer is optimizer and old is not None
+    if not same or jax.tree.structure(old.value) != shape:
+        memory.optimizer_state = brainstate.LongTermState(optimizer.init(params))
+        memory.optimizer = optimizer
+    state = memory.optimizer_state
+    own, tree = jax.tree.flatten(state.value)
+    leaves = leaves_of(weights, params)
+    n = len(leaves)
+
+    def update(*flat):
+        grads, params = (tree_of(weights, flat[i * n : i * n + n]) for i in (0, 1))
+        changes, new = optimizer.update(grads, jax.tree.unflatten(tree, flat[2 * n :]), params)
+        moved = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), params, changes)
+        return [*leaves_of(weights, moved), *jax.tree.leaves(new)]
+
+    def write(arrays: Sequence[Any]) -> None:
+        state.value = jax.tree.unflatten(tree, list(arrays))
+
+    program, consts = trace(update, *leaves, *leaves, *own)
+    return Optimizer(program, consts, own, write)
+
+
+def _stateful(optimizer: Any, weights: Any) -> Optimizer:
+    states, rebuild = states_of(weights)
+    if not getattr(optimizer, "param_states", None):
+        optimizer.register_trainable_weights(rebuild(states))
+    grads = values_of(weights)
+    traced = trace_function(optimizer.update, grads)
+    order = [(id(s), i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
+    place = {(id(leaf.state), leaf.index): leaf for leaf in traced.leaves}
+    if any(key not in place for key in order):
+        raise ValueError(
+            message(
+                "the optimizer does not update all weights it is given.",
+                why="it was registered with other weights",
+                do="register it with learner.param_states, or pass weights=...",
+            )
+        )
+    own = [i for i, s in enumerate(traced.leaves) if (id(s.state), s.index) not in order]
+    leaves = [*(place[key] for key in order), *(traced.leaves[i] for i in own)]
+    flat = leaves_of(weights, jax.tree.unflatten(jax.tree.structure(grads), traced.arguments))
+    program = Program(
+        traced.program.consts,
+        (*flat, *(leaf.entry for leaf in leaves)),
+        traced.program.equations,
+        tuple(leaf.exit for leaf in leaves),
+    )
+    values = traced.values()
+    write = lambda arrays: traced.write(own, arrays)
+    return Optimizer(program, traced.consts, [values[i] for i in own], write)

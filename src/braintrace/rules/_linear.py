@@ -1,0 +1,124 @@
+"""What D makes of numbers at the slots, over the steps of a stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ..graph import HiddenParamOpRelation as Relation
+from ._rule import Signals, Steps
+from ._stretch import scan
+
+Array = jax.Array
+
+
+def space(r: Relation) -> tuple:
+    """Relations with the same slots share D, and all that is made of it."""
+    s = r.slots
+    return s.lanes, s.y_shape, s.width, s.dtype, s.destination.tobytes()
+
+
+def _spaces(relations: Sequence[Relation]) -> dict[tuple, int]:
+    """The different spaces of slots, and the first relation in each."""
+    out: dict[tuple, int] = {}
+    for i, r in enumerate(relations):
+        out.setdefault(space(r), i)
+    return out
+
+
+def later(
+    relations: Sequence[Relation], steps: Sequence[Steps], signals: Sequence[Signals]
+) -> dict[tuple, tuple[Array, Array]]:
+    """Per space, the cotangent at the entry of the stretch, and after each step from later ones."""
+    spaces = _spaces(relations)
+    chosen = list(spaces.values())
+    if not chosen:
+        return {}
+    few = [relations[i].slots.table is None for i in chosen]
+    D = [jnp.swapaxes(steps[i].D, -1, -2) for i in chosen]
+    length = D[0].shape[0]
+    lam = [_each_step(signals[i], length) for i in chosen]
+
+    masked = signals[chosen[0]].masked
+
+    def back_by(d, q, few):
+        out = mix(d, q, few).astype(q.dtype)
+        return jnp.where((q == 0).all(-1, keepdims=True), 0, out) if masked else out
+
+    def back(qs, now):
+        return [l + back_by(d, q, f) for q, d, l, f in zip(qs, *now, few, strict=True)], qs
+
+    start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
+    first, q = scan(back, start, (D, lam), length, reverse=True)
+    return dict(zip(spaces, zip(first, q, strict=True), strict=True))
+
+
+def _each_step(s: Signals, length: int) -> Array:
+    """Cotangents at the entries of windows as one per step, zero within a window."""
+    if s.lam.shape[0] == length:
+        return s.lam
+    full = jnp.zeros((length, *s.lam.shape[1:]), s.lam.dtype)
+    return full.at[:: s.every].set(s.lam)
+
+
+def onward(
+    relations: Sequence[Relation], steps: Sequence[Steps]
+) -> dict[tuple, tuple[Array, Array]]:
+    """Per space, the product of D over the stretch, and over the steps after each one."""
+    spaces = _spaces(relations)
+    chosen = list(spaces.values())
+    if not chosen:
+        return {}
+    D = [steps[i].D for i in chosen]
+
+    def back(ps, now):
+        return [times(p, d) for p, d in zip(ps, now, strict=True)], ps
+
+    eye = [jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:]) for d in D]
+    whole, after = scan(back, eye, D, D[0].shape[0], reverse=True)
+    return dict(zip(spaces, zip(whole, after, strict=True), strict=True))
+
+
+def times(a: Array, b: Array) -> Array:
+    """A product of matrices; of small ones written out."""
+    n = a.shape[-1]
+    if n == 1:
+        return a * b
+    return (a[..., None] * b[..., None, :, :]).sum(-2) if n <= 4 else a @ b
+
+
+def moved(r: Relation, after: Array, f: Array) -> Array:
+    """P f, for every step and turn."""
+    return jax.vmap(lambda p, v: turned(r, p, v))(after, f)
+
+
+def turned(r: Relation, D: Array, v: Array) -> Array:
+    """D v, for every turn."""
+    few = r.slots.table is None
+    if r.site.turns is None:
+        return mix(D, v, few)
+    return jax.vmap(lambda turn: mix(D, turn, few))(v)
+
+
+def tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
+    """f q, the cotangent at y, for every step and turn."""
+    lead = 1
+    if r.site.turns is not None:
+        q, lead = q[:, None], 2
+    out = (jnp.where(q == 0, 0, f * q) if masked else f * q).sum(-1)
+    return out.sum(lead) if r.slots.lanes else out
+
+
+def mix(D: Array, eps: Array, few: bool = True) -> Array:
+    """D eps, slot by slot; `few` slots are added up, many are a matrix product."""
+    if D.shape[-1] == 1:
+        return D[..., 0] * eps
+    if few:
+        return (D * eps[..., None, :]).sum(-1)
+    axes = range(eps.ndim - 1)
+    varying = [a for a in axes if D.shape[a] != 1]
+    flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))
+    k, j = eps.ndim - 1, eps.ndim
+    return jnp.einsum(flat, [*varying, j, k], eps, [*axes, k], [*axes, j])
