@@ -12,6 +12,7 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from jax.extend import core
@@ -74,9 +75,16 @@ def _while(p: Any, values: list[Any]) -> list[Any]:
     first = p["cond_nconsts"]
     last = first + p["body_nconsts"]
     test, body, carry = values[:first], values[first:last], values[last:]
-    while bool(run(p["cond_jaxpr"], [*test, *carry])[0]):
-        carry = run(p["body_jaxpr"], [*body, *carry])
+    while np.any(going := np.asarray(run(p["cond_jaxpr"], [*test, *carry])[0])):
+        new = run(p["body_jaxpr"], [*body, *carry])
+        if going.ndim:  # mapped: each place stops by itself
+            new = [jnp.where(_wide(going, a), b, a) for a, b in zip(carry, new, strict=True)]
+        carry = new
     return carry
+
+
+def _wide(flags: Any, like: Any) -> Any:
+    return flags.reshape(flags.shape + (1,) * (np.ndim(like) - flags.ndim))
 
 
 def _scan(p: Any, values: list[Any]) -> list[Any]:

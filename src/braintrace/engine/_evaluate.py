@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from .._control import Apply, run
-from .._jaxpr import Equation, bind, is_inexact
+from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible
 from ._worlds import evaluate_cut, evaluate_sealed
 
@@ -76,7 +78,7 @@ def evaluate_single(
         graph: the analysed step.
         values: its arrays.
         taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
-        ys: outputs of operators that are known already.
+        ys: outputs of operators that are known already, by the number of the site.
         exits: zeros to add to the new states as others see them; None cuts recurrent entries.
     """
     inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys)
@@ -95,45 +97,45 @@ def evaluate_single(
 def _applied(graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array]) -> Apply:
     """How to apply an equation: a tapped operator passes no gradient to its weights."""
     relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
+    known = {graph.sites[i].equation: y for i, y in ys.items()}
 
     def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
         r = relation_of.get(eqn)
-        if r is None:
+        if r is not None:
+            still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
+            operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
+        if eqn in known:
+            y = _given(eqn, operands, known[eqn])
+        elif r is None:
             return bind_reversible(eqn, operands), {}
-        still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
-        operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
-        if r.index in ys:
-            y = _given(eqn, operands, ys[r.index])
         else:
             (y,) = bind(eqn, operands)
-        return [y + feed[r.index].astype(y.dtype)], {}
+        return [y if r is None else y + feed[r.index].astype(y.dtype)], {}
 
     return apply
 
 
 def _given(eqn: Equation, operands: list[Any], y: Array) -> Array:
     """The output of an operator, known to be `y`, with the operator's derivative."""
-    moving = [i for i, v in enumerate(operands) if is_inexact(jax.numpy.result_type(v))]
 
-    @jax.custom_vjp
+    @jax.custom_jvp
     def given(values, y):
         return y
 
-    def forward(values, y):
-        return y, values
+    def pushed(primals, tangents):
+        values, y = primals
+        moving = [i for i, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)]
+        if not moving:
+            return y, jnp.zeros_like(y)
 
-    def backward(values, ct):
-        def of_moving(found):
+        def of_moving(*found):
             full = list(values)
             for i, v in zip(moving, found, strict=True):
                 full[i] = v
             return bind(eqn, full)[0]
 
-        found = jax.vjp(of_moving, [values[i] for i in moving])[1](ct)[0]
-        cts: list[Any] = [None] * len(values)
-        for i, ct in zip(moving, found, strict=True):
-            cts[i] = ct
-        return cts, None
+        at, along = ([a[i] for i in moving] for a in (values, tangents[0]))
+        return y, jax.jvp(of_moving, at, along)[1]
 
-    given.defvjp(forward, backward)
+    given.defjvp(pushed, symbolic_zeros=True)
     return given(list(operands), y)

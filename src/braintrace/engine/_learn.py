@@ -19,11 +19,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..graph import Graph, split_cotangents
+from ..ops import ETPPrimitive
 from ..rules import Forward, Rule, Signals, Steps
 from ..rules import mix as carried_by
 from ._evaluate import Values, evaluate_single, evaluate_window, inputs_of
 from ._forward import forward_advance, forward_init, forward_remember
 from ._observe import observe
+from ._over import over
 from ._recurrence import Known, unroll
 from ._tied import tied
 
@@ -77,7 +79,7 @@ def stretch(
     span: Span,
     *,
     keep: bool = True,
-    fresh: Array | None = None,
+    fresh: Array | bool | None = None,
     chosen: Array | None = None,
 ) -> Ran:
     """Run the model through a stretch of steps.
@@ -111,7 +113,7 @@ def stretch(
         after = before
         if keep:
             weights = graph.operands(_first(path.consts, span.consts), path.params)
-            after = rule.advance(graph.relations, before, steps, weights)
+            after = rule.advance(graph.relations, before, steps, weights, fresh)
     outs, new = _sorted(graph, values, run(None))
     credited = (outs, new) if chosen is None else _sorted(graph, values, run(chosen))
     return Ran(outs, path, new, after, credited)
@@ -166,18 +168,10 @@ def _first(arrays: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
     return _merge(arrays, flags, [a[0] for a in _chosen(arrays, flags)])
 
 
-def _over(count: int, function: Callable, *arrays: Any) -> Any:
-    """A function of the arrays' slices, for all of them side by side."""
-    if count == 1:
-        out = function(*jax.tree.map(lambda a: a[0], arrays))
-        return jax.tree.map(lambda a: jnp.expand_dims(a, 0), out)
-    return jax.vmap(function, axis_size=count)(*arrays)
-
-
 def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, Array]]:
     """The states before every step, and the outputs of operators that are known from finding them.
 
-    Returns the values with states stacked over the steps, and outputs by relation.
+    Returns the values with states stacked over the steps, and outputs by the number of the site.
     """
     step, program = graph.step, graph.step.program
     leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
@@ -196,7 +190,11 @@ def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, A
     for leaf, value in zip(step.params, values.params, strict=True):
         known.add(step.entry(leaf), value, False)
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in leaves]
-    outputs = {r.index: r.site.y for r in graph.relations if not r.site.levels}
+    outputs = {
+        i: s.y
+        for i, s in enumerate(graph.sites)
+        if not s.levels and isinstance(s.equation.primitive, ETPPrimitive)
+    }
     unroll(program, known, carried, start, span.length, list(outputs.values()))
 
     def all_steps(leaf):
@@ -217,7 +215,7 @@ def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> l
         return observe(graph, consts, inputs_of(graph, now), ys)
 
     sliced = (_chosen(path.consts, span.consts), _chosen(path.args, span.args))
-    return _over(span.length, look, *sliced, path.hidden, path.others, ys)
+    return over(span.length, look, *sliced, path.hidden, path.others, ys)
 
 
 # --------------------------------------------------------------------------------------- anchors
@@ -247,7 +245,7 @@ def _run_anchored(graph, rule, values, traces, path, span, ys, steps, fresh, cho
             )
             return evaluate_single(graph, now, taps, ys, exits if rule.crossing else None)
 
-        return _over(span.length, single, starts, exits, per_step)
+        return over(span.length, single, starts, exits, per_step)
     return _windows(graph, values, span, starts, per_step)
 
 
@@ -275,7 +273,7 @@ def _windows(graph: Graph, values: Values, span: Span, starts: Any, per_step: An
         return lax.scan(step, hidden, sliced, size)[1]
 
     split = jax.tree.map(lambda a: a.reshape((count, size, *a.shape[1:])), per_step)
-    outs = _over(count, window, starts, split)
+    outs = over(count, window, starts, split)
     return jax.tree.map(lambda a: a.reshape((span.length, *a.shape[2:])), outs)
 
 
@@ -285,6 +283,7 @@ def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tu
     starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
     if not graph.relations:
         return starts, {}, ()
+    static = fresh is None or isinstance(fresh, bool)
     sealed = rule.crossing and every is None
     leaving = [(h.shape, h.dtype) for h in path.hidden] if sealed else []
 
@@ -302,7 +301,7 @@ def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tu
         return anchor(params, starts, saved), (params, starts, saved)
 
     def backward(kept, cotangents):
-        params, starts, (consts, traces, steps, fresh) = kept
+        params, starts, (consts, traces, steps, flag) = kept
         lam, taps, exits = cotangents
         signals = _signals(graph, every, masked, steps, lam, taps, exits)
 
@@ -312,14 +311,15 @@ def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tu
             return [{k: w[k] for k in r.keys} for r, w in pairs], found
 
         _, pull, weights = jax.vjp(traced, params, has_aux=True)
-        grads = rule.credit(graph.relations, traces, steps, signals, weights, fresh)
+        known = fresh if static else flag
+        grads = rule.credit(graph.relations, traces, steps, signals, weights, known)
         return pull(grads)[0], jax.tree.map(jnp.zeros_like, starts), None
 
     anchor.defvjp(forward, backward)
     consts = _first(path.consts, span.consts)
-    saved = lax.stop_gradient((consts, traces, steps, fresh))
+    saved = lax.stop_gradient((consts, traces, steps, None if static else fresh))
     starts, taps, exits = anchor(values.params, starts, saved)
-    inward = lambda r, a: _over(span.length, r.site.inward, a)
+    inward = lambda r, a: over(span.length, r.site.inward, a)
     return starts, {r.index: inward(r, taps[r.index]) for r in graph.relations}, exits
 
 
@@ -346,7 +346,7 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
         dtype = jnp.result_type(*lam)
         return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
 
-    return _over(cotangents[0].shape[0], one, *cotangents)
+    return over(cotangents[0].shape[0], one, *cotangents)
 
 
 # --------------------------------------------------------------------------- everything forward

@@ -25,13 +25,9 @@ def observe(
 ) -> list[Steps]:
     """Evaluate the kept Jacobian of a step at a point, relation by relation.
 
-    `ys` are outputs of operators that are known already, by relation.
+    `ys` are outputs of operators that are known already, by the number of the site.
     """
-    known = ys or {}
-    tapped = zip(graph.relations, graph.tapped, strict=True)
-    given: dict[Any, Any] = {
-        graph.tangent.ys[t]: known[r.index] for r, t in tapped if r.index in known
-    }
+    given: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
     pushed = Pushed(
         graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible, given
     )

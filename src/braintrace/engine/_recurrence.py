@@ -8,17 +8,22 @@ matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .._jaxpr import Atom, Const, Equation, Program, Var, bind
+from .._jaxpr import Atom, Const, DerivedPrimitive, Equation, Program, Var, bind
 from ..graph import bits_of, numbers_of, strongly_connected
+from ..ops import ETPPrimitive, Operator
+from ._over import over
 
 
 @dataclass(slots=True)
@@ -98,22 +103,21 @@ def _run_group(
     wanted: Sequence[Var],
 ) -> list[Any]:
     entries = {v for v, _ in pairs}
-    found = needed(program, [new for _, new in pairs], known)
-    moving, inside = set(entries), []
-    for eqn in found:
-        if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
-            moving.update(eqn.outputs)
-            inside.append(eqn)
+    targets = [new for _, new in pairs]
+    found = needed(program, targets, known)
+    moving = _moving(found, entries)
     side_by_side([e for e in found if not moving & set(e.outputs)], known, length)
-    read = [*(a for e in inside for a in e.inputs), *(new for _, new in pairs)]
-    sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in known.timed]
+    inside = _apart([e for e in found if moving & set(e.outputs)], moving, known, length)
     kept = [v for v in wanted if v in moving and v not in entries]
+    inside = _used(inside, [*targets, *kept])
+    read = [*(a for e in inside for a in e.inputs), *targets]
+    sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in known.timed]
 
     def step(carry, slices):
         env = {**known.shared, **dict(zip(sliced, slices, strict=True))}
         env.update(zip((v for v, _ in pairs), carry, strict=True))
         evaluate(inside, env)
-        new = [_value(a, env) for _, a in pairs]
+        new = [_value(a, env) for a in targets]
         return new, (carry, [env[v] for v in kept])
 
     arrays = [known.timed[v] for v in sliced]
@@ -121,6 +125,98 @@ def _run_group(
     known.timed.update(zip((v for v, _ in pairs), before, strict=True))
     known.timed.update(zip(kept, seen, strict=True))
     return last
+
+
+def _moving(equations: Sequence[Equation], entries: Collection[Var]) -> set[Var]:
+    """What depends on the entries."""
+    moving = set(entries)
+    for eqn in equations:
+        if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
+            moving.update(eqn.outputs)
+    return moving
+
+
+def _used(equations: Sequence[Equation], targets: Sequence[Atom]) -> list[Equation]:
+    """The equations that the targets need."""
+    open_ = {a for a in targets if isinstance(a, Var)}
+    out = []
+    for eqn in reversed(equations):
+        if any(o in open_ for o in eqn.outputs):
+            out.append(eqn)
+            open_.update(a for a in eqn.inputs if isinstance(a, Var))
+    return out[::-1]
+
+
+# ------------------------------------------------------------------------- inputs of several parts
+
+
+def _apart(
+    equations: Sequence[Equation], moving: set[Var], known: Known, length: int
+) -> list[Equation]:
+    """The equations, operators on inputs joined of several parts without those that do not move.
+
+    `W [x, h]` is `W_x x + W_h h`: the first of these is computed for all steps side by side.
+    """
+    joined = {e.outputs[0]: e for e in equations if e.name == "concatenate"}
+    out = []
+    for eqn in equations:
+        primitive = eqn.primitive
+        at = getattr(primitive, "x_invar_index", None)
+        join = None
+        if isinstance(primitive, ETPPrimitive) and at is not None:
+            x = eqn.inputs[at]
+            join = joined.get(x) if isinstance(x, Var) else None
+        new = None if join is None else _split(eqn, join, moving, known, length)
+        out.append(eqn if new is None else new)
+    return out
+
+
+def _split(
+    eqn: Equation, join: Equation, moving: set[Var], known: Known, length: int
+) -> Equation | None:
+    operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
+    axis = join.params["dimension"]
+    weights = {k: eqn.inputs[i] for k, i in operator.positions.items()}
+    moves = [isinstance(a, Var) and a in moving for a in join.inputs]
+    if all(moves) or any(isinstance(a, Var) and a in moving for a in weights.values()):
+        return None
+    ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
+    given = lambda values: dict(zip(weights, values, strict=True))
+    shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}
+    rows: list[Var] = []
+    cut = []
+    for start, stop in pairwise(ends):
+        take = lambda *values, a=start, b=stop: operator.part(given(values), axis, a, b)
+        like = jax.eval_shape(take, *shapes.values())
+        if like is None:
+            return None
+        rows.append(Var(like.shape, like.dtype))
+        cut.append(_derived(eqn, take, tuple(weights.values()), rows[-1]))
+    known_parts = [i for i, m in enumerate(moves) if not m]
+    going_parts = [i for i, m in enumerate(moves) if m]
+
+    def total(base, *values):
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return sum((operator.of_part(x, w) for x, w in pairs), base)
+
+    def alone(*values):
+        return operator.call(jnp.zeros(operator.x.shape, operator.x.dtype), given(values))
+
+    atoms = lambda numbers: [a for i in numbers for a in (join.inputs[i], rows[i])]
+    y = eqn.outputs[0]
+    bias, base = Var(y.shape, y.dtype), Var(y.shape, y.dtype)
+    first = [
+        *cut,
+        _derived(eqn, alone, tuple(weights.values()), bias),
+        _derived(eqn, total, (bias, *atoms(known_parts)), base),
+    ]
+    side_by_side(first, known, length)
+    return _derived(eqn, total, (base, *atoms(going_parts)), y)
+
+
+def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var) -> Equation:
+    primitive = DerivedPrimitive(f"{eqn.name}_part", function)
+    return replace(eqn, primitive=primitive, inputs=inputs, outputs=(output,), params={})
 
 
 def needed(program: Program, targets: Sequence[Atom], known: Known) -> list[Equation]:
@@ -155,7 +251,7 @@ def side_by_side(equations: Sequence[Equation], known: Known, length: int) -> No
         evaluate(varying, env)
         return [env[v] for v in made]
 
-    found = jax.vmap(one, axis_size=length)(*(known.timed[v] for v in sliced))
+    found = over(length, one, *(known.timed[v] for v in sliced))
     known.timed.update(zip(made, found, strict=True))
 
 

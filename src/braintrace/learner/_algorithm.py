@@ -9,9 +9,11 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._errors import dotted, message
+from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
@@ -247,6 +249,16 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)
         return None if found is None else jax.tree.unflatten(plan.traced.out_tree, found)
 
+    def is_fresh(self) -> Any:
+        """Whether the traces are zero; True only where that is known while tracing.
+
+        Without a trace it is an array, so that one program serves both.
+        """
+        index = self.running_index.value
+        traced = any(is_traced(a) for s in self.etraces.values() for a in jax.tree.leaves(s.value))
+        known = isinstance(index, np.ndarray)
+        return True if known and traced and index == 0 else jnp.asarray(index == 0)
+
     def advance_traces(self, traces: list[Any], calls: int) -> None:
         """Store the traces after some calls."""
         for state, value in zip(self.etraces.values(), traces, strict=True):
@@ -270,7 +282,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         """
         if batch_size is not None and self.is_compiled and batch_size != self.batch_size:
             self._resize(batch_size)
-        self.running_index.value = jnp.zeros((), jnp.int32)
+        self.running_index.value = np.zeros((), np.int32)  # known to be zero within a trace, too
         for state in self.etraces.values():
             state.value = jax.tree.map(jnp.zeros_like, state.value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import Any
 
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Program, fingerprint
+from .._jaxpr import Program, Var, fingerprint
+from ..graph import reach
 from ._around import Around, run_block
 
-BUDGET = 1 << 29  # bytes that the values of one block may take
+BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
+SHARE = 8  # or this part of the memory of one that does
 MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
 
 Tick = Callable[[Any], None]
@@ -32,7 +34,7 @@ def calls_per_block(plan: Around, count: int, block_size: int | None, budget: in
     """
     if block_size is not None:
         return max(1, min(count, block_size // plan.window))
-    fits = (BUDGET if budget is None else budget) // (plan.window * step_bytes(plan))
+    fits = (_budget() if budget is None else budget) // (plan.window * step_bytes(plan))
     most = max(1, min(count, fits, max(1, MOST_STEPS // plan.window)))
     blocks = -(-count // most)
     equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]
@@ -40,11 +42,21 @@ def calls_per_block(plan: Around, count: int, block_size: int | None, budget: in
     return equal[0] if 2 * equal[0] > most else -(-count // blocks)
 
 
+def _budget() -> int:
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", SHARE * BUDGET) // SHARE
+
+
 def step_bytes(plan: Around) -> int:
     """An estimate of the memory that one step of a block takes."""
     graph = plan.marker.graph
-    programs = (graph.step.program, graph.tangent.program, plan.program)
-    total = sum(map(_program_bytes, programs))
+    step, tangent, outer = graph.step, graph.tangent, plan.traced
+    params = {step.entry(leaf) for leaf in step.params}
+    still = set(plan.inputs.params)
+    total = _bytes(step.program, params) + _bytes(outer.program, still)
+    # The tangent program has the inputs of the step, in order, and those of its tangents.
+    inputs = zip(tangent.program.inputs, (*step.program.consts, *step.program.inputs), strict=False)
+    total += _bytes(tangent.program, {v for v, of in inputs if of in params})
     for r in graph.relations:
         cells = prod(r.slots.shape) * r.slots.width
         total += 4 * cells * np.dtype(r.slots.dtype).itemsize
@@ -53,10 +65,11 @@ def step_bytes(plan: Around) -> int:
     return max(total, 1)
 
 
-def _program_bytes(program: Program) -> int:
-    return sum(
-        v.size * getattr(v.dtype, "itemsize", 4) for e in program.equations for v in e.outputs
-    )
+def _bytes(program: Program, still: Collection[Var]) -> int:
+    """The size of all values that depend on more than the constants and `still`."""
+    moving = reach(program, {v: 1 for v in program.inputs if v not in still}, differentiable=False)
+    outputs = (v for e in program.equations for v in e.outputs if v in moving)
+    return sum(v.size * getattr(v.dtype, "itemsize", 4) for v in outputs)
 
 
 def block_gradient(
@@ -144,6 +157,10 @@ def gradient(
     leaves = jax.tree.leaves(sequences)
     single, rule = learner.vjp_method == "single-step", learner.rule
 
+    count = leaves[0].shape[0]
+    fresh = learner.is_fresh()
+    at_once = count == per_block and fresh is True  # nothing of the past is even read
+
     def run(consts, leaves, mask, states, traces, fresh):
         def block(carry, piece, keep):
             totals, moving, traces, fresh = carry
@@ -151,8 +168,9 @@ def gradient(
             for i, value in zip(changed, moving, strict=True):
                 full[i] = value
             leaves, m = piece
+            past = at_once or fresh
             grads, results, new, traces = block_gradient(
-                plan, rule, single, consts, leaves, m, full, chosen, traces, fresh, keep
+                plan, rule, single, consts, leaves, m, full, chosen, traces, past, keep
             )
             if tick is not None:
                 jax.debug.callback(tick, leaves[0].shape[0])
@@ -161,7 +179,6 @@ def gradient(
 
         totals = [jnp.zeros_like(states[i]) for i in chosen]
         carry = (totals, [states[i] for i in changed], traces, fresh)
-        count = leaves[0].shape[0]
         step = lambda carry, piece: block(carry, piece, keep or count > per_block)
         return in_sections(step, carry, (leaves, mask), count, per_block)
 
@@ -171,14 +188,15 @@ def gradient(
         fingerprint(traced.program, traced.consts),
         plan.marker,
         (plan.hidden, plan.others, plan.outer, tuple(chosen)),
-        (per_block, keep, mask is None, single, tick),
+        (per_block, keep, mask is None, single, tick, at_once),
     )
     call = learner.executor.compiled(key, run, donate=4)
     states, traces = traced.values(), [t.value for t in learner.etraces.values()]
-    fresh = learner.running_index.value == 0
-    (totals, moving, traces, _), results = call(traced.consts, leaves, mask, states, traces, fresh)
+    (totals, moving, traces, _), results = call(
+        traced.consts, leaves, mask, states, traces, jnp.asarray(fresh)
+    )
     traced.write(changed, moving)
-    learner.advance_traces(traces, leaves[0].shape[0])
+    learner.advance_traces(traces, count)
     found = dict(zip(chosen, totals, strict=True))
     return [_tree(s, n, found) for s, n in zip(weights, places, strict=True)], results
 

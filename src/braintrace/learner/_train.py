@@ -118,7 +118,7 @@ def train(
     theta = leaves_of(weights, values_of(weights))
     moving = [values[i] for i in changed]
     traces = [t.value for t in learner.etraces.values()]
-    fresh = learner.running_index.value == 0
+    fresh = jnp.asarray(learner.is_fresh())
     carry, results = call(
         traced.consts,
         optimizer.consts,

@@ -65,6 +65,22 @@ class EinsumForm:
         free = [size[l] for l in self.y if l not in self.w]
         return x.reshape((*free, *(size.get(l, 1) for l in self.w)))
 
+    def pull(self, x: Array, c: Array, like: Any) -> Array:
+        """The gradient of w, summed over a leading axis of x and c."""
+        place = {l: i + 1 for i, l in enumerate(dict.fromkeys(self.x + self.w + self.y))}
+        index = lambda letters: [place[l] for l in letters]
+        x = jax.vmap(self._summed)(x)
+        dtype = jnp.result_type(x, c)
+        out = jnp.einsum(
+            x.astype(dtype),
+            [0, *index(self._kept)],
+            c.astype(dtype),
+            [0, *index(self.y)],
+            index(self.w),
+        )
+        real = not jnp.issubdtype(like.dtype, jnp.complexfloating)
+        return (out.real if real else out).astype(like.dtype)
+
     @property
     def _kept(self) -> str:
         return "".join(l for l in self.x if l in self.w or l in self.y)
@@ -103,7 +119,26 @@ def with_bias_features(weight: Array, shapes: dict[str, Any]) -> Weights:
 
 def biased_rules(form: EinsumForm) -> Rules:
     """Hand-written forms for `biased(form)`."""
-    return Rules(features=biased_features(form))
+
+    def pull(x: Array, c: Array, shapes: dict[str, Any], **static: Any) -> Weights:
+        out = {"weight": form.pull(x, c, shapes["weight"])}
+        if "bias" in shapes:
+            bias = shapes["bias"]
+            rows = c.sum(tuple(range(c.ndim - len(bias.shape))))
+            real = not jnp.issubdtype(bias.dtype, jnp.complexfloating)
+            out["bias"] = (rows.real if real else rows).astype(bias.dtype)
+        return out
+
+    def part(weights: Weights, axis: int, start: int, stop: int, **static: Any) -> Array | None:
+        letter = form.x[axis]
+        if letter not in form.w or letter in form.y:
+            return None
+        return lax.slice_in_dim(weights["weight"], start, stop, axis=form.w.index(letter))
+
+    def of_part(x: Array, rows: Array, **static: Any) -> Array:
+        return form.apply(x, rows)
+
+    return Rules(features=biased_features(form), pull=pull, part=part, of_part=of_part)
 
 
 def weight_and_bias(params: dict[str, Any]) -> dict[str, int]:

@@ -41,6 +41,11 @@ class Rules:
             axes ties describe it; with it, `free` gives the free shape.
         free: `(key, y_shape, **static) -> shape` of the free positions.
         represent: `(x, shapes, **static) -> x` as a floating array in which y is linear.
+        pull: `(x, c, shapes, **static) -> {key: array}`, the weight pull-back of many inputs and
+            cotangents, summed over the leading axis of both.
+        part: `(weights, axis, start, stop, **static) -> rows`, the weights that a part of the
+            input meets (from `start` to `stop` along `axis`), or None to decline; with it,
+            `of_part(x, rows, **static) -> y` of that part alone, without a bias.
     """
 
     effective: Callable[..., Weights] | None = None
@@ -49,6 +54,9 @@ class Rules:
     spread: Callable[..., Array | None] | None = None
     free: Callable[..., tuple[int, ...] | None] | None = None
     represent: Callable[..., Array] | None = None
+    pull: Callable[..., Weights] | None = None
+    part: Callable[..., Array | None] | None = None
+    of_part: Callable[..., Array] | None = None
 
 
 def _weight_only(params: dict[str, Any]) -> dict[str, int]:
@@ -222,11 +230,38 @@ class Operator:
         rule = self.primitive.rules.represent
         return rule(x, self.shapes, **self._static) if rule and self.plain else x
 
+    def part(self, weights: Weights, axis: int, start: int, stop: int) -> Array | None:
+        """The weights that a part of the input meets; None where that cannot be told."""
+        rule = self.primitive.rules.part
+        return rule(weights, axis, start, stop, **self._static) if rule and self.plain else None
+
+    def of_part(self, x: Array, rows: Array) -> Array:
+        """y of a part of the input alone, without a bias."""
+        rule = self.primitive.rules.of_part
+        assert rule is not None
+        return rule(x, rows, **self._static)
+
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
         """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
         moving = {k: w for k, w in effective.items() if is_inexact(w.dtype)}
         out, vjp = jax.vjp(lambda w: self.apply(x, {**effective, **w}), moving)
         return vjp(c.astype(out.dtype))[0]
+
+    def pull_all(
+        self, x: Array | None, c: Array, effective: Weights, keys: Sequence[str]
+    ) -> Weights:
+        """`pull` of many inputs and cotangents, summed over the leading axis of both."""
+        rule = self.primitive.rules.pull
+        if x is None or c.shape[0] == 1:
+            found = self.pull(None if x is None else x[0], c.sum(0), effective)
+        elif rule and self.plain:
+            found = rule(x, c, self.shapes, **self._static)
+        else:
+            moving = {k: effective[k] for k in keys}
+            each = lambda w: jax.vmap(lambda v: self.apply(v, {**effective, **w}))(x)
+            out, back = jax.vjp(each, moving)
+            found = back(c.astype(out.dtype))[0]
+        return {k: found[k] for k in keys}
 
     @cached_property
     def constant_keys(self) -> frozenset[str]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
 from ._linear import turned
-from ._rule import Grads, Rule, Signals, Steps
+from ._rule import Fresh, Grads, Rule, Signals, Steps
 from ._stretch import folded, pull, scan, taken
 from ._trace import storage
 
@@ -46,15 +46,23 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
         return trace
 
-    def through(r: Relation, eps: dict, s: Steps) -> tuple[dict, dict, dict]:
-        """The factors at the end, and before and after every step."""
-        start = {**eps, "f": eps["f"].astype(s.f.dtype)}
-        given: dict[str, Any] = {"f": s.f, "D": s.D}
-        if s.x is not None:
-            given["x"] = _all_seen(r, s.x)
-            start["x"] = start["x"].astype(given["x"].dtype)
+    def through(
+        relations: Sequence[Relation],
+        traces: Sequence[dict],
+        steps: Sequence[Steps],
+        after: bool,
+    ) -> tuple[list[dict], list[dict]]:
+        """The factors at the end, and at every step: f before it, the others before or after."""
+        start, given = [], []
+        for r, eps, s in zip(relations, traces, steps, strict=True):
+            entry, now = {**eps, "f": eps["f"].astype(s.f.dtype)}, {"f": s.f, "D": s.D}
+            if s.x is not None:
+                now["x"] = _all_seen(r, s.x)
+                entry["x"] = entry["x"].astype(now["x"].dtype)
+            start.append(entry)
+            given.append(now)
 
-        def step(old, now):
+        def one(r: Relation, old: dict, now: dict) -> dict:
             new = {
                 "f": decay_f * turned(r, now["D"], old["f"]) + (1 - decay_f) * now["f"],
                 "one": decay_x * old["one"] + 1,
@@ -62,23 +70,29 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             }
             if "x" in old:
                 new["x"] = decay_x * old["x"] + now["x"]
-            new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-            return new, (old, new)
+            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
 
-        last, (before, after) = scan(step, start, given, s.f.shape[0])
-        return last, before, after
+        def step(olds, nows):
+            news = [one(*each) for each in zip(relations, olds, nows, strict=True)]
+            pairs = zip(olds, news, strict=True)
+            return news, [{**(new if after else old), "f": old["f"]} for old, new in pairs]
+
+        return scan(step, start, given, steps[0].f.shape[0])
 
     def advance(
         relations: Sequence[Relation],
         traces: Sequence[dict],
         steps: Sequence[Steps],
         weights: Sequence[Grads],
+        fresh: Fresh,
     ) -> list[dict]:
-        out = []
-        for r, eps, s in zip(relations, traces, steps, strict=True):
-            last, _, _ = through(r, eps, s)
-            out.append(jax.tree.map(lambda new, old: new.astype(old.dtype), last, dict(eps)))
-        return out
+        if not relations:
+            return []
+        last, _ = through(relations, traces, steps, True)
+        return [
+            jax.tree.map(lambda new, old: new.astype(old.dtype), end, dict(eps))
+            for end, eps in zip(last, traces, strict=True)
+        ]
 
     def pulled(r: Relation, eps: dict, c: Array, weights: Grads, masked: bool) -> Grads:
         """Gradients from the filtered inputs and the cotangents at some steps."""
@@ -98,16 +112,17 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         steps: Sequence[Steps],
         signals: Sequence[Signals],
         weights: Sequence[Grads],
-        fresh: Array | None,
+        fresh: Fresh,
     ) -> list[Grads]:
+        every = signals[0].every
+        _, factors = through(relations, traces, steps, every is None)
         out = []
-        for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
-            _, before, after = through(r, eps, s)
-            if got.every is None:
-                c = decay_f * _remembered(r, before["f"], got) + (1 - decay_f) * got.ct
-                out.append(pulled(r, after, c, w, got.masked))
+        for r, eps, s, got, w in zip(relations, factors, steps, signals, weights, strict=True):
+            if every is None:
+                c = decay_f * _remembered(r, eps["f"], got) + (1 - decay_f) * got.ct
+                out.append(pulled(r, eps, c, w, got.masked))
                 continue
-            entry = jax.tree.map(lambda a, n=got.every: a[::n], before)
+            entry = jax.tree.map(lambda a: a[::every], eps)
             past = pulled(r, entry, _remembered(r, entry["f"], got), w, got.masked)
             c, x = folded(r, got.ct), None if s.x is None else folded(r, s.x)
             now = pull(r, taken(r, x, got.masked, c), c, w)

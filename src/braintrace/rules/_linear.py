@@ -86,7 +86,10 @@ def times(a: Array, b: Array) -> Array:
     n = a.shape[-1]
     if n == 1:
         return a * b
-    return (a[..., None] * b[..., None, :, :]).sum(-2) if n <= 4 else a @ b
+    if n > 4:
+        return a @ b
+    terms = [a[..., :, m, None] * b[..., None, m, :] for m in range(n)]
+    return sum(terms[1:], terms[0])
 
 
 def moved(r: Relation, after: Array, f: Array) -> Array:
@@ -116,7 +119,8 @@ def mix(D: Array, eps: Array, few: bool = True) -> Array:
     if D.shape[-1] == 1:
         return D[..., 0] * eps
     if few:
-        return (D * eps[..., None, :]).sum(-1)
+        terms = [D[..., j] * eps[..., j : j + 1] for j in range(D.shape[-1])]
+        return sum(terms[1:], terms[0])
     axes = range(eps.ndim - 1)
     varying = [a for a in axes if D.shape[a] != 1]
     flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))

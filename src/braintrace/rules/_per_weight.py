@@ -25,8 +25,8 @@ from jax import lax
 
 from ..graph import HiddenParamOpRelation as Relation
 from ._linear import later, mix, moved, onward, space, tail, times, turned
-from ._rule import Grads, Pending, Rule, Signals, Steps
-from ._stretch import folded, grown, pull, taken
+from ._rule import Fresh, Grads, Pending, Rule, Signals, Steps
+from ._stretch import either, folded, grown, pull, taken
 from ._trace import contract, dtypes_of, storage
 
 Array = jax.Array
@@ -52,21 +52,34 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
             for k in r.keys
         }
 
-    def grow(r: Relation, eps: Grads, whole: Array, x: Any, v: Array, w: Grads) -> Grads:
+    def grow(
+        r: Relation,
+        eps: Grads,
+        whole: Array,
+        x: Any,
+        v: Array,
+        w: Grads,
+        fresh: Fresh,
+    ) -> Grads:
         dtypes, lead, few = dtypes_of(r, w), len(r.slots.lanes), r.slots.table is None
         new = grown(r, x, v, w, dtypes)
-        return {
-            k: stored(
-                mix(r.operator.spread(k, whole, lead), eps[k].astype(dtypes[k]), few) + new[k]
-            )
-            for k in r.keys
-        }
+
+        def sums() -> Grads:
+            D = {k: r.operator.spread(k, whole, lead) for k in r.keys}
+            moved = {k: mix(D[k], eps[k].astype(dtypes[k]), few) for k in r.keys}
+            return {k: stored(moved[k] + new[k]) for k in r.keys}
+
+        def alone() -> Grads:
+            return {k: stored(jnp.broadcast_to(new[k], eps[k].shape)) for k in r.keys}
+
+        return either(fresh, alone, sums)
 
     def advance(
         relations: Sequence[Relation],
         traces: Sequence[Grads],
         steps: Sequence[Steps],
         weights: Sequence[Grads],
+        fresh: Fresh,
     ) -> list[Grads]:
         ahead = onward(relations, steps)
         out = []
@@ -74,7 +87,7 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
             whole, after = ahead[space(r)]
             v = folded(r, moved(r, after, s.f))
             x = None if s.x is None else folded(r, s.x)
-            out.append(grow(r, eps, whole, taken(r, x, False, folded(r, s.f)), v, w))
+            out.append(grow(r, eps, whole, taken(r, x, False, folded(r, s.f)), v, w, fresh))
         return out
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
@@ -84,7 +97,7 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
             v = folded(r, p["v"])
             x = taken(r, folded(r, p["x"]), True, v) if "x" in p else None
-            out.append(grow(r, p["base"], p["M"], x, v, w))
+            out.append(grow(r, p["base"], p["M"], x, v, w, None))
         return out
 
     waiting = Rule(init, _wait, _credit(_recall_waiting), crossing=crossing)
@@ -106,7 +119,7 @@ def _credit(recall: Recall):
         steps: Sequence[Steps],
         signals: Sequence[Signals],
         weights: Sequence[Grads],
-        fresh: Array | None,
+        fresh: Fresh,
     ) -> list[Grads]:
         behind = later(relations, steps, signals)
         out = []
@@ -116,11 +129,8 @@ def _credit(recall: Recall):
             x = None if s.x is None else folded(r, s.x)
             grads = pull(r, taken(r, x, got.masked, c), c, w)
             known = lambda r=r, eps=eps, first=first, w=w: recall(r, eps, first, w)
-            if fresh is None:
-                past = known()
-            else:
-                none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
-                past = lax.cond(fresh, none, known)
+            none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
+            past = either(fresh, none, known)
             out.append({k: grads[k].astype(w[k].dtype) + past[k] for k in r.keys})
         return out
 
@@ -155,6 +165,7 @@ def _wait(
     traces: Sequence[dict],
     steps: Sequence[Steps],
     weights: Sequence[Grads],
+    fresh: Fresh,
 ) -> list[dict]:
     """Traces with the steps of a stretch beside them."""
     ahead = onward(relations, steps)

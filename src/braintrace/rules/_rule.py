@@ -20,6 +20,7 @@ from ..graph import HiddenParamOpRelation as Relation
 
 Array = jax.Array
 Trace = Any
+Fresh = Array | bool | None  # whether traces are zero; None is not known
 Grads = dict[str, Array]
 
 
@@ -51,9 +52,10 @@ class Rule:
 
     Attributes:
         init: `(relation, weights) -> trace` before the first step.
-        advance: `(relations, traces, steps, weights) -> traces` after the stretch.
+        advance: `(relations, traces, steps, weights, fresh) -> traces` after the stretch; `fresh`
+            is true if the traces before it are known to be zero.
         credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the stretch
-            that begins with these traces; `fresh` is true if they are known to be zero.
+            that begins with these traces.
         crossing: whether D is the rule's own and credit to the past passes the new states through
             it (else it passes whatever the step kept).
         pending: the rule for weights that change every few steps, where that is another one.
@@ -62,7 +64,14 @@ class Rule:
 
     init: Callable[[Relation, Grads], Trace]
     advance: Callable[
-        [Sequence[Relation], Sequence[Trace], Sequence[Steps], Sequence[Grads]], list[Trace]
+        [
+            Sequence[Relation],
+            Sequence[Trace],
+            Sequence[Steps],
+            Sequence[Grads],
+            Fresh,
+        ],
+        list[Trace],
     ]
     credit: Callable[
         [
@@ -71,7 +80,7 @@ class Rule:
             Sequence[Steps],
             Sequence[Signals],
             Sequence[Grads],
-            Array | None,
+            Fresh,
         ],
         list[Grads],
     ]

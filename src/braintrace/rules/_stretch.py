@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._rule import Grads
+from ._rule import Fresh, Grads
 
 Array = jax.Array
 
@@ -27,6 +27,13 @@ def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, 
     return jax.lax.scan(body, carry, arrays, length, reverse=reverse, unroll=unroll)
 
 
+def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any]) -> Any:
+    """One of two results; None is not known, and as good as False."""
+    if fresh is None or isinstance(fresh, bool):
+        return if_fresh() if fresh else if_not()
+    return jax.lax.cond(fresh, if_fresh, if_not)
+
+
 def folded(r: Relation, array: Array) -> Array:
     """Steps, or steps and turns, as one leading axis."""
     if r.site.turns is None:
@@ -36,15 +43,7 @@ def folded(r: Relation, array: Array) -> Array:
 
 def pull(r: Relation, x: Array | None, c: Array, weights: Grads) -> Grads:
     """Gradients of the weights from cotangents of y, summed over the leading axis of both."""
-    op = r.operator
-    if x is None or c.shape[0] == 1:
-        one = None if x is None else x[0]
-        found = op.pull(one, c.sum(0), weights)
-        return {k: found[k] for k in r.keys}
-    moving = {k: weights[k] for k in r.keys}
-    each = lambda w: jax.vmap(lambda v: op.apply(v, {**weights, **w}))(x)
-    out, back = jax.vjp(each, moving)
-    return back(c.astype(out.dtype))[0]
+    return r.operator.pull_all(x, c, weights, r.keys)
 
 
 def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) -> Grads:
