@@ -107,6 +107,9 @@ def stretch(
         after = _advance_forward(graph, rule, path, before, span) if keep else before
     else:
         steps = _observed(graph, path, span, ys)
+        if rule.prepare is not None:
+            own = rule.prepare(graph.relations, before, steps)
+            steps = [s._replace(own=o) for s, o in zip(steps, own, strict=True)]
         run = lambda chosen: _run_anchored(
             graph, rule, values, before, path, span, ys, steps, fresh, chosen
         )

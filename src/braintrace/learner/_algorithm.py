@@ -222,8 +222,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def _planned(self, step: Callable, sequences: Any) -> Around | None:
         """The step function as something to run in blocks, None where that is not possible."""
         self._standing_in = True
+        private = {id(s) for s in (*self.etraces.values(), self.running_index)}
         try:
-            return around(step, *jax.tree.map(lambda a: a[0], sequences))
+            return around(step, jax.tree.map(lambda a: a[0], sequences), private)
         finally:
             self._standing_in = False
 

@@ -7,7 +7,7 @@ once; the learner's own stretch of steps stands in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,18 @@ class Around:
         return self.traced.program
 
 
-def around(step_fn: Callable[..., Any], *slices: Any) -> Around | None:
-    """Trace a step function; None if its steps cannot be run side by side."""
+def around(
+    step_fn: Callable[..., Any], slices: Sequence[Any], private: Collection[int]
+) -> Around | None:
+    """Trace a step function; None if its steps cannot be run side by side.
+
+    `private` are the ids of the learner's own states, which a placeholder does not touch.
+    """
     try:
         traced = trace_function(step_fn, *slices)
     except Misplaced:
+        return None
+    if any(id(leaf.state) in private for leaf in traced.leaves):
         return None
     equations = list(deep_equations(traced.program))
     calls = [e for e in equations if e.primitive is placeholder]
@@ -119,9 +126,10 @@ def _split(traced: Traced, call: Equation) -> Around | None:
         return None
     if any(traced.leaves[i].exit is not o for i, o in zip(owned, states, strict=True)):
         return None
-    if any(not isinstance(a, Var) or number.get(a, -1) < 0 for a in inputs.params):
-        return None
     outer = tuple(i for i, s in enumerate(traced.leaves) if s.written and i not in owned)
+    trained = [number.get(a, -1) if isinstance(a, Var) else -1 for a in inputs.params]
+    if -1 in trained or set(trained) & set(outer):
+        return None
     # What the step function feeds the learner, or keeps for itself, must not depend on the model.
     seeds = dict.fromkeys(call.outputs, 1) | {traced.leaves[i].entry: 1 for i in owned}
     without = Program(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -190,7 +191,8 @@ def gradient(
         (plan.hidden, plan.others, plan.outer, tuple(chosen)),
         (per_block, keep, mask is None, single, tick, at_once),
     )
-    call = learner.executor.compiled(key, run, donate=4)
+    donate = 4 if only_ours(learner.etraces.values()) else None
+    call = learner.executor.compiled(key, run, donate)
     states, traces = traced.values(), [t.value for t in learner.etraces.values()]
     (totals, moving, traces, _), results = call(
         traced.consts, leaves, mask, states, traces, jnp.asarray(fresh)
@@ -199,6 +201,19 @@ def gradient(
     learner.advance_traces(traces, count)
     found = dict(zip(chosen, totals, strict=True))
     return [_tree(s, n, found) for s, n in zip(weights, places, strict=True)], results
+
+
+def only_ours(states: Iterable[brainstate.State]) -> bool:
+    """Whether nobody else holds the arrays of these states, so that their memory may be reused."""
+    unshared = brainstate.ShortTermState({"": jnp.zeros(())})
+    most = _holders(unshared)
+    return all(held <= limit for s in states for held, limit in zip(_holders(s), most, strict=True))
+
+
+def _holders(state: brainstate.State) -> tuple[int, int]:
+    value = state.value
+    leaves = jax.tree.leaves(value)
+    return sys.getrefcount(value), max(map(sys.getrefcount, leaves), default=0)
 
 
 def in_sections(step: Callable, carry: Any, arrays: Any, count: int, size: int) -> Any:

@@ -119,6 +119,7 @@ class ETraceGraphExecutor:
 
     def compiled(self, key: Any, run: Callable, donate: int | None = None) -> Callable:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
+        key = (key, donate)
         if key not in self._runs:
             _keep(self._runs, key, jax.jit(run, donate_argnums=donate))
         return self._runs[key]

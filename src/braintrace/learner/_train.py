@@ -12,7 +12,7 @@ from jax import lax
 from .._jaxpr import fingerprint
 from ..rules import Rule
 from ._around import Around
-from ._blocks import Tick, block_gradient, in_sections, places_of
+from ._blocks import Tick, block_gradient, in_sections, only_ours, places_of
 from ._optimizers import Optimizer
 from ._sequences import leaves_of, states_of, values_of, write_leaves
 
@@ -113,7 +113,8 @@ def train(
         (plan.hidden, plan.others, plan.outer, tuple(places)),
         (per_update, reduction, mask is None, single, tick),
     )
-    call = learner.executor.compiled(key, run, donate=7)
+    donate = 7 if only_ours(learner.etraces.values()) else None
+    call = learner.executor.compiled(key, run, donate)
     values = traced.values()
     theta = leaves_of(weights, values_of(weights))
     moving = [values[i] for i in changed]

@@ -270,6 +270,12 @@ class Operator:
         reads = self._pull_reads(self.apply, x, self.shapes)
         return frozenset(k for k, names in reads.items() if None not in names)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether y is known to be linear in the represented input, for any weights."""
+        rules = self.primitive.rules
+        return self.plain and (rules.pull is not None or rules.represent is not None)
+
     @cached_property
     def is_affine(self) -> bool:
         """Whether y is affine in the effective weights: its pull-back reads none of them."""

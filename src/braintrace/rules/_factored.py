@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._linear import turned
+from ._linear import slim, turned, wide
 from ._rule import Fresh, Grads, Rule, Signals, Steps
-from ._stretch import folded, pull, scan, taken
+from ._stretch import either, folded, pull, scan, taken
 from ._trace import storage
 
 Array = jax.Array
@@ -46,39 +46,6 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
         return trace
 
-    def through(
-        relations: Sequence[Relation],
-        traces: Sequence[dict],
-        steps: Sequence[Steps],
-        after: bool,
-    ) -> tuple[list[dict], list[dict]]:
-        """The factors at the end, and at every step: f before it, the others before or after."""
-        start, given = [], []
-        for r, eps, s in zip(relations, traces, steps, strict=True):
-            entry, now = {**eps, "f": eps["f"].astype(s.f.dtype)}, {"f": s.f, "D": s.D}
-            if s.x is not None:
-                now["x"] = _all_seen(r, s.x)
-                entry["x"] = entry["x"].astype(now["x"].dtype)
-            start.append(entry)
-            given.append(now)
-
-        def one(r: Relation, old: dict, now: dict) -> dict:
-            new = {
-                "f": decay_f * turned(r, now["D"], old["f"]) + (1 - decay_f) * now["f"],
-                "one": decay_x * old["one"] + 1,
-                "steps": old["steps"] + 1,
-            }
-            if "x" in old:
-                new["x"] = decay_x * old["x"] + now["x"]
-            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-
-        def step(olds, nows):
-            news = [one(*each) for each in zip(relations, olds, nows, strict=True)]
-            pairs = zip(olds, news, strict=True)
-            return news, [{**(new if after else old), "f": old["f"]} for old, new in pairs]
-
-        return scan(step, start, given, steps[0].f.shape[0])
-
     def advance(
         relations: Sequence[Relation],
         traces: Sequence[dict],
@@ -86,25 +53,19 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         weights: Sequence[Grads],
         fresh: Fresh,
     ) -> list[dict]:
-        if not relations:
-            return []
-        last, _ = through(relations, traces, steps, True)
-        return [
-            jax.tree.map(lambda new, old: new.astype(old.dtype), end, dict(eps))
-            for end, eps in zip(last, traces, strict=True)
-        ]
-
-    def pulled(r: Relation, eps: dict, c: Array, weights: Grads, masked: bool) -> Grads:
-        """Gradients from the filtered inputs and the cotangents at some steps."""
-        correction = 1 - jnp.asarray(decay_f, eps["one"].dtype) ** eps["steps"]
-        scale = 1 / jnp.where(correction > 0, correction, 1).astype(c.real.dtype)
-        c = c * _along(scale, c)
-        x = taken(r, folded(r, eps["x"]), masked, folded(r, c)) if "x" in eps else None
-        constant = r.operator.constant_keys
-        rows = c * _along(eps["one"].astype(c.real.dtype), c)
-        plain = pull(r, x, folded(r, c), weights)
-        ones = pull(r, x, folded(r, rows), weights) if constant & set(r.keys) else plain
-        return {k: (ones if k in constant else plain)[k] for k in r.keys}
+        out = []
+        for r, eps, s in zip(relations, traces, steps, strict=True):
+            f, _ = s.own
+            length = s.f.shape[0]
+            one = _ones(decay_x, eps["one"], length)[-1]
+            new = {"f": f, "one": one, "steps": eps["steps"] + length}
+            if s.x is not None:
+                seen = _all_seen(r, s.x)
+                weight = decay_x ** jnp.arange(length - 1, -1, -1, dtype=seen.real.dtype)
+                old = decay_x**length * eps["x"].astype(seen.dtype)
+                new["x"] = old + jnp.tensordot(weight.astype(seen.dtype), seen, 1)
+            out.append({k: new[k].astype(eps[k].dtype) for k in eps})
+        return out
 
     def credit(
         relations: Sequence[Relation],
@@ -114,27 +75,169 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
         weights: Sequence[Grads],
         fresh: Fresh,
     ) -> list[Grads]:
-        every = signals[0].every
-        _, factors = through(relations, traces, steps, every is None)
-        out = []
-        for r, eps, s, got, w in zip(relations, factors, steps, signals, weights, strict=True):
+        signal = []
+        for r, eps, s, got in zip(relations, traces, steps, signals, strict=True):
+            _, f = s.own
+            length, every = s.f.shape[0], got.every
+            at = slice(None, None, every)  # the steps whose factors meet a cotangent
+            count = eps["steps"] + jnp.arange(length) + (every is None)
+            one = _ones(decay_x, eps["one"], length)
+            if every is not None:  # at the entry of a window: before its first step
+                one = jnp.concatenate([eps["one"][None], one[:-1]])
+            c = _remembered(r, f[at], got)
             if every is None:
-                c = decay_f * _remembered(r, eps["f"], got) + (1 - decay_f) * got.ct
-                out.append(pulled(r, eps, c, w, got.masked))
-                continue
-            entry = jax.tree.map(lambda a: a[::every], eps)
-            past = pulled(r, entry, _remembered(r, entry["f"], got), w, got.masked)
-            c, x = folded(r, got.ct), None if s.x is None else folded(r, s.x)
-            now = pull(r, taken(r, x, got.masked, c), c, w)
-            out.append({k: now[k] + past[k].astype(now[k].dtype) for k in r.keys})
+                c = decay_f * c + (1 - decay_f) * got.ct
+            correction = 1 - jnp.asarray(decay_f, one.dtype) ** count[at]
+            c = c * _along(1 / jnp.where(correction > 0, correction, 1), c)
+            signal.append((c, c * _along(one[at], c)))
+        filtered = _filtered(decay_x, relations, steps, signals, [c for c, _ in signal])
+        out = []
+        for r, eps, s, got, w, (c, rows), h in zip(
+            relations, traces, steps, signals, weights, signal, filtered, strict=True
+        ):
+            if h is None:
+                grads = _pulled_one_by_one(decay_x, r, eps, s, c, w, got)
+            else:
+                grads = _pulled(r, eps, s, h, w, got, fresh)
+            constant = r.operator.constant_keys & set(r.keys)
+            if constant:
+                ones = [rows] if got.every is None else [rows, got.ct]
+                found = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
+                grads |= {k: sum(g[k] for g in found) for k in constant}
+            out.append({k: grads[k] for k in r.keys})
         return out
 
+    def prepare(
+        relations: Sequence[Relation], traces: Sequence[dict], steps: Sequence[Steps]
+    ) -> list[tuple[Array, Array]]:
+        return _tails(decay_f, relations, traces, steps)
+
     words = "the trace of every weight: two filtered factors stand for it"
-    return Rule(init, advance, credit, approximates=words)
+    return Rule(init, advance, credit, prepare=prepare, approximates=words)
+
+
+def _tails(
+    decay: float, relations: Sequence[Relation], traces: Sequence[dict], steps: Sequence[Steps]
+) -> list[tuple[Array, Array]]:
+    """eps_f at the end, and before every step."""
+    if not relations:
+        return []
+    single = [s.D.shape[-1] == 1 for s in steps]
+
+    def step(olds, nows):
+        out = []
+        for r, old, (f, D), one in zip(relations, olds, nows, single, strict=True):
+            if one and r.site.turns is None:
+                new = D * old
+            else:
+                new = slim(turned(r, wide(D, one, 2), wide(old, one, 1)), 1)
+            out.append((decay * new + (1 - decay) * f).astype(old.dtype))
+        return out, olds
+
+    start = [slim(eps["f"].astype(s.f.dtype), 1) for eps, s in zip(traces, steps, strict=True)]
+    given = [(slim(s.f, 1), slim(s.D, 2)) for s in steps]
+    found = scan(step, start, given, steps[0].f.shape[0])
+    last, before = ([wide(a, one, 1) for a, one in zip(f, single, strict=True)] for f in found)
+    return list(zip(last, before, strict=True))
+
+
+def _ones(decay: float, start: Array, length: int) -> Array:
+    """The filtered input 1 after every step."""
+    powers = jnp.asarray(decay, start.dtype) ** jnp.arange(length)
+    return decay * powers * start + jnp.cumsum(powers)
+
+
+def _filtered(
+    decay: float,
+    relations: Sequence[Relation],
+    steps: Sequence[Steps],
+    signals: Sequence[Signals],
+    cotangents: Sequence[Array],
+) -> list[tuple[Array, Array] | None]:
+    """Cotangents filtered backward, where the operator is linear: at the entry, and at every step.
+
+    <eps_x_t, c_t> summed over t is <x_s, sum_t a^(t-s) c_t> summed over s: where y is linear in x,
+    the cotangents are filtered instead of the inputs. They are smaller, and the filtered inputs of
+    all steps need not be stored.
+    """
+    chosen = [i for i, r in enumerate(relations) if r.operator.is_linear]
+    if not chosen:
+        return [None] * len(relations)
+    length, every = steps[0].f.shape[0], signals[0].every
+    full = []
+    for i in chosen:
+        c = cotangents[i]
+        if c.shape[0] != length:
+            c = jnp.zeros((length, *c.shape[1:]), c.dtype).at[::every].set(c)
+        full.append(c)
+
+    def back(later, now):
+        h = [(c + decay * after).astype(after.dtype) for c, after in zip(now, later, strict=True)]
+        return h, h if every is None else later
+
+    first, found = scan(back, [jnp.zeros_like(c[0]) for c in full], full, length, reverse=True)
+    out: list[tuple[Array, Array] | None] = [None] * len(relations)
+    for i, h0, h in zip(chosen, first, found, strict=True):
+        out[i] = (decay * h0, h) if every is None else (h0, h + signals[i].ct.astype(h.dtype))
+    return out
+
+
+def _pulled(
+    r: Relation,
+    eps: dict,
+    s: Steps,
+    cotangents: tuple[Array, Array],
+    weights: Grads,
+    got: Signals,
+    fresh: Fresh,
+) -> Grads:
+    """Gradients from the input's trace and the inputs, and their filtered cotangents."""
+    first, filtered = cotangents
+    seen, flat = _all_seen(r, s.x), folded(r, filtered)
+    grads = pull(r, taken(r, folded(r, seen), got.masked, flat), flat, weights)
+
+    def old() -> Grads:
+        x = folded(r, eps["x"].astype(seen.dtype)[None])
+        return pull(r, x, folded(r, first[None]), weights)
+
+    none = lambda: {k: jnp.zeros_like(weights[k]) for k in r.keys}
+    past = either(fresh, none, old)
+    return {k: grads[k] + past[k].astype(grads[k].dtype) for k in r.keys}
+
+
+def _pulled_one_by_one(
+    decay: float, r: Relation, eps: dict, s: Steps, c: Array, weights: Grads, got: Signals
+) -> Grads:
+    """Gradients from filtered inputs and cotangents."""
+    x = None
+    if s.x is not None:
+        seen = _all_seen(r, s.x)
+
+        def step(old, now):
+            new = (decay * old + now).astype(old.dtype)
+            return new, new if got.every is None else old
+
+        x = scan(step, eps["x"].astype(seen.dtype), seen, seen.shape[0])[1][:: got.every]
+    pairs = [(x, c)] if got.every is None else [(x, c), (s.x, got.ct)]
+    total = {k: jnp.zeros_like(weights[k]) for k in r.keys}
+    for inputs, ct in pairs:
+        flat = folded(r, ct)
+        at = None if inputs is None else taken(r, folded(r, inputs), got.masked, flat)
+        found = pull(r, at, flat, weights)
+        total = {k: total[k] + found[k].astype(total[k].dtype) for k in r.keys}
+    return total
+
+
+def _like(r: Relation, c: Array) -> Array | None:
+    """Inputs for a pull-back that reads none."""
+    if r.operator.x is None:
+        return None
+    x = jax.eval_shape(lambda v: _seen(r, v), r.operator.x)
+    return jnp.zeros((folded(r, c).shape[0], *x.shape), x.dtype)
 
 
 def _along(scale: Array, c: Array) -> Array:
-    return scale.reshape((-1, *(1,) * (c.ndim - 1)))
+    return scale.astype(c.real.dtype).reshape((-1, *(1,) * (c.ndim - 1)))
 
 
 def _remembered(r: Relation, f: Array, got: Signals) -> Array:
@@ -146,7 +249,7 @@ def _remembered(r: Relation, f: Array, got: Signals) -> Array:
     return total.sum(lane) if r.slots.lanes else total
 
 
-def _all_seen(r: Relation, x: Array) -> Array:
+def _all_seen(r: Relation, x: Any) -> Array:
     """`_seen` for every step and turn."""
     each = jax.vmap(lambda v: _seen(r, v))
     return each(x) if r.site.turns is None else jax.vmap(each)(x)

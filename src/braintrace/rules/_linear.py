@@ -37,21 +37,25 @@ def later(
     if not chosen:
         return {}
     few = [relations[i].slots.table is None for i in chosen]
-    D = [jnp.swapaxes(steps[i].D, -1, -2) for i in chosen]
+    D = [slim(jnp.swapaxes(steps[i].D, -1, -2), 2) for i in chosen]
     length = D[0].shape[0]
-    lam = [_each_step(signals[i], length) for i in chosen]
-
+    lam = [slim(_each_step(signals[i], length), 1) for i in chosen]
+    single = [steps[i].D.shape[-1] == 1 for i in chosen]
     masked = signals[chosen[0]].masked
 
-    def back_by(d, q, few):
-        out = mix(d, q, few).astype(q.dtype)
-        return jnp.where((q == 0).all(-1, keepdims=True), 0, out) if masked else out
+    def back_by(d, q, few, single):
+        out = (d * q if single else mix(d, q, few)).astype(q.dtype)
+        if not masked:
+            return out
+        return jnp.where(q == 0 if single else (q == 0).all(-1, keepdims=True), 0, out)
 
     def back(qs, now):
-        return [l + back_by(d, q, f) for q, d, l, f in zip(qs, *now, few, strict=True)], qs
+        each = zip(qs, *now, few, single, strict=True)
+        return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
-    first, q = scan(back, start, (D, lam), length, reverse=True)
+    found = scan(back, start, (D, lam), length, reverse=True)
+    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in found)
     return dict(zip(spaces, zip(first, q, strict=True), strict=True))
 
 
@@ -71,14 +75,32 @@ def onward(
     chosen = list(spaces.values())
     if not chosen:
         return {}
-    D = [steps[i].D for i in chosen]
+    single = [steps[i].D.shape[-1] == 1 for i in chosen]
+    D = [slim(steps[i].D, 2) for i in chosen]
 
     def back(ps, now):
-        return [times(p, d) for p, d in zip(ps, now, strict=True)], ps
+        each = zip(ps, now, single, strict=True)
+        return [p * d if s else times(p, d) for p, d, s in each], ps
 
-    eye = [jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:]) for d in D]
-    whole, after = scan(back, eye, D, D[0].shape[0], reverse=True)
+    start = [
+        jnp.ones(d.shape[1:], d.dtype)
+        if s
+        else jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:])
+        for d, s in zip(D, single, strict=True)
+    ]
+    found = scan(back, start, D, D[0].shape[0], reverse=True)
+    whole, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in found)
     return dict(zip(spaces, zip(whole, after, strict=True), strict=True))
+
+
+def slim(array: Array, axes: int) -> Array:
+    """Without the axes of a single slot: a loop should not have to copy them into place."""
+    return array.reshape(array.shape[:-axes]) if array.shape[-1] == 1 else array
+
+
+def wide(array: Array, single: bool, axes: int) -> Array:
+    """The inverse of `slim`."""
+    return array.reshape(array.shape + (1,) * axes) if single else array
 
 
 def times(a: Array, b: Array) -> Array:

@@ -25,11 +25,12 @@ Grads = dict[str, Array]
 
 
 class Steps(NamedTuple):
-    """What one relation did in a stretch of steps."""
+    """What one relation did in a stretch of steps; `own` is what the rule prepared from it."""
 
     x: Array | None
     f: Array
     D: Array
+    own: Any = None
 
 
 class Signals(NamedTuple):
@@ -52,6 +53,8 @@ class Rule:
 
     Attributes:
         init: `(relation, weights) -> trace` before the first step.
+        prepare: `(relations, traces, steps) -> own` per relation, what both of the following need;
+            None for nothing.
         advance: `(relations, traces, steps, weights, fresh) -> traces` after the stretch; `fresh`
             is true if the traces before it are known to be zero.
         credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the stretch
@@ -84,6 +87,9 @@ class Rule:
         ],
         list[Grads],
     ]
+    prepare: Callable[[Sequence[Relation], Sequence[Trace], Sequence[Steps]], list[Any]] | None = (
+        None
+    )
     crossing: bool = False
     pending: Pending | None = None
     approximates: str | None = None

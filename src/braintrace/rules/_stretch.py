@@ -55,8 +55,12 @@ def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) 
         return {
             k: _real(features[k][..., None] * op.spread(k, total, lead), dtypes[k]) for k in r.keys
         }
-    out = {}
+    out, alone = {}, op.constant_keys
     for k in r.keys:
+        if k in alone:
+            one = op.features(x[0], weights, r.keys)[k]
+            out[k] = _real(one[..., None] * op.spread(k, v.sum(0), lead), dtypes[k])
+            continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
 
@@ -96,14 +100,15 @@ def _product(features: Array, tail: Array, lead: int) -> Array:
     """(L, *axes) and (L, *lanes, *axes, K), summed over L; axes of size one broadcast."""
     n = features.ndim - 1
     names = list(range(1, n + 1))
-    lanes, slot = list(range(n + 1, n + 1 + lead)), n + 1 + lead
+    lanes, slots = list(range(n + 1, n + 1 + lead)), [n + 1 + lead] * (tail.shape[-1] > 1)
     one = [0, *(a for a, size in zip(names, features.shape[1:], strict=True) if size != 1)]
     sizes = tail.shape[1 + lead : -1]
-    other = [0, *lanes, *(a for a, size in zip(names, sizes, strict=True) if size != 1), slot]
-    out = [*lanes, *(a for a in names if a in one or a in other), slot]
+    other = [0, *lanes, *(a for a, size in zip(names, sizes, strict=True) if size != 1), *slots]
+    out = [*lanes, *(a for a in names if a in one or a in other), *slots]
     dtype = jnp.result_type(features, tail)
     features = features.reshape([features.shape[0], *(s for s in features.shape[1:] if s != 1)])
-    tail = tail.reshape([*tail.shape[: 1 + lead], *(s for s in sizes if s != 1), tail.shape[-1]])
+    kept = [*tail.shape[: 1 + lead], *(s for s in sizes if s != 1), *tail.shape[-1:] * len(slots)]
+    tail = tail.reshape(kept)
     return jnp.einsum(features.astype(dtype), one, tail.astype(dtype), other, out)
 
 
