@@ -86,8 +86,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
-        self.optimizer: Any = None
-        self.optimizer_state: brainstate.LongTermState | None = None
         self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}

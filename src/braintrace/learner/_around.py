@@ -105,7 +105,7 @@ def around(
 def _split(traced: Traced, call: Equation) -> Around | None:
     marker: Marker = call.params["marker"]
     step = marker.graph.step
-    if marker.graph.effects and marker.length is None:
+    if marker.graph.effects:  # they happen once and in order
         return None
     sizes = [
         len(step.program.consts),

@@ -189,7 +189,7 @@ def gradient(
         fingerprint(traced.program, traced.consts),
         plan.marker,
         (plan.hidden, plan.others, plan.outer, tuple(chosen)),
-        (per_block, keep, mask is None, single, tick, at_once),
+        (count, per_block, keep, mask is None, single, tick, at_once),
     )
     donate = 4 if only_ours(learner.etraces.values()) else None
     call = learner.executor.compiled(key, run, donate)

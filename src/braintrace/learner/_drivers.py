@@ -35,6 +35,9 @@ class SequenceDriverMixin:
 
     __module__ = "braintrace"
 
+    optimizer: Any = None
+    optimizer_state: brainstate.State | None = None
+
     def _check_windows(self, chunk: int) -> None:
         """Refuse windows where they cannot be taken."""
 
@@ -115,7 +118,7 @@ class SequenceDriverMixin:
                 results.append(result)
         if not keep_traces:
             self.forget_past()
-        losses, aux = joined(results, length, chunk)
+        losses, aux = joined(results, parts, chunk)
 
         mask = jnp.ones(length) if counted is None else counted
         scale = 1.0 / jnp.maximum(mask.sum(), 1) if reduction == "mean" else 1.0
@@ -143,7 +146,7 @@ class SequenceDriverMixin:
             total = jnp.sum(loss if m is None else jnp.where(m == 0, 0, m * loss))
             return total, (loss, aux)
 
-        grad = brainstate.transform.grad(weighted, weights, has_aux=True)
+        grad = brainstate.transform.grad(weighted, weights, has_aux=True, check_states=False)
 
         def body(total, slices):
             grads, result = grad(*slices)
@@ -196,7 +199,7 @@ class SequenceDriverMixin:
             TypeError, ValueError: sequences, mask or options do not fit together.
         """
         chunk = chunk_of(chunk_size)
-        every = count_of("update_every", update_every, "steps")
+        every = count_of("update_every", update_every, "steps", optional=False)
         if every % chunk:
             raise ValueError(
                 text(
@@ -209,17 +212,47 @@ class SequenceDriverMixin:
         check_choice("reduction", reduction, ("mean", "sum"))
         weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
         step = _losses_of(step_fn, has_aux, chunk)
+        arrays = (counted, *sequences)
+        # An update of windows that do not fill it may have a shorter one: it is a case of its own.
+        whole = length if chunk == 1 else length // every * every
+        head = windows_of(jax.tree.map(lambda a: a[:whole], arrays), whole, chunk)
+        tail = windows_of(jax.tree.map(lambda a: a[whole:], arrays), length - whole, chunk)
+        tail = tail if whole < length else []
         results = []
         with ticking(progress, -(-length // chunk)) as tick:
-            for part in windows_of((counted, *sequences), length, chunk):
+            for part in head:
                 update = optimizer_of(optimizer, weights, self)
-                options = (update, max(1, every // chunk), reduction, tick)
+                options = (update, every // chunk, reduction, tick)
                 found = self._trained(step, part[0], part[1:], weights, options)
                 if found is None:
                     found = self._trained_one_by_one(step, part[0], part[1:], weights, options)
                 results.append(found)
-        losses, aux = joined(results, length, chunk)
+            if tail:
+                update = optimizer_of(optimizer, weights, self)
+                results += self._last_update(step, tail, weights, (update, reduction, tick))
+        losses, aux = joined(results, head + tail, chunk)
         return (losses, aux) if has_aux else losses
+
+    def _last_update(self, step: Callable, parts: list, weights: Any, options: tuple) -> list[Any]:
+        """One update from all of some parts of the sequence."""
+        optimizer, reduction, tick = options
+        total, size, results = None, 0.0, []
+        for mask, *sequences in parts:
+            found = self._in_blocks(step, mask, sequences, weights, (None, None, True, tick))
+            if found is None:
+                found = self._one_by_one(step, mask, sequences, weights, tick)
+            grads, result = found
+            total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+            size = size + (result[0].size if mask is None else mask.sum())
+            results.append(result)
+        if reduction == "mean":
+            weight = 1.0 / jnp.maximum(size, 1)
+            total = jax.tree.map(lambda g: g * jnp.asarray(weight, g.dtype), total)
+        old = leaves_of(weights, values_of(weights))
+        new, own = optimizer(optimizer.consts, leaves_of(weights, total), old, optimizer.own)
+        write_leaves(weights, new)
+        optimizer.write(own)
+        return results
 
     def _trained(
         self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
@@ -311,7 +344,7 @@ class SequenceDriverMixin:
             call = step_fn
         parts = windows_of(sequences, length, chunk)
         results = [brainstate.transform.for_loop(lambda *s: call(*s), *part) for part in parts]
-        return joined(results, length, chunk) if return_outputs else None
+        return joined(results, parts, chunk) if return_outputs else None
 
 
 def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Any, Any]]:

@@ -120,9 +120,9 @@ def chunk_of(chunk_size: Any) -> int:
     return count_of("chunk_size", chunk_size, "steps") or 1
 
 
-def count_of(name: str, value: Any, what: str) -> Any:
-    """A positive integer, or None."""
-    if value is None:
+def count_of(name: str, value: Any, what: str, optional: bool = True) -> Any:
+    """A positive integer, or None where it is optional."""
+    if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
@@ -231,19 +231,19 @@ def windows_of(sequences: tuple[Any, ...], length: int, chunk: int) -> list[tupl
     return parts
 
 
-def joined(parts: list[Any], length: int, chunk: int) -> Any:
-    """Results of the windows, stacked over calls, in one time order.
+def joined(results: list[Any], parts: list[Any], chunk: int) -> Any:
+    """Results of parts of the sequences, stacked over calls, in one time order.
 
-    A leaf whose second axis counts the steps of its window is joined along time; any other has one
-    entry per window.
+    In windows, a leaf whose second axis counts the steps of its window is joined along time; any
+    other has one entry per window.
     """
     if chunk == 1:
-        return parts[0]
-    sizes = [chunk] * (length >= chunk) + [length % chunk] * (length % chunk > 0)
+        return results[0]
+    sizes = [jax.tree.leaves(part)[0].shape[1] for part in parts]
 
     def join(*leaves):
         timed = all(a.shape[1:2] == (n,) for a, n in zip(leaves, sizes, strict=True))
         flat = [a.reshape((-1, *a.shape[2:])) if timed else a for a in leaves]
         return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
-    return jax.tree.map(join, *parts)
+    return jax.tree.map(join, *results)

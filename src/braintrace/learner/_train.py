@@ -64,8 +64,7 @@ def train(
                     for i, t in zip(places, theta, strict=True)
                 ]
                 if reduction == "mean":
-                    size = leaves[0].shape[0] * plan.window
-                    weight = 1.0 / (size if m is None else jnp.maximum(m.sum(), 1))
+                    weight = 1.0 / (results[0].size if m is None else jnp.maximum(m.sum(), 1))
                     grads = [g * jnp.asarray(weight, g.dtype) for g in grads]
                 theta, own = optimizer(optimizer_consts, grads, theta, own)
                 if tick is not None:

@@ -96,7 +96,7 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
             # The operator is affine, so its derivative by the weights reads none of them.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
             v = folded(r, p["v"])
-            x = taken(r, folded(r, p["x"]), True, v) if "x" in p else None
+            x = _waiting_inputs(r, p, v)
             out.append(grow(r, p["base"], p["M"], x, v, w, None))
         return out
 
@@ -190,6 +190,14 @@ def _recall_waiting(r: Relation, p: dict, q: Array, weights: Grads) -> Grads:
     back = mix(jnp.swapaxes(p["M"], -1, -2), q, r.slots.table is None)
     old = contract(r, p["base"], back, weights)
     c = folded(r, tail(r, p["v"], q[None], False))
-    x = taken(r, folded(r, p["x"]), True, c) if "x" in p else None
+    x = _waiting_inputs(r, p, c)
     new = pull(r, x, c, weights)
     return {k: old[k] + new[k].astype(old[k].dtype) for k in r.keys}
+
+
+def _waiting_inputs(r: Relation, p: dict, c: Array) -> Array | None:
+    """The inputs of the steps that wait; places that are still free hold zeros."""
+    if "x" not in p:
+        return None
+    x = folded(r, p["x"])
+    return x if r.operator.is_linear else taken(r, x, True, c)
