@@ -76,6 +76,7 @@ def headline(runner: Runner, options: argparse.Namespace) -> Found:
     targets = [
         faster(rows, "ours:d_rtrl", "peer:d_rtrl", 15),
         within(rows, "ours:d_rtrl", "bptt", 0.9 if cpu else 0.65),
+        within(rows, "ours:d_rtrl:drop", "bptt", 0.9 if cpu else 0.65),
     ]
     for window in [w for w in WINDOWS if w < gru.t] or [gru.t // 2]:
         ours, peer = f"ours:window={window}", f"peer:window={window}"

@@ -228,7 +228,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options
-        plan = None if block_size == 1 else self._planned(step, sequences)
+        # What does not count must not be met on the way back, and RTRL goes all of it.
+        one_by_one = block_size == 1 or (mask is not None and isinstance(self.rule, Forward))
+        plan = None if one_by_one else self._planned(step, sequences)
         if plan is None:
             return None
         states, rebuild = states_of(weights)
@@ -242,7 +244,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def _trained(self, step, mask, sequences, weights, options):
         optimizer, per_update, reduction, tick = options
-        plan = self._planned(step, sequences)
+        masked = mask is not None and isinstance(self.rule, Forward)
+        plan = None if masked else self._planned(step, sequences)
         if plan is None:
             return None
         found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)
