@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test check lint types test-jax sweep bench-compile clean
+.PHONY: help demo test check lint types test-jax sweep bench bench-compile clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -36,6 +36,12 @@ test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=
 
 sweep: $(VENV)/.dev  ## judge thousands of random programs
 	$(BIN)/python benchmarks/sweep.py --count 2000
+
+bench: $(VENV)/.dev  ## time and memory against BPTT and the published package (10 minutes)
+	$(BIN)/python benchmarks/speed.py --suite headline
+	$(BIN)/python benchmarks/speed.py --suite memory
+	$(BIN)/python benchmarks/speed.py --suite roofline
+	$(BIN)/python benchmarks/speed.py --suite compile
 
 bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 	$(BIN)/python benchmarks/compile_time.py

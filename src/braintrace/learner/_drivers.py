@@ -177,7 +177,8 @@ class SequenceDriverMixin:
 
         Weights, states, traces and the state of the optimizer are left as they are after the last
         step. The state of an optax transformation is `learner.optimizer_state`; it starts anew
-        when another transformation is passed.
+        when another transformation is passed. Inside of `jit` it must exist before: see
+        `init_optimizer`.
 
         Args:
             *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
@@ -253,6 +254,17 @@ class SequenceDriverMixin:
         write_leaves(weights, new)
         optimizer.write(own)
         return results
+
+    def init_optimizer(self, optimizer: Any, weights: Any = None) -> None:
+        """Make the state of an optimizer, so that `etrace_train` can be called inside of `jit`.
+
+        Args:
+            optimizer: an optax transformation, or an optimizer of braintools.
+            weights: the states that it will update; default all floating parameters.
+        """
+        weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
+        self.optimizer = self.optimizer_state = None
+        optimizer_of(optimizer, weights, self)
 
     def _trained(
         self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple

@@ -10,7 +10,7 @@ import brainstate
 import jax
 
 from .._errors import message
-from .._jaxpr import Program, evaluate, trace
+from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import trace_function
 from ._sequences import leaves_of, states_of, tree_of, values_of
 
@@ -63,14 +63,23 @@ def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
 
 def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     params = values_of(weights)
-    old = memory.optimizer_state
     shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
-    same = memory.optimizer is optimizer and old is not None
-    if not same or jax.tree.structure(old.value) != shape:
-        memory.optimizer_state = brainstate.LongTermState(optimizer.init(params))
-        memory.optimizer = optimizer
     state = memory.optimizer_state
-    own, tree = jax.tree.flatten(state.value)
+    kept = state is not None and memory.optimizer is optimizer
+    if shape.num_leaves == 0:  # nothing to keep
+        state = None
+    elif not kept or jax.tree.structure(state.value) != shape:
+        if any(is_traced(a) for a in jax.tree.leaves(params)):
+            raise ValueError(
+                message(
+                    "the optimizer has no state yet, and this is inside of a transformation.",
+                    why="a state that is made while jit traces is lost when it ends",
+                    do="call learner.init_optimizer(optimizer) before, outside of jit",
+                )
+            )
+        state = brainstate.LongTermState(optimizer.init(params))
+        memory.optimizer, memory.optimizer_state = optimizer, state
+    own, tree = ([], shape) if state is None else jax.tree.flatten(state.value)
     leaves = leaves_of(weights, params)
     n = len(leaves)
 
@@ -81,7 +90,8 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
         return [*leaves_of(weights, moved), *jax.tree.leaves(new)]
 
     def write(arrays: Sequence[Any]) -> None:
-        state.value = jax.tree.unflatten(tree, list(arrays))
+        if state is not None:
+            state.value = jax.tree.unflatten(tree, list(arrays))
 
     program, consts = trace(update, *leaves, *leaves, *own)
     return Optimizer(program, consts, own, write)

@@ -15,7 +15,7 @@ from ._rule import Fresh, Grads
 
 Array = jax.Array
 
-_UNROLL = 8  # steps of an element-wise recurrence that become one pass over its arrays
+_UNROLL = 8  # steps of an element-wise recurrence that become one kernel on a GPU
 
 
 def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, Any]:
@@ -23,7 +23,7 @@ def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, 
     if length == 1:
         carry, out = body(carry, jax.tree.map(lambda a: a[0], arrays))
         return carry, jax.tree.map(lambda a: a[None], out)
-    unroll = min(_UNROLL, length)
+    unroll = 1 if jax.default_backend() == "cpu" else min(_UNROLL, length)
     return jax.lax.scan(body, carry, arrays, length, reverse=reverse, unroll=unroll)
 
 
