@@ -34,7 +34,7 @@ SINGLE = {
 WINDOWS = {
     f"{name}, windows of {chunk}": (rule, {**options, "vjp_method": "multi-step", "chunk": chunk})
     for name, (rule, options) in SINGLE.items()
-    for chunk in (1, 2, 3)
+    for chunk in ((1, 2, 3) if name == "d_rtrl" else (2, 3))
 }
 RULES = SINGLE | WINDOWS
 QUICK = {"xla_cpu_use_fusion_emitters": False}  # these programs take longer to compile than to run
@@ -216,14 +216,13 @@ def branch_in_the_turns_of_a_scan(draw):
 CASES = {
     name: (models.EXACT | models.RECURRENT | models.OPERATORS | EXTRA)[name]
     for name in (
-        *("gru", "gru_batched", "lstm", "stacked_layers", "excitation_inhibition"),
-        *("adaptive_spikes", "spikes_with_hard_reset", "spikes_with_reset_beyond_zero"),
-        *("learnable_decay", "element_wise_batched", "conv", "sparse_batched", "grouped_batched"),
-        *("lora_batched", "embedding_batched", "einsum_shared", "custom"),
-        *("operators_inside_bodies", "branch_in_the_turns_of_a_scan", "operator_in_a_branch"),
-        *("while_loop_of_dynamics", "delay_line", "ring_buffer", "complex_state", "fused_gates"),
-        *("plain_recurrent_weight", "plain_readout", "noise", "plain_states_and_noise"),
-        *("one_value_in_two_states", "layer_norm", "lif_with_units", "hidden_group_state"),
+        *("gru_batched", "lstm", "stacked_layers", "spikes_with_hard_reset"),
+        *("spikes_with_reset_beyond_zero", "learnable_decay", "element_wise_batched", "conv"),
+        *("sparse_batched", "grouped_batched", "lora_batched", "embedding_batched"),
+        *("einsum_shared", "custom", "operators_inside_bodies", "branch_in_the_turns_of_a_scan"),
+        *("operator_in_a_branch", "while_loop_of_dynamics", "delay_line", "ring_buffer"),
+        *("complex_state", "plain_recurrent_weight", "plain_readout", "noise"),
+        *("layer_norm", "lif_with_units", "hidden_group_state"),
     )
 }
 
@@ -648,7 +647,7 @@ def test_windows_made_by_the_step_function(method):
     def step(algo):
         return lambda x, g: squares(algo(bt.MultiStepData(x), bt.SingleStepData(g)))
 
-    check(make, step, (windows, gains), (2, 6, None), mask=jnp.asarray([1, 0, 2.0, 1, 0]))
+    check(make, step, (windows, gains), (6,), mask=jnp.asarray([1, 0, 2.0, 1, 0]))
 
 
 def models_state(model):
@@ -742,7 +741,9 @@ def test_nan_of_uncounted_steps_reaches_no_gradient(rule):
     mask = mask if chunk == 1 else np.array([1.0, 1, 1, 1, 0, 0, 0])  # a window counts or does not
     xs = xs if chunk == 1 else xs.at[4:].set(jnp.nan)
     step = lambda algo: lambda x, y: jnp.sum((algo(wrap(x)) - y) ** 2, -1)
-    want = check(lambda: learner(rule), step, (xs, ys), (4,), mask=mask, chunk_size=chunk)
+    blocks = rule != "rtrl"  # its reverse mode passes all steps of a block
+    make = lambda: learner(rule)
+    want = check(make, step, (xs, ys), (4,), blocks, mask=mask, chunk_size=chunk)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(want["found"][0]))
 
 
@@ -966,13 +967,13 @@ def designed(error, *parts):
 
 
 @pytest.mark.parametrize("name", ["block_size", "memory_budget"])
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "all"])
-def test_wrong_counts_are_refused(name, bad):
+def test_wrong_counts_are_refused(name):
     algo = learner()
-    kind = ValueError if isinstance(bad, int) and bad is not True else TypeError
-    with pytest.raises(kind) as error:
-        algo.etrace_grad(XS, YS, step_fn=plain(algo), **{name: bad})
-    designed(error, name)
+    for bad in (0, -1, 1.5, True, "all"):
+        kind = ValueError if isinstance(bad, int) and bad is not True else TypeError
+        with pytest.raises(kind) as error:
+            algo.etrace_grad(XS, YS, step_fn=plain(algo), **{name: bad})
+        designed(error, name)
     assert int(algo.running_index.value) == 0
 
 
