@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import brainstate
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.core import Tracer
 from jax.experimental import io_callback
 
 import braintrace as bt
+from braintrace.learner import _executor
 
 from .reference import Leaky, assert_alive, assert_close, normal, restore, squares
 from .reference import values as values_of
@@ -34,15 +37,23 @@ SINGLE = {
 WINDOWS = {
     f"{name}, windows of {chunk}": (rule, {**options, "vjp_method": "multi-step", "chunk": chunk})
     for name, (rule, options) in SINGLE.items()
-    for chunk in ((1, 2, 3) if name == "d_rtrl" else (2, 3))
+    for chunk in {"d_rtrl": (1, 2, 3), "pp_prop": (2, 3), "snap2": (2,), "rtrl": (3,)}.get(name, ())
 }
 RULES = SINGLE | WINDOWS
 QUICK = {"xla_cpu_use_fusion_emitters": False}  # these programs take longer to compile than to run
 
 
+def quick_jit(function, **options):
+    """`jax.jit` that compiles fast, not well."""
+    outermost, within = jax.jit(function, compiler_options=QUICK, **options), jax.jit(function)
+    inside = lambda args: any(isinstance(a, Tracer) for a in jax.tree.leaves(args))
+    return lambda *args: (within if inside(args) else outermost)(*args)
+
+
 @pytest.fixture
-def quick_compilation():
+def quick_compilation(monkeypatch):
     """These programs run once: compile fast, not well."""
+    monkeypatch.setattr(_executor, "jax", SimpleNamespace(jit=quick_jit, tree=jax.tree))
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -222,7 +233,7 @@ CASES = {
         *("einsum_shared", "custom", "operators_inside_bodies", "branch_in_the_turns_of_a_scan"),
         *("operator_in_a_branch", "while_loop_of_dynamics", "delay_line", "ring_buffer"),
         *("complex_state", "plain_recurrent_weight", "plain_readout", "noise"),
-        *("layer_norm", "lif_with_units", "hidden_group_state"),
+        *("layer_norm", "lif_with_units"),
     )
 }
 
@@ -350,16 +361,6 @@ def states_before_and_after(algo):
     return step
 
 
-def keys_of_the_steps(algo):
-    key = jax.random.key(3)
-
-    def step(x, y):
-        noise = jax.random.normal(jax.random.fold_in(key, (100 * y[0]).astype(int)), (2,))
-        return jnp.sum((algo(x + noise) - y) ** 2)
-
-    return step
-
-
 def branch_in_the_loss(algo):
     def step(x, y):
         out = algo(x)
@@ -381,11 +382,6 @@ def another_learner_before(algo):
     return lambda x, y: jnp.sum((algo(algo.other(x)) - y) ** 2)
 
 
-def constants(algo):
-    scale, shift = 2, np.array([3.0, -1.0])
-    return lambda x, y: scale * jnp.sum((algo(x) - y - shift) ** 2) + jnp.asarray(1.0)
-
-
 AROUND = {
     "readout_outside": (readout_outside, ("out", "model4compile.w")),
     "encoder_before": (encoder_before, ("encoder", "model4compile.r")),
@@ -397,11 +393,9 @@ AROUND = {
     "compiled": (compiled, None),
     "rematerialised": (rematerialised, None),
     "states_before_and_after": (states_before_and_after, None),
-    "keys_of_the_steps": (keys_of_the_steps, None),
     "branch_in_the_loss": (branch_in_the_loss, None),
     "ignored_output": (ignored_output, None),
     "another_learner_before": (another_learner_before, ("other.model4compile.w",)),
-    "constants": (constants, None),
 }
 
 
@@ -661,7 +655,7 @@ def test_sequence_shorter_than_a_block(rule, length):
     check(lambda: learner(rule), plain, sequences, (3,))
 
 
-@pytest.mark.parametrize("lengths", [(3, 7), (6, 7), (7, 6), (7, 5)])
+@pytest.mark.parametrize("lengths", [(3, 7), (7, 5)])
 def test_sequences_of_another_length_with_the_same_learner(lengths):
     found = []
     for size in (1, 3):
@@ -700,12 +694,12 @@ CHOSEN = {
 
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_chosen_weights_in_blocks(kind):
-    want, got = (
-        algo.etrace_grad(
-            XS, YS, step_fn=plain(algo), weights=CHOSEN[kind](algo.model4compile), block_size=size
-        )
-        for algo, size in ((learner(), 1), (learner(), 3))
-    )
+    def gradient(size):
+        algo = learner()
+        weights = CHOSEN[kind](algo.model4compile)
+        return outcome(algo, plain, (XS, YS), weights=weights, block_size=size)["found"][0]
+
+    want, got = gradient(1), gradient(3)
     assert type(got) is type(want)
     assert_alive(got)
     assert_close(got, want)
@@ -733,7 +727,7 @@ def test_masks_in_blocks(name):
     assert any(np.any(g) for g in grads) == bool(mask.any())
 
 
-@pytest.mark.parametrize("rule", [r for r in SINGLE if r != "d_rtrl"] + ["d_rtrl, windows of 2"])
+@pytest.mark.parametrize("rule", ["pp_prop", "snap2", "rtrl", "d_rtrl, windows of 2"])
 def test_nan_of_uncounted_steps_reaches_no_gradient(rule):
     mask, xs, ys = MASKS["NaN inputs at the end"]
     chunk = RULES[rule][1].get("chunk", 1)
@@ -836,7 +830,7 @@ def test_second_call_under_jit_neither_traces_nor_compiles():
 
 @pytest.mark.parametrize("way", ["eager", "no jit", "for_loop"])
 def test_blocks_under_transformations(way):
-    xs, ys = XS[:3], YS[:3]
+    xs, ys = XS[:2], YS[:2]
     want = outcome(learner(), plain, (xs, ys), block_size=1)
     algo = learner()
 
@@ -929,7 +923,7 @@ def test_memory_is_that_of_one_block():
 # ------------------------------------------------------------------------------ stored precision
 
 
-@pytest.mark.parametrize("dtype, bound", [(jnp.bfloat16, 3e-2), (jnp.float16, 4e-3)])
+@pytest.mark.parametrize("dtype, bound", [(jnp.bfloat16, 6e-3), (jnp.float16, 8e-4)])
 def test_small_traces_are_closer_in_larger_blocks(dtype, bound):
     xs = normal(3, 24, 2).astype(jnp.float32)
 
@@ -940,9 +934,8 @@ def test_small_traces_are_closer_in_larger_blocks(dtype, bound):
             state.value = state.value.astype(jnp.float32)
         algo = bt.D_RTRL(model, **options)
         algo.compile_graph(xs[0])
-        grads = algo.etrace_grad(
-            xs, step_fn=lambda x: jnp.sum(jnp.tanh(algo(x)) ** 2), block_size=size
-        )
+        step = lambda algo: lambda x: jnp.sum(jnp.tanh(algo(x)) ** 2)
+        grads = outcome(algo, step, (xs,), block_size=size)["found"][0]
         kinds = {a.dtype for a in jax.tree.leaves(traces_of(algo))}
         assert kinds == {jnp.dtype(options.get("trace_dtype", jnp.float32))}
         assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}

@@ -52,6 +52,11 @@ def kept(algo):
     return {k: v for k, v in values_of(algo).items() if k[0] != "optimizer_state"}
 
 
+def remembered(algo):
+    """What the optimizer remembers."""
+    return [] if algo.optimizer_state is None else jax.tree.leaves(algo.optimizer_state.value)
+
+
 def loop(algo, step, sequences, update, every, weights=None, mask=None, **options):
     """The reference: a gradient of a few steps one by one, an update, and so on."""
     weights = algo.param_states if weights is None else weights
@@ -122,7 +127,7 @@ def check(
         want = loop(other, losses[1], sequences, update, every, weights[1], **options)
         assert_same(got, want)
     assert_same(kept(algo), kept(other))
-    assert_same(leaves(algo.optimizer_state.value), leaves(memory.value))
+    assert_same(remembered(algo), leaves(memory.value))
     assert trained_in_blocks(algo) == blocks
     end = leaves([s.value for s in weights[0].values()])
     assert all(np.abs(a - b).max() > 1e-6 for a, b in zip(end, start, strict=True))
@@ -132,7 +137,7 @@ def check(
 # ------------------------------------------------------------------------------ rules and rhythms
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5, 8, T, 20])
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 8, T])
 def test_training_equals_gradients_and_updates_in_turn(every):
     check(every=every)
 
@@ -151,7 +156,6 @@ def windows(chunk):
     "rule, chunk, every",
     [
         ("d_rtrl", 1, 2),
-        ("d_rtrl", 2, 2),
         ("d_rtrl", 3, 6),
         ("d_rtrl", 4, 12),
         ("pp_prop", 2, 4),
@@ -171,9 +175,8 @@ def test_training_in_windows_made_by_the_step_function():
 # `custom` is not linear in its weight, `lora` is the product of two, `delay_line` has many slots:
 # their steps do not wait beside the traces.
 TRAINED = (
-    *("gru_batched", "learnable_decay", "conv", "sparse_batched", "embedding_batched"),
-    *("lora_batched", "custom", "complex_state", "operators_inside_bodies"),
-    *("operator_in_a_branch", "delay_line", "spikes_with_hard_reset"),
+    *("gru_batched", "learnable_decay", "conv", "embedding_batched", "lora_batched", "custom"),
+    *("complex_state", "operators_inside_bodies", "operator_in_a_branch", "delay_line"),
 )
 
 
@@ -210,7 +213,6 @@ def test_training_of_an_operator_that_is_not_linear_in_its_weight(every):
 # -------------------------------------------------------------------------------------- optimizers
 
 OPTAX = {
-    "sgd": lambda: optax.sgd(1e-2),
     "momentum": lambda: optax.sgd(1e-2, momentum=0.9, nesterov=True),
     "clipped": lambda: optax.chain(
         optax.clip_by_global_norm(0.5), optax.add_decayed_weights(0.1), optax.adam(1e-2)
@@ -226,12 +228,24 @@ def test_optax_transformations(name):
 
 def test_state_of_the_optimizer_continues_in_the_next_call():
     algo = check(every=2, calls=2)
-    assert int(jax.tree.leaves(algo.optimizer_state.value)[0]) == 12
+    assert int(remembered(algo)[0]) == 12
+
+
+@pytest.mark.parametrize("second", ["w", "u"], ids=["another shape", "the same shape"])
+def test_other_weights_start_anew(second):
+    algo = learner()
+    algo.model4compile.u = brainstate.ParamState(normal(9, 3, 2))  # of the shape of v
+    m = algo.model4compile
+    step = lambda x, y: jnp.sum((algo(x) - y) ** 2) + jnp.sum(m.u.value**2)
+    train = lambda w: algo.etrace_train(XS, YS, step_fn=step, optimizer=ADAM, weights=[w])
+    train(m.v)
+    train(getattr(m, second))
+    assert int(remembered(algo)[0]) == T
 
 
 def test_another_transformation_starts_anew():
     algo = learner()
-    count = lambda: int(jax.tree.leaves(algo.optimizer_state.value)[0])
+    count = lambda: int(remembered(algo)[0])
     run = lambda optimizer: algo.etrace_train(XS, YS, step_fn=plain(algo), optimizer=optimizer)
     run(ADAM), run(ADAM)
     assert count() == 2 * T
@@ -252,7 +266,7 @@ def test_learning_rate_is_that_of_the_optimizer_that_is_passed(pair):
     assert_same(moved[1], 10 * moved[0])
 
 
-@pytest.mark.parametrize("kind, registered", [("Adam", False), ("Adam", True), ("SGD", False)])
+@pytest.mark.parametrize("kind, registered", [("Adam", False), ("SGD", True)])
 def test_optimizers_of_braintools(kind, registered):
     make = lambda: getattr(braintools.optim, kind)(1e-2)
     algo, other = learner(), learner()
@@ -364,8 +378,7 @@ def test_training_of_a_mapped_learner():
         assert_same(got, loop(other, plain(other), (xs, ys), update, 2))
     found = {k: s.value for k, s in algo.module.model4compile.states().items()}
     assert_same(found, {k: s.value for k, s in other.model4compile.states().items()})
-    leaves = jax.tree.leaves
-    assert_same(leaves(algo.optimizer_state.value), leaves(memory.value))
+    assert_same(remembered(algo), jax.tree.leaves(memory.value))
 
 
 def test_batched_model_while_training():
@@ -415,7 +428,6 @@ def test_sequences_of_another_length_with_the_same_learner(lengths):
     assert_same(kept(algo), kept(other))
 
 
-@pytest.mark.xfail(strict=True, reason="F14: the state of the optimizer is made within the trace")
 def test_training_under_jit():
     """Called twice: what the optimizer remembers continues."""
     algo, other = learner(), learner()
@@ -423,9 +435,13 @@ def test_training_under_jit():
         lambda x, y: a.etrace_train(x, y, step_fn=plain(a), optimizer=ADAM, update_every=2)
     )
     fast = brainstate.transform.jit(train(algo), compiler_options=QUICK)
+    with pytest.raises(ValueError) as error:
+        fast(XS, YS)
+    designed(error, "learner.init_optimizer")
+    algo.init_optimizer(ADAM)
     for sequences in ((XS, YS), (YS, XS)):
         assert_same(fast(*sequences), train(other)(*sequences))
-    assert_same(kept(algo), kept(other))
+    assert_same((kept(algo), remembered(algo)), (kept(other), remembered(other)))
     assert compiles(lambda: fast(XS, YS)) == 0
 
 

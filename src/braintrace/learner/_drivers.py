@@ -36,6 +36,7 @@ class SequenceDriverMixin:
     __module__ = "braintrace"
 
     optimizer: Any = None
+    optimized: list[int] | None = None  # ids of the states that it updates
     optimizer_state: brainstate.State | None = None
 
     def _check_windows(self, chunk: int) -> None:
@@ -177,8 +178,8 @@ class SequenceDriverMixin:
 
         Weights, states, traces and the state of the optimizer are left as they are after the last
         step. The state of an optax transformation is `learner.optimizer_state`; it starts anew
-        when another transformation is passed. Inside of `jit` it must exist before: see
-        `init_optimizer`.
+        when another transformation or other weights are passed. Inside of `jit` it must exist
+        before: see `init_optimizer`.
 
         Args:
             *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.

@@ -64,8 +64,8 @@ def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
 def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     params = values_of(weights)
     shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
-    state = memory.optimizer_state
-    kept = state is not None and memory.optimizer is optimizer
+    state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
+    kept = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
     if shape.num_leaves == 0:  # nothing to keep
         state = None
     elif not kept or jax.tree.structure(state.value) != shape:
@@ -78,7 +78,8 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
                 )
             )
         state = brainstate.LongTermState(optimizer.init(params))
-        memory.optimizer, memory.optimizer_state = optimizer, state
+        memory.optimizer, memory.optimized = of
+        memory.optimizer_state = state
     own, tree = ([], shape) if state is None else jax.tree.flatten(state.value)
     leaves = leaves_of(weights, params)
     n = len(leaves)
