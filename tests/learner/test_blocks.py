@@ -988,3 +988,19 @@ def test_progress_bar_reaches_its_end(size, capsys):
     assert "7/7" in capsys.readouterr().err
     algo.etrace_grad(XS, YS, step_fn=plain(algo), block_size=size)
     assert capsys.readouterr().err == ""
+
+
+def test_products_have_the_precision_that_is_asked_for():
+    algo = learner()
+    run = lambda xs: algo.etrace_grad(xs, step_fn=lambda x: squares(algo(x)))
+
+    def products():
+        jaxpr = brainstate.transform.make_jaxpr(run)(XS)
+        text = str(jaxpr)
+        return text.count("dot_general["), text.count("precision=(Precision.HIGHEST")
+
+    count, highest = products()
+    assert count and not highest
+    with jax.default_matmul_precision("highest"):
+        count, highest = products()
+    assert count == highest

@@ -235,7 +235,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             return None
         states, rebuild = states_of(weights)
         count = jax.tree.leaves(sequences)[0].shape[0]
-        per_block = calls_per_block(plan, count, block_size, budget)
+        traces = [t.value for t in self.etraces.values()]
+        per_block = calls_per_block(plan, count, traces, block_size, budget)
         found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
         if found is None:
             return None

@@ -20,27 +20,38 @@ from ._around import Around, run_block
 BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
 SHARE = 8  # or this part of the memory of one that does
 MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
+FEW_STEPS = 32  # where there is next to no trace to touch: values that stay in the cache of a CPU
 
 Tick = Callable[[Any], None]
 
 
-def calls_per_block(plan: Around, count: int, block_size: int | None, budget: int | None) -> int:
+def calls_per_block(
+    plan: Around, count: int, traces: Any, block_size: int | None, budget: int | None
+) -> int:
     """How many calls of the step function make a block, of `count` in all.
 
     Args:
         plan: the step function.
         count: calls in the sequence.
+        traces: the traces that a block touches.
         block_size: steps per block that the user asked for.
         budget: bytes that the values of one block may take.
     """
     if block_size is not None:
         return max(1, min(count, block_size // plan.window))
-    fits = (_budget() if budget is None else budget) // (plan.window * step_bytes(plan))
-    most = max(1, min(count, fits, max(1, MOST_STEPS // plan.window)))
+    size = step_bytes(plan)
+    light = jax.default_backend() == "cpu" and _nbytes(traces) < 4 * size
+    steps = min(FEW_STEPS, MOST_STEPS) if light else MOST_STEPS
+    fits = (_budget() if budget is None else budget) // (plan.window * size)
+    most = max(1, min(count, fits, max(1, steps // plan.window)))
     blocks = -(-count // most)
     equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]
     # Blocks of one size are one program; a divisor that is not much smaller saves the second.
     return equal[0] if 2 * equal[0] > most else -(-count // blocks)
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(a.size * getattr(a.dtype, "itemsize", 4) for a in jax.tree.leaves(tree))
 
 
 def _budget() -> int:
