@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
-from ._linear import slim, turned, wide
+from ._linear import slim, summed, turned, wide
 from ._rule import Fresh, Grads, Rule, Signals, Steps
 from ._stretch import either, folded, pull, scan, taken
 from ._trace import storage
@@ -245,7 +245,7 @@ def _remembered(r: Relation, f: Array, got: Signals) -> Array:
     lam, lane = got.lam, 1
     if r.site.turns is not None:
         lam, lane = lam[:, None], 2
-    total = (jnp.where(lam == 0, 0, lam * f) if got.masked else lam * f).sum(-1)
+    total = summed(jnp.where(lam == 0, 0, lam * f) if got.masked else lam * f)
     return total.sum(lane) if r.slots.lanes else total
 
 

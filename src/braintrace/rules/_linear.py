@@ -132,8 +132,16 @@ def tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
     lead = 1
     if r.site.turns is not None:
         q, lead = q[:, None], 2
-    out = (jnp.where(q == 0, 0, f * q) if masked else f * q).sum(-1)
+    out = summed(jnp.where(q == 0, 0, f * q) if masked else f * q)
     return out.sum(lead) if r.slots.lanes else out
+
+
+def summed(array: Array) -> Array:
+    """The sum over slots; a few are added up: XLA's CPU reduction is far slower than that."""
+    n = array.shape[-1]
+    if n > 8:
+        return array.sum(-1)
+    return sum((array[..., k] for k in range(1, n)), array[..., 0])
 
 
 def mix(D: Array, eps: Array, few: bool = True) -> Array:
