@@ -10,13 +10,14 @@ of control flow with such an operator inside runs all its worlds side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
 
 from .._control import Apply, Feed, Seen, through
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
-from ..graph import Graph, sealed_reach
+from ..graph import Graph, reach, sealed_reach
 
 
 def evaluate_cut(
@@ -27,8 +28,19 @@ def evaluate_cut(
     return worlds.start(consts, inputs, feed)
 
 
-Hook = Callable[[Any], Any]
-Wanted = dict[Var, dict[int, int]]  # by the world that matters to the value, one that was asked for
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """How a new state is made, and how others see it.
+
+    `making` is added to the worlds in which the value is computed. In a world with the bit `own`
+    the value is seen as it is, in others through `see`.
+    """
+
+    see: Callable[[Any], Any]
+    own: int
+    making: int
+
+
 
 
 def evaluate_sealed(
@@ -37,17 +49,50 @@ def evaluate_sealed(
     inputs: Sequence[Any],
     apply: Apply,
     feed: Feed,
-    hooks: Mapping[Var, Hook],
+    sees: Mapping[Var, Callable[[Any], Any]],
 ) -> list[Any]:
     """Run the step with its new states sealed: what passes through them sees no entry state.
 
-    `hooks` are applied to the new states as the results of the step see them; a new state that
+    `sees` are applied to the new states as the results of the step see them; a new state that
     reads another one sees it without. Values that bypass the new states keep their derivative.
     """
     step = graph.step
+    n = len(step.hidden)
     entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
-    reach = sealed_reach(step.program, entries, dict.fromkeys(hooks, 1 << len(step.hidden)))
+    hooks = {v: Hook(see, 1 << n, (2 << n) - 1) for v, see in sees.items()}
+    reach = sealed_reach(step.program, entries, {v: h.own for v, h in hooks.items()})
     return _Worlds(graph, apply, reach, {}, hooks).start(consts, inputs, feed)
+
+
+def evaluate_heard(
+    graph: Graph,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    apply: Apply,
+    feed: Feed,
+    sees: Mapping[Var, Callable[[Any], Any]],
+    apart: bool,
+) -> list[Any]:
+    """Run the step with recurrent entries cut, and its new states seen through `sees`.
+
+    A new state that reads one it is together with sees that as it is. With `apart` it sees no entry
+    of these either.
+    """
+    step = graph.step
+    n, hooks = len(step.hidden), {}
+    number = {step.exit(leaf): i for i, leaf in enumerate(step.hidden)}
+    for var, see in sees.items():
+        mask = graph.together[number[var]]
+        own = 1 << (n + mask.bit_length())  # a set is named by its last leaf
+        hooks[var] = Hook(see, own, own | (mask if apart else 0))
+    seeds = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
+    reached = reach(step.program, {**seeds, **{v: h.own for v, h in hooks.items()}})
+    return _Worlds(graph, apply, reached, graph.links.cut_entries, hooks).start(
+        consts, inputs, feed
+    )
+
+
+Wanted = dict[Var, dict[int, int]]  # by the world that matters to the value, one that was asked for
 
 
 class _Worlds:
@@ -60,8 +105,6 @@ class _Worlds:
         hooks: Mapping[Var, Hook],
     ):
         self.graph, self.apply, self.reach, self.cuts, self.hooks = graph, apply, reach, cuts, hooks
-        self.seal = 1 << len(graph.step.hidden)  # the world inside the making of a sealed value
-        self.all = 2 * self.seal - 1
         self.inner: dict[Equation, set[int]] = {}
         for eqn in deep_equations(graph.step.program):
             equations = (e for b in eqn.bodies for e in deep_equations(b.program))
@@ -87,11 +130,9 @@ class _Worlds:
         return var, world & self.reach.get(var, 0)
 
     def keep(self, env: dict, var: Var, world: int, value: Any) -> None:
-        if var not in self.hooks:
+        hook = self.hooks.get(var)
+        if hook is None or world & hook.making == hook.making:
             env[self.key(var, world)] = value
-        elif world == self.all:
-            env[var, self.seal] = value
-            env[var, 0] = self.hooks[var](value)
 
     def run(
         self, program: Program, env: dict[tuple[Var, int], Any], worlds: list[int], feed: Feed
@@ -113,7 +154,11 @@ class _Worlds:
         def read(atom: Atom, world: int) -> Any:
             if isinstance(atom, Const):
                 return atom.value
-            return env[self.key(atom, world)]
+            hook = self.hooks.get(atom)
+            if hook is None:
+                return env[self.key(atom, world)]
+            value = env[self.key(atom, world | hook.making)]
+            return value if world & hook.own else hook.see(value)
 
         seen: Seen = {}
         for eqn, chosen in zip(program.equations, reversed(plan), strict=True):
@@ -151,7 +196,8 @@ class _Worlds:
 
     def want(self, wanted: Wanted, atom: Atom, world: int) -> None:
         if isinstance(atom, Var):
-            world = self.all if atom in self.hooks else world
+            hook = self.hooks.get(atom)
+            world = world if hook is None else world | hook.making
             wanted.setdefault(atom, {}).setdefault(self.key(atom, world)[1], world)
 
     def needed(self, wanted: Wanted, eqn: Equation) -> set[int]:

@@ -40,7 +40,8 @@ from ._pattern import (
 from ._relations import HiddenParamOpRelation
 from ._sites import Site, find_sites
 from ._slots import MOST_ENTRIES, Slots, slots
-from ._step import Path, Step
+from ._reach import strongly_connected
+from ._step import Component, Path, Step
 from ._tangent import Tangent, tangent_program
 from ._while import bind_reversible
 
@@ -52,7 +53,8 @@ class Graph:
     `weights` computes the operands of the relations from the parameters. `opens` are the equations
     of control flow around operators, with the relations inside; `whiles` and `custom` those around
     a `while` and a custom reverse rule. `influenced` are the hidden leaves that each parameter leaf
-    reaches, sooner or later.
+    reaches, sooner or later. `together` masks, for each hidden leaf, those that share a trace with
+    it, itself included.
     """
 
     step: Step
@@ -70,6 +72,7 @@ class Graph:
     whiles: Mapping[Equation, frozenset[int]]
     custom: Mapping[Equation, frozenset[int]]
     influenced: tuple[tuple[int, ...], ...]
+    together: tuple[int, ...]
     crossings: int | None
     records: tuple[CompilationRecord, ...]
 
@@ -209,6 +212,7 @@ def analyse(
         whiles=opened(program, lambda e: -1 if e.name == "while" else None),
         custom=opened(program, quiet),
         influenced=influenced(step, links),
+        together=_together(len(step.hidden), relations, components, places.offsets),
         crossings=crossings,
         records=tuple(records),
     )
@@ -228,6 +232,23 @@ def _reached(apart: _View, view: _View, i: int, site: Site, n: int, crossings: i
             break
         reached = more
     return reached
+
+
+def _together(
+    n: int,
+    relations: Sequence[HiddenParamOpRelation],
+    components: Sequence[Component],
+    offsets: np.ndarray,
+) -> tuple[int, ...]:
+    edges = [1 << i for i in range(n)]
+    for r in relations:
+        elements = np.unique(r.slots.destination[r.slots.destination >= 0])
+        hit = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
+        leaves = {components[c].leaf for c in hit}
+        mask = sum(1 << i for i in leaves)
+        for i in leaves:
+            edges[i] |= mask
+    return tuple(strongly_connected(edges))
 
 
 def _weights(program: Program, relations: Sequence[HiddenParamOpRelation]) -> Program:
