@@ -40,6 +40,7 @@ from ._checks import (
     check_windows,
     shape_of,
 )
+from ._config import ETraceConfig
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
@@ -72,6 +73,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     __module__ = "braintrace"
 
     takes: tuple[str, ...] = ()  # keyword arguments of a call that are for the rule
+    signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
     windows: str | None = None  # why windows are refused, if they are
 
     def __init__(
@@ -84,8 +86,10 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         crossings: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         memory_limit: int | None = None,
+        config: ETraceConfig | None = None,
     ):
         super().__init__(name=name)
+        self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
         check_windows(type(self).__name__, self.vjp_method, self.windows)
         if type(self).learning_signal is not ETraceAlgorithm.learning_signal:
