@@ -107,8 +107,13 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
         wrapped = (SingleStepData, MultiStepData)
         nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
         self._check_windows(2 if any(isinstance(n, MultiStepData) for n in nodes) else 1)
+        everyone = lambda a: jnp.broadcast_to(a, (self._n_samples,)) if jnp.ndim(a) == 0 else a
+        for k in self.module.takes:  # one number for the rule is the same for all samples
+            if k in kwargs:
+                kwargs[k] = jax.tree.map(everyone, kwargs[k])
         _check_samples((args, kwargs), self._n_samples)
-        return super().update(*args, **kwargs)
+        with self.module.named(tuple(kwargs)):
+            return super().update(*args, *kwargs.values())
 
     def _check_windows(self, chunk: int) -> None:
         if chunk > 1:

@@ -75,10 +75,9 @@ class ThreeFactor(ParamDimVjpAlgorithm):
             kwargs = {**kwargs, "modulator": self.modulator}
         return super()._extra(kwargs)
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `modulator=` is the signal of the traced weights."""
-        found = self._extra(kwargs)[1].get("modulator")
-        if found is None and self.is_compiled:
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        found = extra.get("modulator")
+        if found is None:
             raise RuntimeError(
                 message(
                     "ThreeFactor is called without a modulator.",
@@ -94,7 +93,6 @@ class ThreeFactor(ParamDimVjpAlgorithm):
                     do="pass a number, an array or such a dict",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def learning_signal(
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
@@ -189,11 +187,14 @@ class OSTTP(SnAp):
                 )
             )
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `y_target=` is what is projected to the groups."""
+    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = super()._unnamed(args, kwargs)
         if self.is_compiled and len(args) == len(self._example[0]) + 1 and "y_target" not in kwargs:
             args, kwargs = args[:-1], {**kwargs, "y_target": args[-1]}
-        if kwargs.get("y_target") is None and self.target_timing == "per-step" and self.is_compiled:
+        return args, kwargs
+
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        if "y_target" not in extra and self.target_timing == "per-step":
             raise ValueError(
                 message(
                     "OSTTP is called without y_target.",
@@ -201,7 +202,6 @@ class OSTTP(SnAp):
                     do="call learner(x, y_target=y), or use target_timing='sequence-end'",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def learning_signal(
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
@@ -213,7 +213,7 @@ class OSTTP(SnAp):
 
 
 def _squares(prediction: Array, target: Array) -> Array:
-    return 0.5 * ((prediction - target) ** 2).sum(-1).mean()
+    return 0.5 * ((prediction - target) ** 2).sum()
 
 
 class DECOLLE(ParamDimVjpAlgorithm):
@@ -229,7 +229,7 @@ class DECOLLE(ParamDimVjpAlgorithm):
         key: seed or key of the read-outs; their entries are normal with variance 1 / units.
         readouts: the matrices (units, n_target), one per group, in place of random ones.
         local_loss: `(prediction, target) -> scalar`; default half the squared error, summed over
-            targets, averaged over samples.
+            targets and samples.
         observe: `state -> values`, from (*varshape, num_state) to (*varshape,); default the first
             state variable.
         name: name of the learner.
@@ -263,9 +263,8 @@ class DECOLLE(ParamDimVjpAlgorithm):
         config = ETraceConfig(learning_signal="local_loss") if config is None else config
         super().__init__(model, name, vjp_method, trace_dtype=trace_dtype, config=config)
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `y_target=` is what every group should predict."""
-        if kwargs.get("y_target") is None and self.is_compiled:
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        if "y_target" not in extra:
             raise ValueError(
                 message(
                     "DECOLLE is called without y_target.",
@@ -273,7 +272,6 @@ class DECOLLE(ParamDimVjpAlgorithm):
                     do="call learner(x, y_target=y)",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def readout(self, group: HiddenGroup) -> Array:
         """The fixed read-out of a group, (units, n_target)."""
