@@ -314,7 +314,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         states, rebuild = states_of(weights)
         count = jax.tree.leaves(sequences)[0].shape[0]
         traces = [t.value for t in self.etraces.values()]
-        per_block = calls_per_block(plan, count, traces, block_size, budget)
+        per_block = calls_per_block(plan, count, traces, block_size, budget, keep)
         found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
         if found is None:
             return None
