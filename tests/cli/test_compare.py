@@ -23,7 +23,7 @@ from braintrace.cli.compare.tasks import TASKS
 from .test_demo import hide
 
 SMALL = ["--quick", "--units", "4", "--batch", "4", "--updates", "4", "--cell", "mingru"]
-RULES = ["bptt", "tbptt:window=3", "no_trace", "d_rtrl", "pp_prop", "rtrl:memory_limit=10"]
+RULES = ["bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop", "rtrl:memory_limit=10"]
 NUMBERS = 8  # columns of numbers in the table
 
 
@@ -41,15 +41,23 @@ def run(tmp_path_factory):
 
 
 def rows(record):
-    return {row["label"]: row for row in record["rows"]}
+    """Rows by rule, as it was asked for."""
+    return {row["label"].partition(":window")[0]: row for row in record["rows"]}
+
+
+def test_compare_chooses_a_window_of_truncated_bptt(run):
+    table, _, record, _ = run
+    row = rows(record)["tbptt"]
+    assert row["label"] == f"tbptt:window={row['window']}" and row["label"] in table
+    assert 1 <= row["window"] <= record["task"]["length"]
 
 
 def test_compare_prints_a_row_for_every_rule(run):
     table, status, _, _ = run
     assert status == 0
-    lines = {line.split()[0]: line for line in table.splitlines() if line.strip()}
+    lines = {line.split()[0].partition(":window")[0]: line for line in table.splitlines() if line}
     for rule in RULES[:-1]:
-        assert len(re.findall(r"\d+\.\d+|\d+ of", lines[rule])) == NUMBERS + 2, lines[rule]
+        assert len(re.findall(r"\s\d+\.\d+|\d+ of", lines[rule])) == NUMBERS + 2, lines[rule]
         assert lines[rule].endswith("2 of 2")
     assert "refused: RTRL would store" in lines[RULES[-1]]
     assert "squared error" in table and "a constant answer has 0.1667" in table
@@ -101,14 +109,10 @@ def test_compare_gives_the_same_numbers_again_whatever_else_runs(run, tmp_path):
     assert new == old
 
 
-def test_compare_chooses_a_window_of_truncated_bptt(tmp_path):
-    table, _, record = compared(tmp_path, "--updates", "1", "--rules", "tbptt")
-    (row,) = record["rows"]
-    assert row["label"] == f"tbptt:window={row['window']}" and row["label"] in table
-    assert 1 <= row["window"] <= record["task"]["length"]
-
-
-def test_interrupted_comparison_shows_what_is_finished(tmp_path, monkeypatch):
+def test_interrupted_comparison_without_extras_shows_what_is_finished(
+    tmp_path, monkeypatch, capsys
+):
+    hide(monkeypatch, "matplotlib", "tqdm")
     train, calls = _bench.Bench.train, []
 
     def interrupted(self, gradient, row, *rest):
@@ -123,6 +127,10 @@ def test_interrupted_comparison_shows_what_is_finished(tmp_path, monkeypatch):
     assert "INTERRUPTED" in table
     assert re.search(r"^bptt .*1 of 1$", table, re.MULTILINE)
     assert re.search(r"^no_trace .*0 of 1$", table, re.MULTILINE)
+    shown = capsys.readouterr().err
+    assert "[###############               ] 4/8  bptt, seed 0" in shown
+    assert "pip install 'braintrace[plot]'" in shown
+    assert not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize(
@@ -148,15 +156,6 @@ def test_wrong_comparison_prints_help_and_exits_with_2(words, said, capsys):
     assert stopped.value.code == 2
     shown = capsys.readouterr().err
     assert "usage: python -m braintrace compare" in shown and said in shown
-
-
-def test_compare_without_extras_says_what_to_install(tmp_path, capsys, monkeypatch):
-    hide(monkeypatch, "matplotlib", "tqdm")
-    compared(tmp_path, "--updates", "1", "--rules", "bptt")
-    shown = capsys.readouterr().err
-    assert "[##############################] 1/1  bptt, seed 0" in shown
-    assert "pip install 'braintrace[plot]'" in shown
-    assert not list(tmp_path.glob("*.png"))
 
 
 def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatch):

@@ -54,11 +54,10 @@ class Evidence:
 
     def batch(self, key: Array, size: int) -> Batch:
         """Spikes and labels (1 for right), drawn anew for every key."""
-        for_label, for_flip, for_spikes = jax.random.split(key, 3)
-        sides = jax.random.bernoulli(for_flip, shape=(self.cues, size)).astype(int)
+        for_sides, for_spikes = jax.random.split(key)
+        sides = jax.random.bernoulli(for_sides, shape=(self.cues, size)).astype(int)
         majority = (2 * sides.sum(axis=0) > self.cues).astype(int)
-        # As many answers of each side, as far as the size is even.
-        labels = jax.random.permutation(for_label, jnp.arange(size) % 2)
+        labels = jnp.arange(size) % 2  # as many answers of each side, if the size is even
         sides = jnp.where(majority == labels, sides, 1 - sides)
         period = self._period
         on = jnp.arange(period) < (period + 1) // 2

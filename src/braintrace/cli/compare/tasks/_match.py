@@ -48,9 +48,8 @@ class Match:
 
     def batch(self, key: Array, size: int) -> Batch:
         """Spikes and labels (1 for a match), drawn anew for every key."""
-        for_sample, for_test, for_spikes = jax.random.split(key, 3)
-        # The same number of matches and mismatches, as far as the size is even.
-        match = jax.random.permutation(for_test, jnp.arange(size) % 2)
+        for_sample, for_spikes = jax.random.split(key)
+        match = jnp.arange(size) % 2  # as many matches as mismatches, if the size is even
         sample = jax.random.bernoulli(for_sample, shape=(size,)).astype(int)
         test = jnp.where(match == 1, sample, 1 - sample)
         part = self._part
