@@ -28,7 +28,7 @@ def draw(path: Path, result: Result) -> None:
     plan, measure = result.plan, result.plan.task.measure
     rows = [row for row in result.rows if row.refused is None]
     looks = _looks(rows)
-    height = max(4.2, 1.6 + 0.34 * len(rows))
+    height = max(4.8, 2.2 + 0.34 * len(rows))
     figure = Figure(figsize=(14, height), dpi=150, layout="constrained")
     curves, finals, memory = figure.subplots(1, 3, width_ratios=(1.7, 1, 1))
     figure.suptitle(
@@ -59,7 +59,7 @@ def draw(path: Path, result: Result) -> None:
         yscale="linear" if measure.rising or not _wide(trained) else "log",
     )
     if trained:
-        curves.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside lower center", ncols=min(len(trained), 7), frameon=False)
 
     places = np.arange(len(rows))[::-1]
     for place, row in zip(places, rows, strict=True):
@@ -68,15 +68,17 @@ def draw(path: Path, result: Result) -> None:
         if len(scores):
             finals.barh(place, scores.mean(), color=colour, height=0.62)
             finals.plot(scores, np.full(len(scores), place), "o", color="white", mec="black", ms=4)
-            text = f" {measure.form.format(scores.mean())}"
-            finals.text(scores.max(), place, f" {text}", va="center", fontsize=8)
+            text = measure.form.format(scores.mean())
+            finals.text(
+                max(scores.max(), scores.mean()), place, f"  {text}", va="center", fontsize=8
+            )
         megabytes = row.working_bytes / 1e6
         memory.barh(place + 0.17, megabytes, color=colour, height=0.32)
         memory.barh(place - 0.17, row.kept_bytes / 1e6, color=colour, alpha=0.35, height=0.32)
         for shift, size in ((0.17, megabytes), (-0.17, row.kept_bytes / 1e6)):
             if math.isfinite(size):
                 memory.text(size, place + shift, f" {size:.3g}", va="center", fontsize=7)
-    finals.axvline(measure.scale * plan.task.chance, color="grey", lw=1, ls=(0, (1, 3)))
+    finals.axvline(measure.scale * plan.task.chance, color="grey", lw=1, ls=(0, (1, 3)), zorder=0)
     finals.set(title="after learning (dots: seeds)", xlabel=f"held-out {measure.name}")
     memory.set(title="memory (full: working, pale: kept)", xlabel="MB", xscale="log")
     finals.set_yticks(places, [row.label for row in rows], fontsize=8)
@@ -109,7 +111,7 @@ def _curve(axes: Any, row: Row, look: tuple[str, str], scale: float) -> None:
     axes.plot(at, scores.mean(axis=0), color=colour, ls=style, lw=1.8, label=row.label)
     if len(scores) > 1:
         band = (scores.min(axis=0), scores.max(axis=0))
-        axes.fill_between(at, *band, color=colour, alpha=0.14, lw=0)
+        axes.fill_between(at, *band, color=colour, alpha=0.12, lw=0)
 
 
 def _wide(rows: list[Row]) -> bool:
