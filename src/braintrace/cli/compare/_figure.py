@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ._result import Result, Row
-from ._rules import BASELINES
+from ._rules import BASELINES, BPTT
 
 # Distinct for readers with colour-blindness too; baselines are grey and dashed.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7B3FA0")
@@ -38,6 +38,7 @@ def draw(path: Path, result: Result) -> None:
         fontsize=11,
     )
     trained = [row for row in rows if row.seeds]
+    scale = "linear" if measure.rising or not _wide(trained) else "log"
     for row in trained:
         _curve(curves, row, looks[row.label], measure.scale)
     curves.axhline(measure.scale * plan.task.chance, color="grey", lw=1, ls=(0, (1, 3)))
@@ -56,7 +57,7 @@ def draw(path: Path, result: Result) -> None:
         xlabel="weight update",
         ylabel=f"held-out {measure.name}",
         xlim=(0, plan.updates),
-        yscale="linear" if measure.rising or not _wide(trained) else "log",
+        yscale=scale,
     )
     if trained:
         figure.legend(loc="outside lower center", ncols=min(len(trained), 7), frameon=False)
@@ -80,6 +81,7 @@ def draw(path: Path, result: Result) -> None:
                 memory.text(size, place + shift, f" {size:.3g}", va="center", fontsize=7)
     finals.axvline(measure.scale * plan.task.chance, color="grey", lw=1, ls=(0, (1, 3)), zorder=0)
     finals.set(title="after learning (dots: seeds)", xlabel=f"held-out {measure.name}")
+    finals.set_xscale(scale)
     memory.set(title="memory (full: working, pale: kept)", xlabel="MB", xscale="log")
     finals.set_yticks(places, [row.label for row in rows], fontsize=8)
     memory.set_yticks(places, [""] * len(rows))
@@ -108,7 +110,8 @@ def _curve(axes: Any, row: Row, look: tuple[str, str], scale: float) -> None:
     colour, style = look
     scores = scale * np.array([seed.scores for seed in row.seeds])
     at = row.seeds[0].at
-    axes.plot(at, scores.mean(axis=0), color=colour, ls=style, lw=1.8, label=row.label)
+    width = 4 if row.rule == BPTT else 1.8  # seen under a rule that equals it
+    axes.plot(at, scores.mean(axis=0), color=colour, ls=style, lw=width, label=row.label)
     if len(scores) > 1:
         band = (scores.min(axis=0), scores.max(axis=0))
         axes.fill_between(at, *band, color=colour, alpha=0.12, lw=0)
