@@ -39,7 +39,7 @@ class Entry:
 TASKS: dict[str, Entry] = {
     "copy": Entry(Copy, "repeat symbols after a pause", "gru", 40, 16, 32, 32, 3000, 1e-2),
     "adding": Entry(Adding, "sum of two marked numbers", "mingru", 96, 16, 32, 32, 1500, 1e-2),
-    "match": Entry(Match, "delayed match to sample, spikes", "alif", 144, 24, 32, 32, 800, 5e-3),
+    "match": Entry(Match, "delayed match to sample, spikes", "alif", 144, 24, 32, 32, 1000, 3e-3),
     "evidence": Entry(Evidence, "majority of cues, spikes", "alif", 160, 24, 32, 32, 800, 5e-3),
     "mackey_glass": Entry(MackeyGlass, "chaotic time series", "gru", 200, 16, 32, 32, 800, 3e-3),
     "digits": Entry(Digits, "real handwritten digits by rows", "gru", 8, 8, 32, 32, 2000, 3e-3),
