@@ -12,7 +12,8 @@ from .._errors import dotted, message
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
-from ._reference import reference_grad, rule_name
+from ._options import rule_name
+from ._reference import reference_grad
 from ._sequence import Grads, Path, StepFn, at, check, restored
 
 

@@ -1,0 +1,156 @@
+"""Learning signals that are no derivatives of the loss, at the states of the groups.
+
+A signal is a vector over all states. `Signalled` is a rule in which it meets the trace: for chosen
+weights it replaces everything the loss says about them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ._dense import Dense
+from ._observe import DenseStep
+from ._structure import Structure
+from ._together import group_of, homes, made_of
+from ._traces import reverse
+
+Signal = Callable[[int, DenseStep], np.ndarray]
+
+
+class Signalled:
+    """`signal(t, step)` meets the trace of `memory` after the step, for the weights in `mask`."""
+
+    def __init__(self, memory: Any, mask: np.ndarray, signal: Signal):
+        self.memory, self.mask, self.signal, self.t = memory, mask, signal, 0
+
+    def step(self, s: DenseStep) -> np.ndarray:
+        later = copy.copy(self.memory)
+        later.advance(s)
+        return np.where(self.mask, later.recall(self.signal(self.t, s)), self.memory.step(s))
+
+    def advance(self, s: DenseStep) -> None:
+        self.memory.advance(s)
+        self.t += 1
+
+
+class FedBack(Signalled):
+    """Square random feedback: what the loss says at the states of a group is normalised and mixed
+    by a matrix; `matrices` has one per group, or None where a group keeps its signal."""
+
+    def __init__(self, seen: Dense, memory: Any, matrices: Sequence[Any]):
+        self.seen, self.matrices = seen, matrices
+        step = seen.structure
+        mixed = {k for k, g in enumerate(group_of(step)) if matrices[g] is not None}
+        live = homes(step)
+        if any(mixed & home and not home <= mixed for home in live):
+            raise ValueError(
+                message(
+                    "a trace lives on a group with a feedback matrix and on one without.",
+                    why="which signal its weight gets is not defined",
+                    do="give a matrix for both groups, or for none of them",
+                )
+            )
+        weights = [o for o, home in zip(step.traced, live, strict=True) if home <= mixed]
+        super().__init__(memory, made_of(step, weights), lambda t, s: self.mix(s.l_set))
+
+    def mix(self, signal: np.ndarray) -> np.ndarray:
+        def mixed(part: Any, matrix: Any) -> Any:
+            if matrix is None:
+                return part
+            size = jnp.linalg.norm(part, axis=-1, keepdims=True)
+            return part / (size + 1e-8) @ jnp.asarray(matrix)
+
+        step = self.seen.structure
+        pairs = zip(states(step, signal), self.matrices, strict=True)
+        return vector_of(step, [[mixed(part, B) for part in group] for group, B in pairs])
+
+    def window(self, steps: Sequence[DenseStep]) -> np.ndarray:
+        G, lam, _ = reverse(steps)
+        return G + self.memory.recall(self.mix(lam))
+
+
+# --------------------------------------------------------------------------- signals of the rules
+
+
+def modulated(seen: Dense, modulator: Any) -> Signal:
+    """Three factors: a number per step, or a list of one array per step and group."""
+    step = seen.structure
+
+    def signal(t: int, s: DenseStep) -> np.ndarray:
+        if isinstance(modulator, (tuple, list)):
+            return spread(step, [m[t] for m in modulator])
+        return spread(step, [modulator[t]] * len(step.groups))
+
+    return signal
+
+
+def projected(seen: Dense, B_list: Sequence[Any], y_target: Any) -> Signal:
+    """OSTTP: the target times a matrix of the group, at every state of the group."""
+    at = lambda t, B: np.tensordot(np.asarray(y_target[t]), np.asarray(B), 1)
+    return lambda t, s: spread(seen.structure, [at(t, B) for B in B_list])
+
+
+def local(
+    seen: Dense, readouts: Sequence[Any], y_target: Any, local_loss: Any, observe: Any
+) -> Signal:
+    """DECOLLE: the gradient of a loss of the group's own read-out by its states."""
+
+    def signal(t: int, s: DenseStep) -> np.ndarray:
+        loss = lambda parts, R: local_loss(observe(parts) @ R, y_target[t])
+        found = states(seen.structure, s.h)
+        pairs = zip(found, readouts, strict=True)
+        return vector_of(seen.structure, [jax.grad(loss)(g, jnp.asarray(R)) for g, R in pairs])
+
+    return signal
+
+
+# ---------------------------------------------------------------------------- vectors of states
+
+
+def states(step: Structure, vector: np.ndarray) -> list[list[Any]]:
+    """Per group the arrays of its states in a vector; the channels of a state are states."""
+    ends = np.cumsum([0, *(s.entry.size for s in step.hidden)])
+    out = []
+    for group in step.groups:
+        found = []
+        for k in group:
+            slot = step.hidden[k]
+            array = jnp.asarray(vector[ends[k] : ends[k + 1]]).reshape(slot.entry.shape)
+            found += list(jnp.moveaxis(array, -1, 0)) if slot.channels else [array]
+        out.append(found)
+    return out
+
+
+def spread(step: Structure, parts: Sequence[Any]) -> np.ndarray:
+    """The vector that has a group's array at every state of the group."""
+    like = states(step, np.zeros(len(step.leaf_of())))
+    full = lambda part, group: [jnp.broadcast_to(jnp.asarray(part), a.shape) for a in group]
+    return vector_of(step, [full(p, g) for p, g in zip(parts, like, strict=True)])
+
+
+def vector_of(step: Structure, parts: Sequence[Sequence[Any]]) -> np.ndarray:
+    """The vector of arrays per group and state; the inverse of `states`."""
+    if any(s.entry.is_complex for s in step.hidden):
+        raise ValueError(
+            message(
+                "a signal at complex states.",
+                why="a signal that is no derivative has no imaginary part",
+                do="use real states",
+            )
+        )
+    flat: dict[int, np.ndarray] = {}
+    for group, arrays in zip(step.groups, parts, strict=True):
+        rest = iter(arrays)
+        for k in group:
+            slot = step.hidden[k]
+            n = slot.entry.shape[-1] if slot.channels else 0
+            array = np.stack([next(rest) for _ in range(n)], -1) if n else np.asarray(next(rest))
+            flat[k] = array.ravel()
+    return np.concatenate([flat[k] for k in range(len(step.hidden))])
