@@ -325,8 +325,11 @@ def test_three_factors_by_hand():
         per_unit += c * eps.sum(0)  # the same at both states of the group
     found = reference("adaptive", "three_factor", modulator=numbers)["w",]
     np.testing.assert_allclose(found, total, rtol=1e-9)
-    found = reference("adaptive", "three_factor", modulator=[arrays])["w",]
-    np.testing.assert_allclose(found, per_unit, rtol=1e-9)
+    for modulator in (arrays, {0: arrays}, np.stack([arrays] * 2, -1)):
+        found = reference("adaptive", "three_factor", modulator=modulator)["w",]
+        np.testing.assert_allclose(found, per_unit, rtol=1e-9)
+    found = reference("adaptive", "three_factor", modulator=np.stack([arrays, 0 * arrays], -1))
+    assert abs(found["w",] - per_unit).max() > 1e-3
 
 
 def test_decolle_by_hand():
@@ -342,7 +345,10 @@ def test_decolle_by_hand():
     options = {"readouts": [R], "y_target": y}
     found = reference("adaptive", "decolle", **options)["w",]
     np.testing.assert_allclose(found, first, rtol=1e-9)
-    own = {"local_loss": lambda a, b: jnp.abs(a - b).sum(), "observe": lambda s: s[0] * s[1]}
+    own = {
+        "local_loss": lambda a, b: jnp.abs(a - b).sum(),
+        "observe": lambda h: h[..., 0] * h[..., 1],
+    }
     found = reference("adaptive", "decolle", **options, **own)["w",]
     np.testing.assert_allclose(found, both, rtol=1e-9)
 
@@ -426,7 +432,7 @@ def test_synthetic_gradients_by_hand(length):
         total["p",] += h @ M * S
     args = net, step_fn, XS, TARGETS
     how = {"vjp_method": "multi-step", "chunk_size": length}
-    guess = lambda groups: [[h @ M for h in group] for group in groups]
+    guess = lambda groups: [(h[..., 0] @ M)[..., None] for h in groups]
     assert_equal(reference_grad("dni", *args, **how, synthesizer=guess), total)
     silent = reference_grad("dni", *args, **how, synthesizer=lambda groups: jax.tree.map(
         jnp.zeros_like, groups))  # fmt: skip
@@ -640,7 +646,7 @@ def test_names_of_one_rule():
 def test_the_derivative_as_a_third_factor_is_d_rtrl():
     net, loss, steps = hand("leaky")
     error = np.stack([s.l[0] for s in steps])
-    found = reference("leaky", "three_factor", modulator=[error])
+    found = reference("leaky", "three_factor", modulator={0: error})
     assert_equal(found, reference("leaky", "d_rtrl"))
     assert_equal(found, bptt_grad(net, loss, XS, TARGETS))
 

@@ -26,10 +26,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "three_factor": {"modulator": REQUIRED},
     "decolle": {"readouts": REQUIRED, "y_target": REQUIRED, "local_loss": None, "observe": None},
     "stllr": {
-        "leak_pre": REQUIRED,
-        "leak_post": REQUIRED,
+        "leak_pre": 0.5,
+        "leak_post": 0.2,
         "alpha_pre": 1.0,
-        "alpha_post": REQUIRED,
+        "alpha_post": -0.2,
     },
     "dni": {"synthesizer": REQUIRED},
     "uoro": {},
@@ -102,7 +102,7 @@ def definition(rule: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]
             }
         case "decolle":
             chosen["local_loss"] = chosen["local_loss"] or _half_square
-            chosen["observe"] = chosen["observe"] or (lambda states: states[0])
+            chosen["observe"] = chosen["observe"] or (lambda h: h[..., 0])
     return rule, chosen
 
 
@@ -127,4 +127,5 @@ def _decays(value: Any) -> tuple[float, float]:
 
 
 def _half_square(found: Any, target: Any) -> Any:
-    return 0.5 * jnp.sum((found - target) ** 2)
+    """Summed over targets, averaged over samples."""
+    return 0.5 * jnp.mean(jnp.sum((found - target) ** 2, -1))

@@ -40,11 +40,11 @@ def reference_grad(
         chunk_size: steps per window; the last one may be shorter.
         reduction: 'sum' of the steps' losses, or their 'mean'.
         **options: those of the rule, as the learner takes them. What the learner is called with is
-            a sequence: `y_target` of osttp and decolle, `modulator` of three_factor (numbers, or a
-            list of one array per group). What it draws at random is given: `feedback` of eprop and
-            rflo, by weight path or operator number the operand of the reverse pass;
-            `group_feedback`, a list of one matrix (or None) per group; `B_list`, `readouts` per
-            group. `synthesizer` of dni takes and returns a list of states per group.
+            a sequence: `y_target` of osttp and decolle, `modulator` of three_factor (an array, or
+            a dict of them by group number). What it draws at random is given: `feedback` of eprop
+            and rflo, by weight path or operator number the operand of the reverse pass;
+            `group_feedback`, a list of one matrix (or None) per group; `readouts` of decolle.
+            `synthesizer` of dni takes and returns a list of (*varshape, states), one per group.
 
     Returns:
         Gradients by path, like `learner.etrace_grad(..., reduction='sum')`.

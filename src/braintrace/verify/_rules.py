@@ -102,7 +102,7 @@ def _decolle(seen: Dense, **options: Any) -> Any:
     return Signalled(PerWeight(seen), _traced(seen), local(seen, **options))
 
 
-def _dni(seen: Dense, synthesizer: Callable[[list[list[Any]]], Any]) -> Any:
+def _dni(seen: Dense, synthesizer: Callable[[list[Any]], list[Any]]) -> Any:
     step = seen.structure
     return Synthetic(seen, lambda h: vector_of(step, synthesizer(states(step, h))))
 

@@ -7,7 +7,7 @@ weights it replaces everything the loss says about them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,12 +64,12 @@ class FedBack(Signalled):
         def mixed(part: Any, matrix: Any) -> Any:
             if matrix is None:
                 return part
-            size = jnp.linalg.norm(part, axis=-1, keepdims=True)
-            return part / (size + 1e-8) @ jnp.asarray(matrix)
+            size = jnp.linalg.norm(part, axis=-2, keepdims=True)  # over the units of the last axis
+            return jnp.einsum("...nk,nm->...mk", part / (size + 1e-8), jnp.asarray(matrix))
 
         step = self.seen.structure
         pairs = zip(states(step, signal), self.matrices, strict=True)
-        return vector_of(step, [[mixed(part, B) for part in group] for group, B in pairs])
+        return vector_of(step, [mixed(part, B) for part, B in pairs])
 
     def window(self, steps: Sequence[DenseStep]) -> np.ndarray:
         G, lam, _ = reverse(steps)
@@ -80,12 +80,12 @@ class FedBack(Signalled):
 
 
 def modulated(seen: Dense, modulator: Any) -> Signal:
-    """Three factors: a number per step, or a list of one array per step and group."""
+    """Three factors: per step a number or an array, for all groups or by the group's number."""
     step = seen.structure
 
     def signal(t: int, s: DenseStep) -> np.ndarray:
-        if isinstance(modulator, (tuple, list)):
-            return spread(step, [m[t] for m in modulator])
+        if isinstance(modulator, Mapping):
+            return spread(step, [modulator[i][t] for i in range(len(step.groups))])
         return spread(step, [modulator[t]] * len(step.groups))
 
     return signal
@@ -103,10 +103,9 @@ def local(
     """DECOLLE: the gradient of a loss of the group's own read-out by its states."""
 
     def signal(t: int, s: DenseStep) -> np.ndarray:
-        loss = lambda parts, R: local_loss(observe(parts) @ R, y_target[t])
-        found = states(seen.structure, s.h)
-        pairs = zip(found, readouts, strict=True)
-        return vector_of(seen.structure, [jax.grad(loss)(g, jnp.asarray(R)) for g, R in pairs])
+        loss = lambda part, R: local_loss(observe(part) @ R, y_target[t])
+        pairs = zip(states(seen.structure, s.h), readouts, strict=True)
+        return vector_of(seen.structure, [jax.grad(loss)(h, jnp.asarray(R)) for h, R in pairs])
 
     return signal
 
@@ -114,29 +113,22 @@ def local(
 # ---------------------------------------------------------------------------- vectors of states
 
 
-def states(step: Structure, vector: np.ndarray) -> list[list[Any]]:
-    """Per group the arrays of its states in a vector; the channels of a state are states."""
+def states(step: Structure, vector: np.ndarray) -> list[Any]:
+    """Per group the values of its states in a vector, (*varshape, number of states)."""
     ends = np.cumsum([0, *(s.entry.size for s in step.hidden)])
     out = []
     for group in step.groups:
-        found = []
+        parts = []
         for k in group:
             slot = step.hidden[k]
-            array = jnp.asarray(vector[ends[k] : ends[k + 1]]).reshape(slot.entry.shape)
-            found += list(jnp.moveaxis(array, -1, 0)) if slot.channels else [array]
-        out.append(found)
+            part = vector[ends[k] : ends[k + 1]].reshape(slot.entry.shape)
+            parts.append(part if slot.channels else part[..., None])
+        out.append(jnp.concatenate(parts, -1))
     return out
 
 
-def spread(step: Structure, parts: Sequence[Any]) -> np.ndarray:
-    """The vector that has a group's array at every state of the group."""
-    like = states(step, np.zeros(len(step.leaf_of())))
-    full = lambda part, group: [jnp.broadcast_to(jnp.asarray(part), a.shape) for a in group]
-    return vector_of(step, [full(p, g) for p, g in zip(parts, like, strict=True)])
-
-
-def vector_of(step: Structure, parts: Sequence[Sequence[Any]]) -> np.ndarray:
-    """The vector of arrays per group and state; the inverse of `states`."""
+def vector_of(step: Structure, arrays: Sequence[Any]) -> np.ndarray:
+    """The vector of such arrays; the inverse of `states`."""
     if any(s.entry.is_complex for s in step.hidden):
         raise ValueError(
             message(
@@ -146,11 +138,24 @@ def vector_of(step: Structure, parts: Sequence[Sequence[Any]]) -> np.ndarray:
             )
         )
     flat: dict[int, np.ndarray] = {}
-    for group, arrays in zip(step.groups, parts, strict=True):
-        rest = iter(arrays)
+    for group, array in zip(step.groups, arrays, strict=True):
+        start = 0
         for k in group:
             slot = step.hidden[k]
-            n = slot.entry.shape[-1] if slot.channels else 0
-            array = np.stack([next(rest) for _ in range(n)], -1) if n else np.asarray(next(rest))
-            flat[k] = array.ravel()
+            n = slot.entry.shape[-1] if slot.channels else 1
+            flat[k] = np.asarray(array[..., start : start + n]).ravel()
+            start += n
     return np.concatenate([flat[k] for k in range(len(step.hidden))])
+
+
+def spread(step: Structure, arrays: Sequence[Any]) -> np.ndarray:
+    """The vector that has an array at its group: one value per unit and state, or one per unit."""
+    like = states(step, np.zeros(len(step.leaf_of())))
+
+    def full(array: Any, group: Any) -> Any:
+        array = jnp.asarray(array)
+        return jnp.broadcast_to(
+            array if array.ndim == group.ndim else array[..., None], group.shape
+        )
+
+    return vector_of(step, [full(a, g) for a, g in zip(arrays, like, strict=True)])
