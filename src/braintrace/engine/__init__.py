@@ -4,7 +4,6 @@ from ._evaluate import Values as Values
 from ._evaluate import evaluate_plain as evaluate_plain
 from ._evaluate import inputs_of as inputs_of
 from ._learn import Ran as Ran
-from ._learn import Span as Span
 from ._learn import init_traces as init_traces
 from ._learn import stretch as stretch
 from ._observe import group_jacobians as group_jacobians
@@ -13,3 +12,4 @@ from ._recurrence import Known as Known
 from ._recurrence import needed as needed
 from ._recurrence import side_by_side as side_by_side
 from ._recurrence import unroll as unroll
+from ._time import Span as Span

@@ -14,24 +14,28 @@ from jax.custom_derivatives import SymbolicZero
 from .._control import Apply, run
 from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible
-from ._worlds import evaluate_cut, evaluate_sealed
+from ._worlds import evaluate_cut, evaluate_heard, evaluate_sealed
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The arrays of a step: closed-over constants, arguments, and the three kinds of state."""
+    """The arrays of a step: closed-over constants, arguments, and the three kinds of state.
+
+    `extra` is what the rule is given besides, and the step does not see.
+    """
 
     consts: tuple[Any, ...]
     args: tuple[Any, ...]
     params: tuple[Any, ...]
     hidden: tuple[Any, ...]
     others: tuple[Any, ...]
+    extra: tuple[Any, ...] = ()
 
 
 jax.tree_util.register_dataclass(
-    Values, data_fields=["consts", "args", "params", "hidden", "others"], meta_fields=[]
+    Values, data_fields=["consts", "args", "params", "hidden", "others", "extra"], meta_fields=[]
 )
 
 
@@ -57,10 +61,14 @@ def evaluate_plain(graph: Graph, values: Values) -> list[Any]:
 
 
 def evaluate_window(
-    graph: Graph, values: Values, taps: Mapping[int, Array], ys: Mapping[int, Array]
+    graph: Graph,
+    values: Values,
+    taps: Mapping[int, Array],
+    ys: Mapping[int, Array],
+    backs: Backs | None = None,
 ) -> list[Any]:
     """The program's outputs, nothing cut; operators as in `evaluate_single`."""
-    apply = _applied(graph, taps, ys)
+    apply = _applied(graph, taps, ys, backs)
     inputs = inputs_of(graph, values)
     return run(graph.step.program, values.consts, inputs, apply, graph.inner, dict(taps))[0]
 
@@ -71,6 +79,8 @@ def evaluate_single(
     taps: Mapping[int, Array],
     ys: Mapping[int, Array],
     exits: Sequence[Array] | None,
+    hears: str | None = None,
+    backs: Backs | None = None,
 ) -> list[Any]:
     """The program's outputs with recurrent entries cut, or sealed new states plus `exits`.
 
@@ -79,9 +89,11 @@ def evaluate_single(
         values: its arrays.
         taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
         ys: outputs of operators that are known already, by the number of the site.
-        exits: zeros to add to the new states as others see them; None cuts recurrent entries.
+        exits: zeros to add to the new states as others see them; None for none.
+        hears: how these are told apart, see `Rule`.
+        backs: operands for the way back through operators.
     """
-    inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys)
+    inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys, backs)
     if exits is None:
         return evaluate_cut(graph, values.consts, inputs, apply, dict(taps))
     step = graph.step
@@ -91,10 +103,18 @@ def evaluate_single(
         var = step.exit(leaf)
         if var in made and var not in hooks:  # one value in two states moves both of their slots
             hooks[var] = lambda value, zero=zero: value + zero
-    return evaluate_sealed(graph, values.consts, inputs, apply, dict(taps), hooks)
+    if hears == "sealed":
+        return evaluate_sealed(graph, values.consts, inputs, apply, dict(taps), hooks)
+    apart = hears == "apart"
+    return evaluate_heard(graph, values.consts, inputs, apply, dict(taps), hooks, apart)
 
 
-def _applied(graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array]) -> Apply:
+Backs = Mapping[Equation, Mapping[int, Array]]
+
+
+def _applied(
+    graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array], backs: Backs | None
+) -> Apply:
     """How to apply an equation: a tapped operator passes no gradient to its weights."""
     relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
     known = {graph.sites[i].equation: y for i, y in ys.items()}
@@ -104,13 +124,21 @@ def _applied(graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array]) -
         if r is not None:
             still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
             operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
+        way_back: Any = 0
+        if backs and eqn in backs:
+            others = {**dict(enumerate(lax.stop_gradient(operands))), **backs[eqn]}
+            at = eqn.primitive.x_invar_index
+            (way_back,) = bind(eqn, [operands[i] if i == at else v for i, v in others.items()])
+            way_back = way_back - lax.stop_gradient(way_back)
+            operands = [lax.stop_gradient(v) if i == at else v for i, v in enumerate(operands)]
         if eqn in known:
             y = _given(eqn, operands, known[eqn])
-        elif r is None:
+        elif r is None and not (backs and eqn in backs):
             return bind_reversible(eqn, operands), {}
         else:
             (y,) = bind(eqn, operands)
-        return [y if r is None else y + feed[r.index].astype(y.dtype)], {}
+        y = y if r is None else y + feed[r.index].astype(y.dtype)
+        return [y + way_back], {}
 
     return apply
 

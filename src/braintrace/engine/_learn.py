@@ -18,33 +18,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..graph import Graph, split_cotangents
+from ..graph import Graph
 from ..ops import ETPPrimitive
-from ..rules import Forward, Rule, Signals, Steps
-from ..rules import mix as carried_by
+from ..rules import Forward, Rule, Steps
 from ._evaluate import Values, evaluate_single, evaluate_window, inputs_of
+from ._feedback import back_operands
 from ._forward import forward_advance, forward_init, forward_remember
 from ._observe import observe
 from ._over import over
 from ._recurrence import Known, unroll
+from ._signals import heard_by, signals_of
 from ._tied import tied
+from ._time import Span, chosen_of, first_of, merged
 
 Array = jax.Array
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """How a stretch is laid out in time.
-
-    `consts` and `args` say which of these have a leading axis of `length` steps. `window` is the
-    number of steps in which reverse mode is complete, None for single steps with recurrent entries
-    cut.
-    """
-
-    length: int
-    consts: tuple[bool, ...]
-    args: tuple[bool, ...]
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +83,8 @@ def stretch(
             some are not: what they compute must not count, even if it is not a number.
     """
     before: list[Any] = lax.stop_gradient(list(traces))
-    if graph.effects and span.length > 1 and span.window is None:
+    alone = graph.effects or (isinstance(rule, Rule) and rule.one_by_one)
+    if alone and span.length > 1 and span.window is None:
         return _one_by_one(graph, rule, values, before, span, fresh)
     everywhere = isinstance(rule, Forward)
     span = replace(span, window=span.length) if everywhere else span
@@ -107,6 +95,8 @@ def stretch(
         after = _advance_forward(graph, rule, path, before, span) if keep else before
     else:
         steps = _observed(graph, path, span, ys)
+        if rule.kept is not None:
+            steps = [rule.kept(r, s) for r, s in zip(graph.relations, steps, strict=True)]
         if rule.prepare is not None:
             own = rule.prepare(graph.relations, before, steps)
             steps = [s._replace(own=o) for s, o in zip(steps, own, strict=True)]
@@ -115,8 +105,8 @@ def stretch(
         )
         after = before
         if keep:
-            weights = graph.operands(_first(path.consts, span.consts), path.params)
-            after = rule.advance(graph.relations, before, steps, weights, fresh)
+            weights = graph.operands(first_of(path.consts, span.consts), path.params)
+            after = _advanced(graph, rule, before, steps, weights, fresh)
     outs, new = _sorted(graph, values, run(None))
     credited = (outs, new) if chosen is None else _sorted(graph, values, run(chosen))
     return Ran(outs, path, new, after, credited)
@@ -128,19 +118,28 @@ def _sorted(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], V
     return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
 
 
+def _advanced(graph, rule, traces, steps, weights, fresh) -> list[Any]:
+    if not rule.one_by_one or not steps:
+        return rule.advance(graph.relations, traces, steps, weights, fresh)
+
+    def body(traces, now):
+        now = jax.tree.map(lambda a: a[None], now)
+        return rule.advance(graph.relations, traces, now, weights, None), None
+
+    return lax.scan(body, traces, list(steps))[0]
+
+
 def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
-    """For a step with side effects, which must happen once and in order."""
-    one = Span(1, tuple(False for _ in span.consts), tuple(False for _ in span.args), None)
+    """For steps that must happen once and in order."""
+    none = lambda flags: tuple(False for _ in flags)
+    one = Span(1, none(span.consts), none(span.args), None, none(span.extra), span.names)
+    given = (values.consts, values.args, values.extra)
+    flags = (span.consts, span.args, span.extra)
 
     def body(carry, sliced):
         hidden, others, traces, fresh = carry
-        consts, args = (
-            _merge(*given)
-            for given in zip(
-                (values.consts, values.args), (span.consts, span.args), sliced, strict=True
-            )
-        )
-        now = Values(consts, args, values.params, hidden, others)
+        consts, args, extra = map(merged, given, flags, sliced)
+        now = Values(consts, args, values.params, hidden, others, extra)
         ran = stretch(graph, rule, now, traces, one, fresh=fresh)
         new = jax.tree.map(lambda a: a[0], (ran.after.hidden, ran.after.others))
         seen = (ran.outs, ran.before.hidden, ran.before.others, *new)
@@ -148,7 +147,7 @@ def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
         return (*new, ran.traces, fresh), (jax.tree.map(lambda a: a[0], seen[:3]), seen[3:])
 
     start = (values.hidden, values.others, traces, fresh)
-    sliced = (_chosen(values.consts, span.consts), _chosen(values.args, span.args))
+    sliced = list(map(chosen_of, given, flags))
     (_, _, traces, _), ((outs, *before), new) = lax.scan(body, start, sliced, span.length)
     first = replace(values, hidden=before[0], others=before[1])
     after = replace(values, hidden=new[0], others=new[1])
@@ -156,19 +155,6 @@ def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
 
 
 # --------------------------------------------------------------------------------- along the time
-
-
-def _chosen(arrays: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    return [a for a, f in zip(arrays, flags, strict=True) if f]
-
-
-def _merge(arrays: Sequence[Any], flags: Sequence[bool], chosen: Sequence[Any]) -> tuple[Any, ...]:
-    items = iter(chosen)
-    return tuple(next(items) if f else a for a, f in zip(arrays, flags, strict=True))
-
-
-def _first(arrays: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
-    return _merge(arrays, flags, [a[0] for a in _chosen(arrays, flags)])
 
 
 def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, Array]]:
@@ -213,11 +199,11 @@ def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, A
 
 def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> list[Steps]:
     def look(consts, args, hidden, others, ys):
-        consts, args = _merge(path.consts, span.consts, consts), _merge(path.args, span.args, args)
+        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
         now = Values(consts, args, path.params, hidden, others)
         return observe(graph, consts, inputs_of(graph, now), ys)
 
-    sliced = (_chosen(path.consts, span.consts), _chosen(path.args, span.args))
+    sliced = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
     return over(span.length, look, *sliced, path.hidden, path.others, ys)
 
 
@@ -226,10 +212,13 @@ def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> l
 
 def _run_anchored(graph, rule, values, traces, path, span, ys, steps, fresh, chosen) -> list[Any]:
     """All results of all steps, differentiable as the rule asks."""
-    masked = chosen is not None
-    starts, taps, exits = _anchor(graph, rule, values, traces, path, span, steps, fresh, masked)
+    backs = back_operands(graph, rule.feedback)
+    heard = heard_by(graph, rule, values, path, span, backs)
+    starts, taps, exits = _anchor(
+        graph, rule, heard, values, traces, path, span, steps, fresh, chosen
+    )
     consts, args = values.consts, values.args
-    per_step = (_chosen(consts, span.consts), _chosen(args, span.args), path.others, taps, ys)
+    per_step = (chosen_of(consts, span.consts), chosen_of(args, span.args), path.others, taps, ys)
     if chosen is not None:
         size = span.window or 1
         index = (chosen[:, None] * size + jnp.arange(size)).reshape(-1)
@@ -240,19 +229,21 @@ def _run_anchored(graph, rule, values, traces, path, span, ys, steps, fresh, cho
         def single(hidden, exits, sliced):
             c, a, others, taps, ys = sliced
             now = Values(
-                _merge(consts, span.consts, c),
-                _merge(args, span.args, a),
+                merged(consts, span.consts, c),
+                merged(args, span.args, a),
                 values.params,
                 hidden,
                 others,
             )
-            return evaluate_single(graph, now, taps, ys, exits if rule.crossing else None)
+            return evaluate_single(graph, now, taps, ys, exits or None, heard.how, backs)
 
         return over(span.length, single, starts, exits, per_step)
-    return _windows(graph, values, span, starts, per_step)
+    return _windows(graph, values, span, starts, per_step, backs)
 
 
-def _windows(graph: Graph, values: Values, span: Span, starts: Any, per_step: Any) -> list[Any]:
+def _windows(
+    graph: Graph, values: Values, span: Span, starts: Any, per_step: Any, backs: Any = None
+) -> list[Any]:
     assert span.window is not None
     count, size = span.length // span.window, span.window
     consts, args = values.consts, values.args
@@ -260,13 +251,13 @@ def _windows(graph: Graph, values: Values, span: Span, starts: Any, per_step: An
     def step(hidden, sliced):
         c, a, others, taps, ys = sliced
         now = Values(
-            _merge(consts, span.consts, c),
-            _merge(args, span.args, a),
+            merged(consts, span.consts, c),
+            merged(args, span.args, a),
             values.params,
             hidden,
             others,
         )
-        outs = evaluate_window(graph, now, taps, ys)
+        outs = evaluate_window(graph, now, taps, ys, backs)
         return tuple(outs[leaf.output] for leaf in graph.step.hidden), outs
 
     def window(hidden, sliced):
@@ -280,15 +271,16 @@ def _windows(graph: Graph, values: Values, span: Span, starts: Any, per_step: An
     return jax.tree.map(lambda a: a.reshape((span.length, *a.shape[2:])), outs)
 
 
-def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tuple[Any, Any, Any]:
+def _anchor(
+    graph, rule, heard, values, traces, path, span, steps, fresh, chosen
+) -> tuple[Any, Any, Any]:
     """States where windows enter, zeros at the operators' outputs, and at the new states."""
     every = span.window
     starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
     if not graph.relations:
         return starts, {}, ()
     static = fresh is None or isinstance(fresh, bool)
-    sealed = rule.crossing and every is None
-    leaving = [(h.shape, h.dtype) for h in path.hidden] if sealed else []
+    leaving = [(h.shape, h.dtype) for h in path.hidden] if heard.how and every is None else []
 
     def zeros(r):
         turns = () if r.site.turns is None else (r.site.turns,)
@@ -304,9 +296,10 @@ def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tu
         return anchor(params, starts, saved), (params, starts, saved)
 
     def backward(kept, cotangents):
-        params, starts, (consts, traces, steps, flag) = kept
+        params, starts, (consts, traces, steps, flag, chosen, (states, extra)) = kept
         lam, taps, exits = cotangents
-        signals = _signals(graph, every, masked, steps, lam, taps, exits)
+        now = replace(heard, states=states, extra=extra)
+        signals = signals_of(graph, now, every, chosen, steps, lam, taps, exits)
 
         def traced(p):
             found = graph.operands(consts, p)
@@ -319,37 +312,13 @@ def _anchor(graph, rule, values, traces, path, span, steps, fresh, masked) -> tu
         return pull(grads)[0], jax.tree.map(jnp.zeros_like, starts), None
 
     anchor.defvjp(forward, backward)
-    consts = _first(path.consts, span.consts)
-    saved = lax.stop_gradient((consts, traces, steps, None if static else fresh))
+    consts = first_of(path.consts, span.consts)
+    told = (heard.states, heard.extra)
+    flag = None if static else fresh
+    saved = lax.stop_gradient((consts, traces, steps, flag, chosen, told))
     starts, taps, exits = anchor(values.params, starts, saved)
     inward = lambda r, a: over(span.length, r.site.inward, a)
     return starts, {r.index: inward(r, taps[r.index]) for r in graph.relations}, exits
-
-
-def _signals(graph: Graph, every, masked, steps, lam, taps, exits) -> list[Signals]:
-    entry = _at_slots(graph, lam)
-    leaving = _at_slots(graph, exits) if exits else None
-    out = []
-    for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
-        at = entry[i]
-        if leaving is not None:
-            back = jnp.swapaxes(s.D, -1, -2)
-            moved = carried_by(back, leaving[i], r.slots.table is None)
-            silent = (leaving[i] == 0).all(-1, keepdims=True) if masked else False
-            at = at + jnp.where(silent, 0, moved)
-        out.append(Signals(at, taps[r.index], every, masked))
-    return out
-
-
-def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
-    """Cotangents of states, with a leading axis, at the slots of every relation."""
-
-    def one(*leaves):
-        lam = split_cotangents(graph.tangent.components, leaves)
-        dtype = jnp.result_type(*lam)
-        return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
-
-    return over(cotangents[0].shape[0], one, *cotangents)
 
 
 # --------------------------------------------------------------------------- everything forward
@@ -358,18 +327,18 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
 def _run_forward(graph, values, traces, path, span) -> list[Any]:
     hidden = forward_remember(graph, values.params, values.hidden, traces)
     starts = tuple(jnp.expand_dims(h, 0) for h in hidden)
-    sliced = (_chosen(values.consts, span.consts), _chosen(values.args, span.args))
+    sliced = (chosen_of(values.consts, span.consts), chosen_of(values.args, span.args))
     return _windows(graph, values, span, starts, (*sliced, path.others, {}, {}))
 
 
 def _advance_forward(graph, rule, path, traces, span) -> list[Any]:
     def step(traces, sliced):
         consts, args, hidden, others = sliced
-        consts, args = _merge(path.consts, span.consts, consts), _merge(path.args, span.args, args)
+        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
         now = Values(consts, args, path.params, hidden, others)
         return forward_advance(graph, rule, now, traces), None
 
-    timed = (_chosen(path.consts, span.consts), _chosen(path.args, span.args))
+    timed = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
     sliced = (*timed, path.hidden, path.others)
     if span.length == 1:
         return step(traces, jax.tree.map(lambda a: a[0], sliced))[0]

@@ -41,8 +41,6 @@ class Hook:
     making: int
 
 
-
-
 def evaluate_sealed(
     graph: Graph,
     consts: Sequence[Any],

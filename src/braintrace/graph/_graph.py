@@ -37,10 +37,10 @@ from ._pattern import (
     state_pattern,
     tap_pattern,
 )
+from ._reach import strongly_connected
 from ._relations import HiddenParamOpRelation
 from ._sites import Site, find_sites
 from ._slots import MOST_ENTRIES, Slots, slots
-from ._reach import strongly_connected
 from ._step import Component, Path, Step
 from ._tangent import Tangent, tangent_program
 from ._while import bind_reversible

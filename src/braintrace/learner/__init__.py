@@ -11,7 +11,18 @@ from ._drivers import SequenceDriverMixin as SequenceDriverMixin
 from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
 from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
 from ._executor import check_vjp_method as check_vjp_method
+from ._family import OTPE as OTPE
+from ._family import OTTT as OTTT
+from ._family import RFLO as RFLO
+from ._family import STLLR as STLLR
+from ._family import EProp as EProp
+from ._family import NoTrace as NoTrace
+from ._family import OSTLFeedforward as OSTLFeedforward
+from ._family import OSTLRecurrent as OSTLRecurrent
 from ._grad_expon import GradExpon as GradExpon
+from ._helpers import FixedRandomFeedback as FixedRandomFeedback
+from ._helpers import KappaFilter as KappaFilter
+from ._helpers import PresynapticTrace as PresynapticTrace
 from ._presets import D_RTRL as D_RTRL
 from ._presets import ES_D_RTRL as ES_D_RTRL
 from ._presets import RTRL as RTRL
@@ -19,3 +30,6 @@ from ._presets import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._presets import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._presets import SnAp as SnAp
 from ._presets import pp_prop as pp_prop
+from ._third_factor import DECOLLE as DECOLLE
+from ._third_factor import OSTTP as OSTTP
+from ._third_factor import ThreeFactor as ThreeFactor

@@ -16,8 +16,8 @@ from .._errors import dotted, message
 from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
-from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
-from ..rules import Forward, Rule
+from ..graph import MOST_ENTRIES, CompilationReport, Graph, HiddenGroup, Traces
+from ..rules import Forward, Rule, by_group
 from ._around import Around, around, stand_in
 from ._batch import (
     Shapes,
@@ -34,8 +34,10 @@ from ._checks import (
     check_exact,
     check_layout,
     check_limit,
+    check_lockstep,
     check_memory,
     check_relations,
+    check_windows,
     shape_of,
 )
 from ._data import Call, unwrap
@@ -63,6 +65,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     __module__ = "braintrace"
 
+    takes: tuple[str, ...] = ()  # keyword arguments of a call that are for the rule
+    windows: str | None = None  # why windows are refused, if they are
+
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -76,6 +81,17 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     ):
         super().__init__(name=name)
         self.vjp_method = check_vjp_method(vjp_method)
+        check_windows(type(self).__name__, self.vjp_method, self.windows)
+        if type(self).learning_signal is not ETraceAlgorithm.learning_signal:
+            if not isinstance(rule, Rule):
+                raise TypeError(
+                    message(
+                        f"{type(self).__name__} has a learning signal and no trace for it.",
+                        why="this rule carries derivatives to the loss, not traces to a signal",
+                        do="make it from D_RTRL, pp_prop or SnAp",
+                    )
+                )
+            rule = replace(rule, signal=by_group(self.learning_signal))
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
@@ -107,6 +123,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         """
         if brainstate.transform.in_new_state_probe():
             return
+        kwargs, _ = self._extra(kwargs)
         call = unwrap((args, kwargs))
         if self.is_compiled:
             check_arguments(self._example, call)
@@ -158,7 +175,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                     "with braintrace.compile(model, rule, *example_inputs)",
                 )
             )
-        call = unwrap((args, kwargs))
+        kwargs, extra = self._extra(kwargs)
+        call, besides = unwrap((args, kwargs)), unwrap(extra)
+        check_lockstep(call, besides)
         check_arguments(self._example, call)
         check_states(self.path_to_states, self._state_shapes)
         step_args, step_kwargs = call.step
@@ -177,14 +196,16 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             info.leaves("params"),
             info.leaves("hidden"),
             info.leaves("others"),
+            besides.leaves,
         )
+        told = (besides.timed, jax.tree.structure(besides.step))
         if self._standing_in:
-            outs, new = stand_in(graph, call, values)
+            outs, new = stand_in(graph, call, values, *told)
             info.write("hidden", new.hidden)
             info.write("others", new.others)
             return unflatten(info, outs)
         traces = [t.value for t in self.etraces.values()]
-        outs, new, traces = self._run(graph, call)(values, traces)
+        outs, new, traces = self._run(graph, call, *told)(values, traces)
         info.write("hidden", new.hidden)
         info.write("others", new.others)
         for state, value in zip(self.etraces.values(), traces, strict=True):
@@ -192,7 +213,28 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
         return unflatten(info, outs)
 
-    def _run(self, graph: Graph, call: Call):
+    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The keyword arguments of the model, and those that are for the rule."""
+        mine = {k: kwargs[k] for k in self.takes if kwargs.get(k) is not None}
+        return {k: v for k, v in kwargs.items() if k not in self.takes}, mine
+
+    def learning_signal(
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+    ) -> Array:
+        """The signal that meets the traces of a group; a class may put its own here.
+
+        All arrays have a leading axis of steps and the shape (*varshape, num_state) of the group
+        after it. In windows the signal meets the traces where the window enters.
+
+        Args:
+            group: the hidden group.
+            cotangent: the loss's own signal, its derivative by the states.
+            state: the states after each step.
+            extra: what the learner was called with by the names in `takes`.
+        """
+        return cotangent
+
+    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         single, rule = self.vjp_method == "single-step", self.rule
 
         length = call.length or 1
@@ -201,6 +243,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             tuple(False for _ in graph.step.program.consts),
             call.timed,
             None if single else length,
+            extra,
+            names,
         )
 
         def run(values: Values, traces: list[Any]):
@@ -213,7 +257,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             outs = ran.outs if call.length is not None else [a[0] for a in ran.outs]
             return outs, last, ran.traces
 
-        return self.executor.compiled((graph, call.timed, call.length), run)
+        key = (graph, call.timed, call.length, extra, names)
+        return self.executor.compiled(key, run)
 
     # --------------------------------------------------------------------------------- blocks
 
@@ -229,8 +274,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options
         # What does not count must not be met on the way back, and RTRL goes all of it.
-        one_by_one = block_size == 1 or (mask is not None and isinstance(self.rule, Forward))
-        plan = None if one_by_one else self._planned(step, sequences)
+        alone = self.rule.one_by_one if isinstance(self.rule, Rule) else mask is not None
+        plan = None if alone or block_size == 1 else self._planned(step, sequences)
         if plan is None:
             return None
         states, rebuild = states_of(weights)
@@ -245,8 +290,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def _trained(self, step, mask, sequences, weights, options):
         optimizer, per_update, reduction, tick = options
-        masked = mask is not None and isinstance(self.rule, Forward)
-        plan = None if masked else self._planned(step, sequences)
+        rule = self.rule
+        alone = rule.one_by_one if isinstance(rule, Rule) else mask is not None
+        plan = None if alone else self._planned(step, sequences)
         if plan is None:
             return None
         found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)

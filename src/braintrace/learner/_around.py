@@ -31,6 +31,8 @@ class Marker:
     graph: Graph
     timed: tuple[bool, ...]
     length: int | None
+    extra: tuple[bool, ...]
+    names: Any
 
     def shapes(self) -> tuple[Any, ...]:
         """Shapes of results and of new states, per step or per window."""
@@ -42,10 +44,13 @@ class Marker:
         return (*results, *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in states))
 
 
-def stand_in(graph: Graph, call: Call, values: Values) -> tuple[list[Any], Values]:
+def stand_in(
+    graph: Graph, call: Call, values: Values, extra: tuple[bool, ...], names: Any
+) -> tuple[list[Any], Values]:
     """Results and new states of a learner call that is put in later."""
-    marker = Marker(graph, call.timed, call.length)
-    given = (*values.consts, *values.args, *values.params, *values.hidden, *values.others)
+    marker = Marker(graph, call.timed, call.length, extra, names)
+    states = (*values.params, *values.hidden, *values.others)
+    given = (*values.consts, *values.args, *states, *values.extra)
     flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in given]
     out = placeholder.bind(*flat, marker=marker, outs=marker.shapes())
     n, k = graph.step.n_outs, len(graph.step.hidden)
@@ -113,6 +118,7 @@ def _split(traced: Traced, call: Equation) -> Around | None:
         len(step.params),
         len(step.hidden),
         len(step.others),
+        len(marker.extra),
     ]
     parts, at = [], 0
     for n in sizes:
@@ -139,7 +145,7 @@ def _split(traced: Traced, call: Equation) -> Around | None:
         traced.program.outputs,
     )
     late = reach(without, seeds, differentiable=False)
-    given = (*inputs.consts, *inputs.args, *(traced.leaves[i].exit for i in outer))
+    given = (*inputs.consts, *inputs.args, *inputs.extra, *(traced.leaves[i].exit for i in outer))
     if any(bits_of(a, late) for a in given):
         return None
     n = len(step.hidden)
@@ -251,7 +257,7 @@ def _arguments(
 ) -> tuple[Values, Span]:
     """What the learner is called with in a block, and how it lies in time."""
     size, length = plan.window, count * plan.window
-    given = (*plan.inputs.consts, *plan.inputs.args)
+    given = (*plan.inputs.consts, *plan.inputs.args, *plan.inputs.extra)
     side_by_side(needed(plan.program, given, known), known, count)
 
     def read(atom: Any, per_step: bool) -> tuple[Any, bool]:
@@ -271,6 +277,10 @@ def _arguments(
         read(a, windows and timed)
         for a, timed in zip(plan.inputs.args, plan.marker.timed, strict=True)
     ]
+    extra = [
+        read(a, windows and timed)
+        for a, timed in zip(plan.inputs.extra, plan.marker.extra, strict=True)
+    ]
     entries = {leaf.entry: i for i, leaf in enumerate(plan.traced.leaves)}
     values = Values(
         tuple(v for v, _ in consts),
@@ -278,9 +288,11 @@ def _arguments(
         tuple(states[entries[a]] for a in plan.inputs.params),
         tuple(states[i] for i in plan.hidden),
         tuple(states[i] for i in plan.others),
+        tuple(v for v, _ in extra),
     )
     flags = tuple(t for _, t in consts), tuple(t for _, t in args)
-    return values, Span(length, *flags, None if single else size)
+    window, marker = None if single else size, plan.marker
+    return values, Span(length, *flags, window, tuple(t for _, t in extra), marker.names)
 
 
 def _per_call(plan: Around, outs: Sequence[Any], after: Values) -> list[Any]:

@@ -127,6 +127,31 @@ def check_arguments(example: Any, call: Call) -> None:
     )
 
 
+def check_windows(rule: str, vjp_method: str, reason: str | None) -> None:
+    """Refuse windows where a rule has no meaning inside them."""
+    if reason is not None and vjp_method == "multi-step":
+        raise ValueError(
+            message(
+                f"{rule} has no windows (vjp_method='multi-step').",
+                why=f"{reason}; inside a window reverse mode is the only signal",
+                do="use vjp_method='single-step'",
+            )
+        )
+
+
+def check_lockstep(call: Call, besides: Call) -> None:
+    """Refuse a sequence for the rule that is not as long as that for the model."""
+    if besides.length not in (None, call.length):
+        raise ValueError(
+            message(
+                f"the rule is given {besides.length} steps, the model "
+                f"{'one' if call.length is None else call.length}.",
+                why="all MultiStepData arguments advance in lockstep",
+                do="give them the same number of steps",
+            )
+        )
+
+
 def check_layout(graph: Graph, compiled: Graph) -> None:
     """Refuse a step whose traces would live elsewhere than the stored ones."""
     if graph is compiled:

@@ -16,15 +16,28 @@ from ._algorithm import ETraceAlgorithm
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData
 from ._drivers import SequenceDriverMixin
+from ._family import OTPE, OTTT, RFLO, STLLR, EProp, NoTrace, OSTLFeedforward, OSTLRecurrent
 from ._presets import D_RTRL, RTRL, SnAp, pp_prop
+from ._third_factor import DECOLLE, OSTTP, ThreeFactor
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
     "d_rtrl": D_RTRL,
     "pp_prop": pp_prop,
     "es_d_rtrl": pp_prop,
     "esd_rtrl": pp_prop,
+    "eprop": EProp,
+    "rflo": RFLO,
+    "ostl_recurrent": OSTLRecurrent,
+    "ostl_feedforward": OSTLFeedforward,
+    "ottt": OTTT,
+    "otpe": OTPE,
+    "osttp": OSTTP,
     "snap": SnAp,
     "rtrl": RTRL,
+    "three_factor": ThreeFactor,
+    "decolle": DECOLLE,
+    "stllr": STLLR,
+    "no_trace": NoTrace,
 }
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import brainstate
-import jax.numpy as jnp
 
 from .._errors import message
 from ..frontend import check_crossings
-from ..rules import Forward, factored, per_weight
+from ..rules import Forward, Rule, factored, per_weight
 from ._algorithm import ETraceVjpAlgorithm
+from ._options import decay_of, trace_type
 
 
 class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
@@ -24,6 +23,7 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         chunked_trace: accepted; there is one path.
+        rule: another rule of traces per weight, for classes made from this one.
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -45,9 +45,12 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
+        *,
+        rule: Rule | None = None,
     ):
-        dtype = _trace_dtype(trace_dtype)
-        super().__init__(model, per_weight(dtype), name=name, vjp_method=vjp_method)
+        dtype = trace_type(trace_dtype)
+        rule = per_weight(dtype) if rule is None else rule
+        super().__init__(model, rule, name=name, vjp_method=vjp_method)
         self.fast_solve, self.trace_dtype, self.chunked_trace = fast_solve, dtype, chunked_trace
 
 
@@ -90,8 +93,8 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
                     do="pass one number, or a pair of numbers",
                 )
             )
-        self.decay_x, self.decay_f = (_decay(d) for d in pair)
-        dtype = _trace_dtype(trace_dtype)
+        self.decay_x, self.decay_f = (decay_of(d) for d in pair)
+        dtype = trace_type(trace_dtype)
         rule = factored(self.decay_x, self.decay_f, dtype)
         super().__init__(model, rule, name=name, vjp_method=vjp_method)
         self.fast_solve, self.trace_dtype = fast_solve, dtype
@@ -148,10 +151,10 @@ class SnAp(ETraceVjpAlgorithm):
         memory_limit: int | None = _MEMORY_LIMIT,
     ):
         self.n = check_crossings(n)
-        dtype = _trace_dtype(trace_dtype)
+        dtype = trace_type(trace_dtype)
         super().__init__(
             model,
-            per_weight(dtype, crossing=True),
+            per_weight(dtype, hears="sealed"),
             name=name,
             vjp_method=vjp_method,
             crossings=self.n - 1,
@@ -197,51 +200,3 @@ class RTRL(ETraceVjpAlgorithm):
         super().__init__(
             model, Forward(at_once), name=name, vjp_method=vjp_method, memory_limit=memory_limit
         )
-
-
-def _decay(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            message(
-                f"decay_or_rank is a {type(value).__name__}.",
-                why="a float is a decay, an integer a rank",
-                do="pass a float in [0, 1) or an integer >= 1",
-            )
-        )
-    if isinstance(value, numbers.Integral):
-        if value < 1:
-            raise ValueError(
-                message(
-                    f"decay_or_rank={value}.",
-                    why="an integer is a rank r, which stands for the decay (r - 1) / (r + 1)",
-                    do="pass an integer >= 1, or a float in [0, 1)",
-                )
-            )
-        return (int(value) - 1) / (int(value) + 1)
-    if not 0 <= float(value) < 1:
-        raise ValueError(
-            message(
-                f"decay_or_rank={value}.",
-                why="a decay outside [0, 1) does not forget",
-                do="pass a float in [0, 1), or an integer >= 1",
-            )
-        )
-    return float(value)
-
-
-def _trace_dtype(dtype: Any) -> Any:
-    if dtype is None:
-        return None
-    try:
-        floating = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype) is not None
-    except TypeError:
-        floating = False
-    if not floating:
-        raise TypeError(
-            message(
-                f"trace_dtype={dtype!r} is not a floating type.",
-                why="a trace holds derivatives",
-                do="pass e.g. jnp.bfloat16 or jnp.float32",
-            )
-        )
-    return jnp.dtype(dtype)

@@ -10,7 +10,7 @@ windows ct goes to the weights as it is, and the entry cotangent meets the facto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,17 +18,39 @@ import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
 from ._linear import slim, summed, turned, wide
-from ._rule import Fresh, Grads, Rule, Signals, Steps
+from ._rule import Feedback, Fresh, Grads, Rule, Signals, Steps
 from ._stretch import either, folded, pull, scan, taken
 from ._trace import storage
 
 Array = jax.Array
 
 
-def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
-    """Filter input and tail separately, with the decays `decay_x` and `decay_f`."""
+def factored(
+    decay_x: float,
+    decay_f: float,
+    trace_dtype: Any = None,
+    *,
+    plain: bool = False,
+    hears: str | None = None,
+    kept: Callable[[Relation, Steps], Steps] | None = None,
+    signal: Callable | None = None,
+    feedback: Feedback | None = None,
+) -> Rule:
+    """Filter input and tail separately.
+
+    Args:
+        decay_x: decay of the input.
+        decay_f: decay of the tail, besides D.
+        trace_dtype: type the factors are stored in; None keeps the type of what they filter.
+        plain: whether the tail enters as it is, (1 - a_f) is 1 everywhere.
+        hears: see `Rule`.
+        kept: the Jacobian in place of the step's own.
+        signal: the learning signal in place of the loss's own.
+        feedback: see `Rule`.
+    """
 
     stored = storage(trace_dtype)
+    gain = 1.0 if plain else 1 - decay_f
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
         op = r.operator
@@ -84,11 +106,16 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
             one = _ones(decay_x, eps["one"], length)
             if every is not None:  # at the entry of a window: before its first step
                 one = jnp.concatenate([eps["one"][None], one[:-1]])
-            c = _remembered(r, f[at], got)
-            if every is None:
-                c = decay_f * c + (1 - decay_f) * got.ct
-            correction = 1 - jnp.asarray(decay_f, one.dtype) ** count[at]
-            c = c * _along(1 / jnp.where(correction > 0, correction, 1), c)
+            if got.exits is not None:
+                last = s.own[0].astype(f.dtype)[None]
+                c = remembered(r, jnp.concatenate([f[1:], last]), got.exits, got.masked)
+            else:
+                c = remembered(r, f[at], got.lam, got.masked)
+                if every is None:
+                    c = decay_f * c + gain * got.ct
+            if not plain:
+                correction = 1 - jnp.asarray(decay_f, one.dtype) ** count[at]
+                c = c * _along(1 / jnp.where(correction > 0, correction, 1), c)
             signal.append((c, c * _along(one[at], c)))
         filtered = _filtered(decay_x, relations, steps, signals, [c for c, _ in signal])
         out = []
@@ -110,14 +137,27 @@ def factored(decay_x: float, decay_f: float, trace_dtype=None) -> Rule:
     def prepare(
         relations: Sequence[Relation], traces: Sequence[dict], steps: Sequence[Steps]
     ) -> list[tuple[Array, Array]]:
-        return _tails(decay_f, relations, traces, steps)
+        return _tails(decay_f, gain, relations, traces, steps)
 
-    words = "the trace of every weight: two filtered factors stand for it"
-    return Rule(init, advance, credit, prepare=prepare, approximates=words)
+    return Rule(
+        init,
+        advance,
+        credit,
+        prepare=prepare,
+        kept=kept,
+        hears=hears,
+        signal=signal,
+        feedback=feedback,
+        approximates="the trace of every weight: two filtered factors stand for it",
+    )
 
 
 def _tails(
-    decay: float, relations: Sequence[Relation], traces: Sequence[dict], steps: Sequence[Steps]
+    decay: float,
+    gain: float,
+    relations: Sequence[Relation],
+    traces: Sequence[dict],
+    steps: Sequence[Steps],
 ) -> list[tuple[Array, Array]]:
     """eps_f at the end, and before every step."""
     if not relations:
@@ -131,7 +171,7 @@ def _tails(
                 new = D * old
             else:
                 new = slim(turned(r, wide(D, one, 2), wide(old, one, 1)), 1)
-            out.append((decay * new + (1 - decay) * f).astype(old.dtype))
+            out.append((decay * new + gain * f).astype(old.dtype))
         return out, olds
 
     start = [slim(eps["f"].astype(s.f.dtype), 1) for eps, s in zip(traces, steps, strict=True)]
@@ -240,12 +280,12 @@ def _along(scale: Array, c: Array) -> Array:
     return scale.astype(c.real.dtype).reshape((-1, *(1,) * (c.ndim - 1)))
 
 
-def _remembered(r: Relation, f: Array, got: Signals) -> Array:
+def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
     """<lam, eps_f> at y, for every step and turn."""
-    lam, lane = got.lam, 1
+    lane = 1
     if r.site.turns is not None:
         lam, lane = lam[:, None], 2
-    total = summed(jnp.where(lam == 0, 0, lam * f) if got.masked else lam * f)
+    total = summed(jnp.where(lam == 0, 0, lam * f) if masked else lam * f)
     return total.sum(lane) if r.slots.lanes else total
 
 

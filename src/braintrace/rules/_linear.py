@@ -31,7 +31,7 @@ def _spaces(relations: Sequence[Relation]) -> dict[tuple, int]:
 def later(
     relations: Sequence[Relation], steps: Sequence[Steps], signals: Sequence[Signals]
 ) -> dict[tuple, tuple[Array, Array]]:
-    """Per space, the cotangent at the entry of the stretch, and after each step from later ones."""
+    """Per space, the cotangent at the entry of the stretch, and after each step."""
     spaces = _spaces(relations)
     chosen = list(spaces.values())
     if not chosen:
@@ -40,6 +40,7 @@ def later(
     D = [slim(jnp.swapaxes(steps[i].D, -1, -2), 2) for i in chosen]
     length = D[0].shape[0]
     lam = [slim(_each_step(signals[i], length), 1) for i in chosen]
+    exits = [None if (e := signals[i].exits) is None else slim(e, 1) for i in chosen]
     single = [steps[i].D.shape[-1] == 1 for i in chosen]
     masked = signals[chosen[0]].masked
 
@@ -50,11 +51,13 @@ def later(
         return jnp.where(q == 0 if single else (q == 0).all(-1, keepdims=True), 0, out)
 
     def back(qs, now):
-        each = zip(qs, *now, few, single, strict=True)
+        D, lam, exits = now
+        qs = [q if e is None else q + e for q, e in zip(qs, exits, strict=True)]
+        each = zip(qs, D, lam, few, single, strict=True)
         return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
-    found = scan(back, start, (D, lam), length, reverse=True)
+    found = scan(back, start, (D, lam, exits), length, reverse=True)
     first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in found)
     return dict(zip(spaces, zip(first, q, strict=True), strict=True))
 

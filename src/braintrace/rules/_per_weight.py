@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..graph import HiddenParamOpRelation as Relation
+from ._kept import at_filtered, filtered
 from ._linear import later, mix, moved, onward, space, tail, times, turned
-from ._rule import Fresh, Grads, Pending, Rule, Signals, Steps
+from ._rule import Feedback, Fresh, Grads, Pending, Rule, Signals, Steps
 from ._stretch import either, folded, grown, pull, taken
 from ._trace import contract, dtypes_of, storage
 
@@ -33,24 +34,44 @@ Array = jax.Array
 Recall = Callable[[Relation, Any, Array, Grads], Grads]
 
 
-def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
+def per_weight(
+    trace_dtype: Any = None,
+    *,
+    hears: str | None = None,
+    kept: Callable[[Relation, Steps], Steps] | None = None,
+    signal: Callable | None = None,
+    feedback: Feedback | None = None,
+    kappa: float = 0.0,
+    most: float | None = None,
+) -> Rule:
     """One trace entry per (free output position, weight element, slot).
 
     Args:
         trace_dtype: type the trace is stored in; None keeps the type of its products.
-        crossing: whether D holds paths through operators, restricted to the slots.
+        hears: see `Rule`.
+        kept: the Jacobian in place of the step's own.
+        signal: the learning signal in place of the loss's own.
+        feedback: see `Rule`.
+        kappa: decay of a second trace, the first one filtered; the two lie side by side in slots.
+        most: the trace is clipped to this absolute value after every step.
     """
 
     stored = storage(trace_dtype)
+    copies = 2 if kappa else 1
 
     def init(r: Relation, weights: Grads) -> Grads:
         dtypes = dtypes_of(r, weights)
         return {
             k: stored(
-                jnp.zeros(r.slots.lanes + r.operator.trace_shape(k) + (r.slots.width,), dtypes[k])
+                jnp.zeros(
+                    (*r.slots.lanes, *r.operator.trace_shape(k), copies * r.slots.width), dtypes[k]
+                )
             )
             for k in r.keys
         }
+
+    def clipped(eps: Array) -> Array:
+        return eps if most is None else jnp.clip(eps, -most, most)
 
     def grow(
         r: Relation,
@@ -67,10 +88,10 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
         def sums() -> Grads:
             D = {k: r.operator.spread(k, whole, lead) for k in r.keys}
             moved = {k: mix(D[k], eps[k].astype(dtypes[k]), few) for k in r.keys}
-            return {k: stored(moved[k] + new[k]) for k in r.keys}
+            return {k: stored(clipped(moved[k] + new[k])) for k in r.keys}
 
         def alone() -> Grads:
-            return {k: stored(jnp.broadcast_to(new[k], eps[k].shape)) for k in r.keys}
+            return {k: stored(clipped(jnp.broadcast_to(new[k], eps[k].shape))) for k in r.keys}
 
         return alone() if fresh is True else sums()  # a choice at run time would copy the traces
 
@@ -100,17 +121,22 @@ def per_weight(trace_dtype=None, crossing: bool = False) -> Rule:
             out.append(grow(r, p["base"], p["M"], x, v, w, None))
         return out
 
-    waiting = Rule(init, _wait, _credit(_recall_waiting), crossing=crossing)
-    return Rule(
-        init,
-        advance,
-        _credit(contract),
-        crossing=crossing,
-        pending=Pending(_open, waiting, fold),
+    steps_kept, heard = kept, lambda signals: signals
+    if kappa:
+        steps_kept, heard = filtered(kept, kappa), lambda signals: at_filtered(signals, kappa)
+    how: dict[str, Any] = dict(
+        kept=steps_kept,
+        hears="seen" if kappa and hears is None else hears,
+        signal=signal,
+        feedback=feedback,
+        one_by_one=most is not None,
     )
+    waiting = Rule(init, _wait, _credit(_recall_waiting, heard), **how)
+    pending = Pending(_open, waiting, fold) if most is None else None
+    return Rule(init, advance, _credit(contract, heard), pending=pending, **how)
 
 
-def _credit(recall: Recall):
+def _credit(recall: Recall, heard: Callable[[Signals], Signals]):
     """The gradients of a stretch; `recall` is what a cotangent at its entry makes of the trace."""
 
     def credit(
@@ -121,6 +147,7 @@ def _credit(recall: Recall):
         weights: Sequence[Grads],
         fresh: Fresh,
     ) -> list[Grads]:
+        signals = [heard(s) for s in signals]
         behind = later(relations, steps, signals)
         out = []
         for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
@@ -148,10 +175,11 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
         turns = () if r.site.turns is None else (r.site.turns,)
         full = jnp.issubdtype(op.y.dtype, jnp.complexfloating)
         kind = jnp.result_type(s.dtype, op.y.dtype) if full else s.dtype
+        width = jax.tree.leaves(eps)[0].shape[-1]
         p = {
             "base": eps,
-            "M": jnp.broadcast_to(jnp.eye(s.width, dtype=s.dtype), (*s.shape, s.width, s.width)),
-            "v": jnp.zeros((size, *turns, *s.shape, s.width), kind),
+            "M": jnp.broadcast_to(jnp.eye(width, dtype=s.dtype), (*s.shape, width, width)),
+            "v": jnp.zeros((size, *turns, *s.shape, width), kind),
             "count": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..graph import HiddenGroup
 from ..graph import HiddenParamOpRelation as Relation
 
 Array = jax.Array
@@ -38,13 +39,38 @@ class Signals(NamedTuple):
 
     `lam` has one entry per window, of `every` steps; a single step, with recurrent entries cut, is
     `every` = None. `masked` says that some losses do not count: what meets a signal of zero counts
-    as zero then, even if it is not a number.
+    as zero then, even if it is not a number. `new` is the cotangent of the states after each step,
+    read at the slots, where the rule hears it; `exits` is a signal that meets the trace after each
+    step, in place of everything else.
     """
 
     lam: Array
     ct: Array
     every: int | None
     masked: bool
+    new: Array | None = None
+    exits: Array | None = None
+
+
+class Heard(NamedTuple):
+    """What a learning signal can be made of, with a leading axis of steps.
+
+    `states` and `cotangents` are per hidden leaf, the states after each step; in a window the
+    cotangents are those of the states before it. `extra` is what the learner was called with
+    besides the model's arguments.
+    """
+
+    groups: Sequence[HiddenGroup]
+    cotangents: Sequence[Array]
+    states: Sequence[Array]
+    extra: dict[str, Any]
+
+
+class Feedback(NamedTuple):
+    """Fixed random operands for the way back through operators that do not feed back."""
+
+    key: Any
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +85,16 @@ class Rule:
             is true if the traces before it are known to be zero.
         credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the stretch
             that begins with these traces.
-        crossing: whether D is the rule's own and credit to the past passes the new states through
-            it (else it passes whatever the step kept).
+        kept: `(relation, steps) -> steps` with another Jacobian in place of the step's own, or more
+            slots.
+        hears: how the states after a step are told apart in `Signals.new`. "seen": as others see
+            them. "apart": besides, what made them sees no entry of the states they are together
+            with, and credit to the past passes through the rule's own D. "sealed": the same for all
+            entries. Only in single steps.
+        signal: `Heard -> cotangents` per hidden leaf in place of those of the loss.
+        feedback: where the way back is random; a signal of its own if there is no operator to
+            go back through.
+        one_by_one: whether steps must not be taken together.
         pending: the rule for weights that change every few steps, where that is another one.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
     """
@@ -90,7 +124,11 @@ class Rule:
     prepare: Callable[[Sequence[Relation], Sequence[Trace], Sequence[Steps]], list[Any]] | None = (
         None
     )
-    crossing: bool = False
+    kept: Callable[[Relation, Steps], Steps] | None = None
+    hears: str | None = None
+    signal: Callable[[Heard], Sequence[Array]] | None = None
+    feedback: Feedback | None = None
+    one_by_one: bool = False
     pending: Pending | None = None
     approximates: str | None = None
 

@@ -69,7 +69,7 @@ def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) 
             return found.reshape((1,) * (len(axes) - found.ndim) + found.shape)
 
         one = jax.eval_shape(of, x[0])
-        shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), r.slots.width)
+        shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
         if _is_product(one.shape, axes):
             found = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
         else:

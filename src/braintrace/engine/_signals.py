@@ -1,0 +1,109 @@
+"""What reaches the relations from the losses of a stretch, or from a signal of the rule's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..graph import Graph, split_cotangents
+from ..rules import Heard, Signals, square
+from ..rules import mix as carried_by
+from ._evaluate import Values, evaluate_plain
+from ._over import over
+from ._time import Span, chosen_of, merged
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """How a rule hears the new states, and a signal of its own."""
+
+    how: str | None
+    signal: Any
+    states: Any = ()
+    extra: Any = None
+
+
+def heard_by(graph, rule, values, path, span, backs) -> Hearing:
+    signal = rule.signal
+    if rule.feedback is not None and not backs:
+        signal = square(rule.feedback)
+    if signal is None:
+        return Hearing(rule.hears, None)
+    lengthened = [
+        a if timed else jnp.broadcast_to(a, (span.length, *jnp.shape(a)))
+        for a, timed in zip(values.extra, span.extra, strict=True)
+    ]
+    extra = {} if span.names is None else jax.tree.unflatten(span.names, lengthened)
+    states = path.hidden
+    if span.window is None:
+        states = _after(graph, path, span)
+    elif span.window > 1:
+        states = tuple(h[:: span.window] for h in path.hidden)
+    return Hearing("seen", signal, states, extra)
+
+
+def _after(graph: Graph, path: Values, span: Span) -> tuple[Array, ...]:
+    """The states after every step."""
+
+    def step(consts, args, hidden, others):
+        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
+        outs = evaluate_plain(graph, Values(consts, args, path.params, hidden, others))
+        return tuple(outs[leaf.output] for leaf in graph.step.hidden)
+
+    sliced = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
+    return over(span.length, step, *sliced, path.hidden, path.others)
+
+
+def signals_of(graph: Graph, heard, every, chosen, steps, lam, taps, exits) -> list[Signals]:
+    masked = chosen is not None
+    if heard.signal is not None:
+        return _replaced(graph, heard, every, chosen, lam, taps, exits)
+    entry = _at_slots(graph, lam)
+    leaving = _at_slots(graph, exits) if exits else None
+    out = []
+    for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
+        at, new = entry[i], None if leaving is None else leaving[i]
+        if new is not None and heard.how != "seen":
+            n = r.slots.width
+            back = jnp.swapaxes(s.D[..., :n, :n], -1, -2)
+            moved = carried_by(back, new, r.slots.table is None)
+            silent = (new == 0).all(-1, keepdims=True) if masked else False
+            at = at + jnp.where(silent, 0, moved)
+        out.append(Signals(at, taps[r.index], every, masked, new))
+    return out
+
+
+def _replaced(graph: Graph, heard, every, chosen, lam, taps, exits) -> list[Signals]:
+    """Signals of the rule's own: at the new states, or where a window enters."""
+    given = exits if every is None else lam
+    told = Heard(graph.groups, given, heard.states, heard.extra)
+    found = [jnp.asarray(a) for a in heard.signal(told)]
+    if chosen is not None:
+        counts = chosen == jnp.arange(len(chosen))
+        found = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in found]
+    at = _at_slots(graph, found)
+    out = []
+    for r, a in zip(graph.relations, at, strict=True):
+        if every is None:
+            none = jnp.zeros_like(taps[r.index])
+            out.append(Signals(jnp.zeros_like(a), none, every, chosen is not None, exits=a))
+        else:
+            out.append(Signals(a, taps[r.index], every, chosen is not None))
+    return out
+
+
+def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
+    """Cotangents of states, with a leading axis, at the slots of every relation."""
+
+    def one(*leaves):
+        lam = split_cotangents(graph.tangent.components, leaves)
+        dtype = jnp.result_type(*lam)
+        return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
+
+    return over(cotangents[0].shape[0], one, *cotangents)

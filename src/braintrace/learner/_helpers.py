@@ -1,0 +1,93 @@
+"""Small states and matrices that rules of one's own are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from ._options import check_fraction, key_of
+
+Array = jax.Array
+
+
+class _Filter(brainstate.ShortTermState):
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Zero the filter; with `batch_size`, for another number of samples."""
+
+        def zero(a: Any) -> Array:
+            shape = jnp.shape(a)
+            lead = shape if batch_size is None else (batch_size, *shape[1:])
+            return jnp.zeros(lead, jnp.result_type(a))
+
+        self.value = jax.tree.map(zero, self.value)
+
+
+class KappaFilter(_Filter):
+    """A low-pass filter that keeps the scale of its input: `f <- (1 - kappa) x + kappa f`.
+
+    Args:
+        init_value: array, or tree of arrays, to begin with.
+        kappa: decay in [0, 1).
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> f = braintrace.KappaFilter(jnp.zeros(2), 0.5)
+        >>> f.update(jnp.ones(2)).tolist()
+        [0.5, 0.5]
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(self, init_value: Any, kappa: float):
+        super().__init__(init_value)
+        self.kappa = check_fraction("kappa", kappa)
+
+    def update(self, x: Any) -> Any:
+        """Take in `x`; returns the filtered value."""
+        k = self.kappa
+        self.value = jax.tree.map(lambda f, x: (1 - k) * x + k * f, self.value, x)
+        return self.value
+
+
+class PresynapticTrace(_Filter):
+    """A leaky sum: `a <- leak a + x`.
+
+    Args:
+        init_value: array, or tree of arrays, to begin with.
+        leak: decay in (0, 1).
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(self, init_value: Any, leak: float):
+        super().__init__(init_value)
+        self.leak = check_fraction("leak", leak, zero=False)
+
+    def update(self, x: Any) -> Any:
+        """Take in `x`; returns the trace."""
+        self.value = jax.tree.map(lambda a, x: self.leak * a + x, self.value, x)
+        return self.value
+
+
+class FixedRandomFeedback:
+    """A random matrix that is never trained: `project(y)` is `y @ B`.
+
+    Args:
+        n_target: width of what is projected.
+        n_layer: width of what it is projected to.
+        key: seed or key.
+        init_scale: standard deviation of the entries.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(self, n_target: int, n_layer: int, key: Any, init_scale: float = 0.1):
+        entries = jax.random.normal(key_of("key", key), (n_target, n_layer))
+        self.B = jax.lax.stop_gradient(init_scale * entries)
+
+    def project(self, y: Any) -> Array:
+        """`y @ B`, (..., n_target) to (..., n_layer)."""
+        return y @ jax.lax.stop_gradient(self.B)

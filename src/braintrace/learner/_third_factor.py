@@ -1,0 +1,282 @@
+"""Rules whose signal comes with the call: a modulator, a projected target, a local loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ..graph import HiddenGroup
+from ..rules import per_weight
+from ._options import key_of, trace_type
+from ._presets import ParamDimVjpAlgorithm, SnAp
+
+Array = jax.Array
+_NO_DERIVATIVE = "its signal is not a derivative of the loss"
+
+
+class ThreeFactor(ParamDimVjpAlgorithm):
+    """Traces per weight times a modulator that the caller gives: `learner(x, modulator=m)`.
+
+    The modulator takes the place of the derivative of the loss by the states. It is a number, an
+    array of a group's `varshape`, one that broadcasts to (*varshape, num_state), or a dict of these
+    by the index of the group. Parameters without a trace keep the gradient of the loss.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        name: name of the learner.
+        vjp_method: 'single-step'; windows are refused.
+        modulator: what is used when a call gives none.
+        fast_solve: accepted; there is one path.
+        trace_dtype: storage type of the traces.
+        chunked_trace: accepted; there is one path.
+
+    Example:
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> cell = braintrace.nn.GRUCell(3, 4)
+        >>> learner = braintrace.compile(cell, 'three_factor', jnp.zeros(3))
+        >>> step = lambda x, reward: learner(x, modulator=reward).sum()
+        >>> grads = learner.etrace_grad(jnp.ones((5, 3)), jnp.arange(5.), step_fn=step)
+        >>> grads['Wz', 'weight']['weight'].shape
+        (7, 4)
+    """
+
+    __module__ = "braintrace"
+    takes = ("modulator",)
+    windows = _NO_DERIVATIVE
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        modulator: Any = None,
+        fast_solve: bool = True,
+        trace_dtype: Any = None,
+        chunked_trace: bool = True,
+    ):
+        self.modulator = modulator
+        super().__init__(model, name, vjp_method, fast_solve, trace_dtype, chunked_trace)
+
+    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if kwargs.get("modulator") is None and self.modulator is not None:
+            kwargs = {**kwargs, "modulator": self.modulator}
+        return super()._extra(kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, or several; `modulator=` is the signal of the traced weights."""
+        found = self._extra(kwargs)[1].get("modulator")
+        if found is None and self.is_compiled:
+            raise RuntimeError(
+                message(
+                    "ThreeFactor is called without a modulator.",
+                    why="it takes the place of the derivative of the loss",
+                    do="call learner(x, modulator=m), or set learner.modulator",
+                )
+            )
+        if isinstance(found, (list, tuple)):
+            raise TypeError(
+                message(
+                    f"the modulator is a {type(found).__name__}.",
+                    why="one for each group is a dict by the index of the group",
+                    do="pass a number, an array or such a dict",
+                )
+            )
+        return super().update(*args, **kwargs)
+
+    def learning_signal(
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+    ) -> Array:
+        """The modulator at the states of a group."""
+        m = extra["modulator"]
+        if isinstance(m, dict):
+            m = m.get(group.index, m.get(str(group.index)))
+            if m is None:
+                return jnp.zeros_like(cotangent)
+        m = jnp.asarray(m)
+        shape, full = m.shape[1:], cotangent.shape[1:]
+        if shape == group.varshape:
+            return m[..., None]
+        try:
+            fits = np.broadcast_shapes(shape, full) == full
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                message(
+                    f"a modulator of shape {shape} for the group {group.name}.",
+                    why=f"it has the shape {group.varshape}, {group.num_state} variables per unit",
+                    do="pass a number, an array of that shape, or a dict by the index of the group",
+                )
+            )
+        return m.reshape((m.shape[0], *(1,) * (len(full) - len(shape)), *shape))
+
+
+class OSTTP(SnAp):
+    """Online spatio-temporal learning with targets projected to every layer.
+
+    `learner(x, y_target=y)`: the signal of a group is `y @ B` of its matrix, at each of its state
+    variables; the traces are those of `OSTLRecurrent`.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        B_list: one matrix (targets, units) per hidden group, in their order.
+        target_timing: 'per-step', every call has a target; 'sequence-end', calls without one have
+            no signal, and the traces go on.
+        name: name of the learner.
+        vjp_method: 'single-step'; windows are refused.
+        fast_solve: accepted; there is one path.
+        **options: further arguments of `SnAp`.
+    """
+
+    __module__ = "braintrace"
+    takes = ("y_target",)
+    windows = _NO_DERIVATIVE
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        B_list: Sequence[Any],
+        target_timing: str = "per-step",
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        **options: Any,
+    ):
+        if target_timing not in ("per-step", "sequence-end"):
+            raise ValueError(
+                message(
+                    f"target_timing={target_timing!r}.",
+                    why="targets come with every step, or with some of them",
+                    do="choose 'per-step' or 'sequence-end'",
+                )
+            )
+        self.target_timing = target_timing
+        self.B_list = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
+        super().__init__(model, 1, name, vjp_method, fast_solve, **options)
+
+    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model on example inputs, and check the matrices against its groups."""
+        was_compiled = self.is_compiled
+        super().compile_graph(*args, **kwargs)
+        if was_compiled or not self.is_compiled:
+            return
+        groups = self.graph.hidden_groups
+        want = [g.varshape[-1] if g.varshape else 1 for g in groups]
+        got = [B.shape[1] if B.ndim == 2 else None for B in self.B_list]
+        if want != got:
+            self.executor.forget()
+            raise ValueError(
+                message(
+                    f"B_list has matrices to {got} units, the groups have {want}.",
+                    why="groups: " + ", ".join(g.name for g in groups),
+                    do="pass one matrix (targets, units) per group, in this order",
+                )
+            )
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, or several; `y_target=` is what is projected to the groups."""
+        if self.is_compiled and len(args) == len(self._example[0]) + 1 and "y_target" not in kwargs:
+            args, kwargs = args[:-1], {**kwargs, "y_target": args[-1]}
+        if kwargs.get("y_target") is None and self.target_timing == "per-step" and self.is_compiled:
+            raise ValueError(
+                message(
+                    "OSTTP is called without y_target.",
+                    why="with target_timing='per-step' every call has one",
+                    do="call learner(x, y_target=y), or use target_timing='sequence-end'",
+                )
+            )
+        return super().update(*args, **kwargs)
+
+    def learning_signal(
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+    ) -> Array:
+        """The projected target at every state variable of a group."""
+        if "y_target" not in extra:
+            return jnp.zeros_like(cotangent)
+        return (extra["y_target"] @ self.B_list[group.index])[..., None]
+
+
+def _squares(prediction: Array, target: Array) -> Array:
+    return 0.5 * ((prediction - target) ** 2).sum(-1).mean()
+
+
+class DECOLLE(ParamDimVjpAlgorithm):
+    """Deep continuous local learning: every group has a loss of its own, of a fixed read-out.
+
+    `learner(x, y_target=y)`: the signal of a group is the gradient of
+    `local_loss(observe(h) @ R, y)` by its states, with `R` random and fixed. Parameters without a
+    trace (the read-out that is used in the end) keep the gradient of the loss.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        n_target: width of the targets.
+        key: seed or key of the read-outs; their entries are normal with variance 1 / units.
+        readouts: the matrices (units, n_target), one per group, in place of random ones.
+        local_loss: `(prediction, target) -> scalar`; default half the squared error, summed over
+            targets, averaged over samples.
+        observe: `state -> values`, from (*varshape, num_state) to (*varshape,); default the first
+            state variable.
+        name: name of the learner.
+        vjp_method: 'single-step'; windows are refused.
+        trace_dtype: storage type of the traces.
+    """
+
+    __module__ = "braintrace"
+    takes = ("y_target",)
+    windows = "each group has a loss of its own"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        n_target: int,
+        key: Any = 0,
+        readouts: Sequence[Any] | None = None,
+        local_loss: Callable[[Array, Array], Array] | None = None,
+        observe: Callable[[Array], Array] | None = None,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        trace_dtype: Any = None,
+    ):
+        self.n_target, self.key = int(n_target), key_of("key", key)
+        self.readouts = None if readouts is None else [jnp.asarray(R) for R in readouts]
+        self.local_loss = _squares if local_loss is None else local_loss
+        self.observe = (lambda state: state[..., 0]) if observe is None else observe
+        rule = per_weight(trace_type(trace_dtype))
+        super().__init__(model, name, vjp_method, trace_dtype=trace_dtype, rule=rule)
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, or several; `y_target=` is what every group should predict."""
+        if kwargs.get("y_target") is None and self.is_compiled:
+            raise ValueError(
+                message(
+                    "DECOLLE is called without y_target.",
+                    why="every group learns to predict it",
+                    do="call learner(x, y_target=y)",
+                )
+            )
+        return super().update(*args, **kwargs)
+
+    def readout(self, group: HiddenGroup) -> Array:
+        """The fixed read-out of a group, (units, n_target)."""
+        if self.readouts is not None:
+            return self.readouts[group.index]
+        n = group.varshape[-1] if group.varshape else 1
+        key = jax.random.fold_in(self.key, group.index)
+        return jax.random.normal(key, (n, self.n_target)) / np.sqrt(n)
+
+    def learning_signal(
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+    ) -> Array:
+        """The gradient of the group's own loss by its states."""
+        R = jax.lax.stop_gradient(self.readout(group)).astype(state.dtype)
+
+        def loss(state: Array, target: Array) -> Array:
+            return self.local_loss(self.observe(state) @ R, target)
+
+        return jax.vmap(jax.grad(loss))(state, extra["y_target"])

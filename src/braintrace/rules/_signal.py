@@ -1,0 +1,52 @@
+"""Learning signals in place of the loss's own, per hidden group: (steps, *varshape, variables)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..graph import HiddenGroup
+from ._rule import Feedback, Heard
+
+Array = jax.Array
+OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
+
+
+def by_group(of_group: OfGroup) -> Callable[[Heard], list[Array]]:
+    """A signal from a function of one group.
+
+    Args:
+        of_group: `(group, cotangent, state, extra) -> signal`, all (steps, *varshape, variables).
+    """
+
+    def signal(heard: Heard) -> list[Array]:
+        out: list[Any] = [jnp.zeros_like(c) for c in heard.cotangents]
+        for g in heard.groups:
+            cotangent, state = (
+                g.concat_hidden([arrays[i] for i in g.leaves])
+                for arrays in (heard.cotangents, heard.states)
+            )
+            found = of_group(g, cotangent, state, heard.extra)
+            found = jnp.broadcast_to(found, cotangent.shape).astype(cotangent.dtype)
+            for i, array in zip(g.leaves, g.split_hidden(found), strict=True):
+                out[i] = array
+        return out
+
+    return signal
+
+
+def square(feedback: Feedback) -> Callable[[Heard], list[Array]]:
+    """The direction of the loss's own signal, through one fixed random matrix per group."""
+
+    def of_group(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
+        signal = cotangent if group.varshape else cotangent[..., None, :]
+        n, key = signal.shape[-2], jax.random.fold_in(feedback.key, group.index)
+        length = jnp.sqrt((jnp.abs(signal) ** 2).sum(-2, keepdims=True))
+        B = 0.1 * jax.random.normal(key, (n, n), signal.real.dtype)
+        found = jnp.einsum("...ns,nm->...ms", signal / (length + 1e-8), B)
+        return found.reshape(cotangent.shape)
+
+    return by_group(of_group)
