@@ -15,7 +15,7 @@ from .._errors import dotted, message
 from ._observe import DenseStep, Feedback, elements, observe
 from ._sequence import Path, StepFn, at, unvector, vector
 from ._structure import Structure
-from ._together import readers
+from ._together import readers, together
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,8 +66,8 @@ def dense(
     path of the weight or the operator's number in the step.
     """
     step = Structure.of(model, step_fn, at(sequences, 0))
-    back = _resolved(step, feedback or {})
-    one = jax.jit(lambda *a: observe(step, back, *a))
+    sets, back = together(step), _resolved(step, feedback or {})
+    one = jax.jit(lambda *a: observe(step, sets, back, *a))
     h, others = vector([s.value for s in step.hidden]), [s.value for s in step.others]
     length = len(jax.tree.leaves(sequences)[0])
     steps = []

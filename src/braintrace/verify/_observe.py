@@ -20,7 +20,7 @@ from jax import lax
 from .._jaxpr import Equation, Var, bind, bind_forward, evaluate
 from ._sequence import unvector, vector
 from ._structure import Structure
-from ._together import group_of, together
+from ._together import group_of
 
 Array = jax.Array
 Feedback = Mapping[Equation, Mapping[int, Any]]
@@ -98,8 +98,15 @@ def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=No
     return outs[0], new, [outs[s.output] for s in step.others], [vector([y]) for y in ys]
 
 
-def observe(step: Structure, feedback: Feedback, h: Array, others: list[Any], args: list[Any]):
-    """All derivatives of one step, the next states."""
+def observe(
+    step: Structure,
+    sets: Sequence[frozenset[int]],
+    feedback: Feedback,
+    h: Array,
+    others: list[Any],
+    args: list[Any],
+):
+    """All derivatives of one step, the next states; `sets` are those of `together`."""
     theta = vector([s.value for s in step.params])
     taps = [jnp.zeros(o.y.size * (2 if o.y.is_complex else 1)) for o in step.steady]
     n = len(step.traced)
@@ -154,7 +161,7 @@ def observe(step: Structure, feedback: Feedback, h: Array, others: list[Any], ar
     for i, equations in enumerate(step.cut):
         cut = jacobian(lambda v, e=equations: run(h=v, apply=without_input(e))[0])(h)
         lam = jnp.where(group[leaf] == i, cut, lam)
-    for k, sealed in enumerate(together(step)):
+    for k, sealed in enumerate(sets):
         apart = lambda h, exits, apply=plain, s=sealed: run(
             h=h, apply=apply, exits=exits, sealed=s
         )[0]
