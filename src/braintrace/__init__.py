@@ -31,12 +31,14 @@ from .graph import ParameterReport as ParameterReport
 from .learner import D_RTRL as D_RTRL
 from .learner import DECOLLE as DECOLLE
 from .learner import ES_D_RTRL as ES_D_RTRL
+from .learner import KFRTRL as KFRTRL
 from .learner import OSTTP as OSTTP
 from .learner import OTPE as OTPE
 from .learner import OTTT as OTTT
 from .learner import RFLO as RFLO
 from .learner import RTRL as RTRL
 from .learner import STLLR as STLLR
+from .learner import UORO as UORO
 from .learner import EligibilityTrace as EligibilityTrace
 from .learner import EProp as EProp
 from .learner import ETraceAlgorithm as ETraceAlgorithm
@@ -54,6 +56,7 @@ from .learner import OSTLFeedforward as OSTLFeedforward
 from .learner import OSTLRecurrent as OSTLRecurrent
 from .learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .learner import PresynapticTrace as PresynapticTrace
+from .learner import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from .learner import SequenceDriverMixin as SequenceDriverMixin
 from .learner import SingleStepData as SingleStepData
 from .learner import SnAp as SnAp

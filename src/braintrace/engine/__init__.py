@@ -3,6 +3,7 @@
 from ._evaluate import Values as Values
 from ._evaluate import evaluate_plain as evaluate_plain
 from ._evaluate import inputs_of as inputs_of
+from ._forward import new_hidden as new_hidden
 from ._learn import Ran as Ran
 from ._learn import init_traces as init_traces
 from ._learn import stretch as stretch

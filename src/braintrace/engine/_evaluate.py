@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._control import Apply, run
 from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible
-from ._worlds import evaluate_cut, evaluate_heard, evaluate_sealed
+from ._worlds import evaluate_cut, evaluate_heard
 
 Array = jax.Array
 
@@ -103,10 +103,8 @@ def evaluate_single(
         var = step.exit(leaf)
         if var in made and var not in hooks:  # one value in two states moves both of their slots
             hooks[var] = lambda value, zero=zero: value + zero
-    if hears == "sealed":
-        return evaluate_sealed(graph, values.consts, inputs, apply, dict(taps), hooks)
-    apart = hears == "apart"
-    return evaluate_heard(graph, values.consts, inputs, apply, dict(taps), hooks, apart)
+    assert hears is not None
+    return evaluate_heard(graph, values.consts, inputs, apply, dict(taps), hooks, hears)
 
 
 Backs = Mapping[Equation, Mapping[int, Array]]

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import Apply, bind_quietly, run
+from .._control import bind_quietly, run
+from .._jaxpr import Equation
 from ..graph import Graph
 from ..rules import Forward
 from ._evaluate import Values, inputs_of
@@ -43,11 +44,15 @@ def forward_advance(
     ]
 
 
-def _new_hidden(graph: Graph, values: Values) -> list[Any]:
+def quiet_apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+    """Apply an equation so that it can be differentiated forward."""
+    return bind_quietly(eqn, operands), {}
+
+
+def new_hidden(graph: Graph, values: Values) -> list[Any]:
     """The new hidden states as a function that can be differentiated forward."""
-    apply: Apply = lambda eqn, operands, feed: (bind_quietly(eqn, operands), {})
     inputs = inputs_of(graph, values)
-    outs = run(graph.step.program, values.consts, inputs, apply, graph.custom)[0]
+    outs = run(graph.step.program, values.consts, inputs, quiet_apply, graph.custom)[0]
     return [outs[leaf.output] for leaf in graph.step.hidden]
 
 
@@ -60,7 +65,7 @@ def _advance_one(graph: Graph, rule: Forward, i: int, values: Values, trace: Any
 
     def of(value, states):
         new = (*params[:i], value, *params[i + 1 :])
-        return _new_hidden(graph, replace(values, params=new, hidden=states))
+        return new_hidden(graph, replace(values, params=new, hidden=states))
 
     def push(args):
         number, moved = args

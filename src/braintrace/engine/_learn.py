@@ -20,12 +20,14 @@ from jax import lax
 
 from ..graph import Graph
 from ..ops import ETPPrimitive
-from ..rules import Forward, Rule, Steps
+from ..rules import Forward, Kronecker, RankOne, Rule, Steps, Whole
 from ._evaluate import Values, evaluate_single, evaluate_window, inputs_of
 from ._feedback import back_operands
 from ._forward import forward_advance, forward_init, forward_remember
+from ._kronecker import kronecker_advance, kronecker_init, kronecker_remember
 from ._observe import observe
 from ._over import over
+from ._rank_one import rank_one_advance, rank_one_init, rank_one_remember
 from ._recurrence import Known, unroll
 from ._signals import heard_by, signals_of
 from ._tied import tied
@@ -50,17 +52,21 @@ class Ran:
     credited: tuple[list[Any], Values]
 
 
-def init_traces(graph: Graph, rule: Rule | Forward, values: Values) -> list[Any]:
+def init_traces(graph: Graph, rule: Rule | Whole, values: Values) -> list[Any]:
     """Traces before the first step."""
     if isinstance(rule, Forward):
         return forward_init(graph, values.params)
+    if isinstance(rule, RankOne):
+        return rank_one_init(graph, values.params)
+    if isinstance(rule, Kronecker):
+        return kronecker_init(graph, rule)
     weights = graph.operands(values.consts, values.params)
     return [rule.init(r, w) for r, w in zip(graph.relations, weights, strict=True)]
 
 
 def stretch(
     graph: Graph,
-    rule: Rule | Forward,
+    rule: Rule | Whole,
     values: Values,
     traces: Sequence[Any],
     span: Span,
@@ -83,16 +89,15 @@ def stretch(
             some are not: what they compute must not count, even if it is not a number.
     """
     before: list[Any] = lax.stop_gradient(list(traces))
-    alone = graph.effects or (isinstance(rule, Rule) and rule.one_by_one)
+    alone = graph.effects or rule.one_by_one
     if alone and span.length > 1 and span.window is None:
         return _one_by_one(graph, rule, values, before, span, fresh)
-    everywhere = isinstance(rule, Forward)
-    span = replace(span, window=span.length) if everywhere else span
+    span = span if isinstance(rule, Rule) else replace(span, window=span.length)
     path, ys = _path(graph, lax.stop_gradient(values), span)
     run: Callable[[Array | None], list[Any]]
-    if isinstance(rule, Forward):
-        run = lambda chosen: _run_forward(graph, values, before, path, span)
-        after = _advance_forward(graph, rule, path, before, span) if keep else before
+    if not isinstance(rule, Rule):
+        run = lambda chosen: _run_whole(graph, rule, values, before, path, span)
+        after = _advance_whole(graph, rule, path, before, span) if keep else before
     else:
         steps = _observed(graph, path, span, ys)
         if rule.kept is not None:
@@ -324,19 +329,32 @@ def _anchor(
 # --------------------------------------------------------------------------- everything forward
 
 
-def _run_forward(graph, values, traces, path, span) -> list[Any]:
-    hidden = forward_remember(graph, values.params, values.hidden, traces)
+def _run_whole(graph, rule, values, traces, path, span) -> list[Any]:
+    if isinstance(rule, Kronecker):
+        consts = lax.stop_gradient(first_of(values.consts, span.consts))
+        still = replace(values, consts=consts)
+        hidden = kronecker_remember(graph, rule, still, values.hidden, traces)
+    else:
+        remember = forward_remember if isinstance(rule, Forward) else rank_one_remember
+        hidden = remember(graph, values.params, values.hidden, traces)
     starts = tuple(jnp.expand_dims(h, 0) for h in hidden)
     sliced = (chosen_of(values.consts, span.consts), chosen_of(values.args, span.args))
     return _windows(graph, values, span, starts, (*sliced, path.others, {}, {}))
 
 
-def _advance_forward(graph, rule, path, traces, span) -> list[Any]:
+_PUSH: dict[type, Any] = {
+    Forward: forward_advance,
+    RankOne: rank_one_advance,
+    Kronecker: kronecker_advance,
+}
+
+
+def _advance_whole(graph, rule, path, traces, span) -> list[Any]:
     def step(traces, sliced):
         consts, args, hidden, others = sliced
         consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
         now = Values(consts, args, path.params, hidden, others)
-        return forward_advance(graph, rule, now, traces), None
+        return _PUSH[type(rule)](graph, rule, now, traces), None
 
     timed = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
     sliced = (*timed, path.hidden, path.others)

@@ -17,7 +17,7 @@ from jax import lax
 
 from .._control import Apply, Feed, Seen, through
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
-from ..graph import Graph, reach, sealed_reach
+from ..graph import Graph, reach
 
 
 def evaluate_cut(
@@ -41,27 +41,6 @@ class Hook:
     making: int
 
 
-def evaluate_sealed(
-    graph: Graph,
-    consts: Sequence[Any],
-    inputs: Sequence[Any],
-    apply: Apply,
-    feed: Feed,
-    sees: Mapping[Var, Callable[[Any], Any]],
-) -> list[Any]:
-    """Run the step with its new states sealed: what passes through them sees no entry state.
-
-    `sees` are applied to the new states as the results of the step see them; a new state that
-    reads another one sees it without. Values that bypass the new states keep their derivative.
-    """
-    step = graph.step
-    n = len(step.hidden)
-    entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
-    hooks = {v: Hook(see, 1 << n, (2 << n) - 1) for v, see in sees.items()}
-    reach = sealed_reach(step.program, entries, {v: h.own for v, h in hooks.items()})
-    return _Worlds(graph, apply, reach, {}, hooks).start(consts, inputs, feed)
-
-
 def evaluate_heard(
     graph: Graph,
     consts: Sequence[Any],
@@ -69,12 +48,13 @@ def evaluate_heard(
     apply: Apply,
     feed: Feed,
     sees: Mapping[Var, Callable[[Any], Any]],
-    apart: bool,
+    how: str,
 ) -> list[Any]:
-    """Run the step with recurrent entries cut, and its new states seen through `sees`.
+    """Run the step with its new states seen through `sees`, see `Rule.hears`.
 
-    A new state that reads one it is together with sees that as it is. With `apart` it sees no entry
-    of these either.
+    A new state that reads one it is together with sees that as it is. If they are heard "apart" or
+    "sealed", it sees no entry of these either: what comes from them has to come through `sees`.
+    Recurrent entries are cut, but for "sealed".
     """
     step = graph.step
     n, hooks = len(step.hidden), {}
@@ -82,12 +62,11 @@ def evaluate_heard(
     for var, see in sees.items():
         mask = graph.together[number[var]]
         own = 1 << (n + mask.bit_length())  # a set is named by its last leaf
-        hooks[var] = Hook(see, own, own | (mask if apart else 0))
+        hooks[var] = Hook(see, own, own if how == "seen" else own | mask)
     seeds = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
     reached = reach(step.program, {**seeds, **{v: h.own for v, h in hooks.items()}})
-    return _Worlds(graph, apply, reached, graph.links.cut_entries, hooks).start(
-        consts, inputs, feed
-    )
+    cuts = {} if how == "sealed" else graph.links.cut_entries
+    return _Worlds(graph, apply, reached, cuts, hooks).start(consts, inputs, feed)
 
 
 Wanted = dict[Var, dict[int, int]]  # by the world that matters to the value, one that was asked for

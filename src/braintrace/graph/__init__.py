@@ -15,7 +15,6 @@ from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._reach import bits_of as bits_of
 from ._reach import numbers_of as numbers_of
 from ._reach import reach as reach
-from ._reach import sealed_reach as sealed_reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
 from ._report import CompilationReport as CompilationReport

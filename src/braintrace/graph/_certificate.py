@@ -85,12 +85,14 @@ ParameterReport.__module__ = "braintrace"
 class Traces:
     """What a rule stores: per relation (or per parameter leaf if `whole`) the shapes of its arrays.
 
-    `approximates` says in words how the rule stands for a trace, None if it keeps it as it is.
+    `approximates` says in words how the rule stands for a trace, None if it keeps it as it is;
+    `complete` that it follows all ways between states.
     """
 
     shapes: Sequence[Any]
     whole: bool = False
     approximates: str | None = None
+    complete: bool = False
 
 
 def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
@@ -151,9 +153,9 @@ class _About:
         if self.traces.whole:
             shapes = jax.tree.leaves(self.traces.shapes[i])
             states = tuple(step.hidden[k].path for k in graph.influenced[i])
-            return self.report(
-                path, "trace" if shapes else "within-step", [], operators, states, shapes
-            )
+            how = "trace" if shapes else "within-step"
+            words = [Dropped(w) for w in (self.traces.approximates,) if w and shapes]
+            return self.report(path, how, words, operators, states, shapes)
 
         relations = [self.relation_of[s.equation] for s in sites if s.equation in self.relation_of]
         dropped = [*self.plainly(i)]
@@ -163,7 +165,7 @@ class _About:
         for r in relations:
             leaves += self.leaves_of(r)
         leaves = sorted(set(leaves))
-        if graph.crossings is None:
+        if graph.crossings is None and not self.traces.complete:
             dropped += self.from_states(leaves)
         shapes = [s for r in relations for s in self.shapes(r, i)]
         if relations and self.traces.approximates:

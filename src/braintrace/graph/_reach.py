@@ -30,9 +30,8 @@ def reach(
 
 
 class _Walk:
-    def __init__(self, bits, differentiable, through, read, sealed=frozenset()):
+    def __init__(self, bits, differentiable, through, read):
         self.bits: dict[Var, int] = bits
-        self.sealed = sealed
         self.smooth, self.through, self.read = differentiable, through, read
 
     def of(self, atoms: Iterable[Atom]) -> int:
@@ -44,7 +43,7 @@ class _Walk:
 
     def add(self, out: Var, mask: int) -> bool:
         """Give a value more bits; returns whether it had them not."""
-        if not mask or out in self.sealed or (self.smooth and not out.is_inexact):
+        if not mask or (self.smooth and not out.is_inexact):
             return False
         old = self.bits.get(out, 0)
         self.bits[out] = old | mask
@@ -96,16 +95,6 @@ class _Walk:
             stop = 0 if self.smooth else self.of(test.outputs)
             again = self.join(inner.outputs, carry, stop)
         self.join(carry, eqn.outputs)
-
-
-def sealed_reach(
-    program: Program, seeds: Mapping[Var, int], sealed: Mapping[Var, int]
-) -> dict[Var, int]:
-    """Like `reach`, but nothing passes a sealed value: it has its own bits alone."""
-    bits = {**seeds, **sealed}
-    walk = _Walk(bits, True, lambda eqn: True, lambda eqn: eqn.inputs, frozenset(sealed))
-    walk.program(program)
-    return walk.bits
 
 
 def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:

@@ -30,6 +30,9 @@ from ._presets import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._presets import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._presets import SnAp as SnAp
 from ._presets import pp_prop as pp_prop
+from ._random import KFRTRL as KFRTRL
+from ._random import UORO as UORO
+from ._random import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from ._third_factor import DECOLLE as DECOLLE
 from ._third_factor import OSTTP as OSTTP
 from ._third_factor import ThreeFactor as ThreeFactor

@@ -17,7 +17,7 @@ from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, HiddenGroup, Traces
-from ..rules import Forward, Rule, by_group
+from ..rules import Forward, RankOne, Rule, Whole, by_group
 from ._around import Around, around, stand_in
 from ._batch import (
     Shapes,
@@ -55,6 +55,12 @@ class EligibilityTrace(brainstate.ShortTermState):
     __module__ = "braintrace"
 
 
+def cleared(trace: Any) -> Any:
+    """A trace before the first step; random signs are not drawn again."""
+    zeros = jax.tree.map(jnp.zeros_like, trace)
+    return {**zeros, "draws": trace["draws"]} if "draws" in trace else zeros
+
+
 class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     """A model that learns online.
 
@@ -71,7 +77,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def __init__(
         self,
         model: brainstate.nn.Module,
-        rule: Rule | Forward,
+        rule: Rule | Whole,
         *,
         name: str | None = None,
         vjp_method: str = "single-step",
@@ -91,7 +97,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                         do="make it from D_RTRL, pp_prop or SnAp",
                     )
                 )
-            rule = replace(rule, signal=by_group(self.learning_signal))
+            words = "the derivative of the loss by the states: the rule has a signal of its own"
+            told = words if rule.approximates is None else f"{rule.approximates}; {words}"
+            rule = replace(rule, signal=by_group(self.learning_signal), approximates=told)
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
@@ -132,7 +140,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
-            check_relations(self.executor.graph, isinstance(self.rule, Forward))
+            check_relations(self.executor.graph, isinstance(self.rule, Forward | RankOne))
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self.init_etrace_state()
         except BaseException:
@@ -158,8 +166,9 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def _traced(self) -> list[tuple[int, Path]]:
         """What has a trace: relations, or all parameter leaves; number and path."""
         graph = self.executor.graph
-        if isinstance(self.rule, Forward):
-            return [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
+        if isinstance(self.rule, Forward | RankOne):
+            found = [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
+            return found if isinstance(self.rule, Forward) else [*found, (len(found), ("states",))]
         return [(r.index, r.weight_path) for r in graph.hidden_param_op_relations]
 
     # -------------------------------------------------------------------------------- calling
@@ -274,7 +283,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options
         # What does not count must not be met on the way back, and RTRL goes all of it.
-        alone = self.rule.one_by_one if isinstance(self.rule, Rule) else mask is not None
+        alone = self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
         plan = None if alone or block_size == 1 else self._planned(step, sequences)
         if plan is None:
             return None
@@ -290,8 +299,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def _trained(self, step, mask, sequences, weights, options):
         optimizer, per_update, reduction, tick = options
-        rule = self.rule
-        alone = rule.one_by_one if isinstance(rule, Rule) else mask is not None
+        alone = self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
         plan = None if alone else self._planned(step, sequences)
         if plan is None:
             return None
@@ -333,7 +341,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             self._resize(batch_size)
         self.running_index.value = np.zeros((), np.int32)  # known to be zero within a trace, too
         for state in self.etraces.values():
-            state.value = jax.tree.map(jnp.zeros_like, state.value)
+            state.value = cleared(state.value)
 
     def reset(self, batch_size: int | None = None) -> None:
         """Reset the model's states and the traces together: do this between sequences."""
@@ -376,7 +384,12 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
         return self.graph.report_on(
-            Traces(shapes, isinstance(self.rule, Forward), getattr(self.rule, "approximates", None))
+            Traces(
+                shapes,
+                isinstance(self.rule, Forward | RankOne),
+                self.rule.approximates,
+                not isinstance(self.rule, Rule),
+            )
         )
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
@@ -422,7 +435,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             path = next((p for p, s in self.path_to_states.items() if s is weight), None)
         else:
             path = (weight,) if isinstance(weight, str) else tuple(weight)
-        if isinstance(self.rule, Forward):
+        if isinstance(self.rule, Forward | RankOne):
             paths = [[p] for _, p in self._traced()]
         else:
             relations = self.graph.hidden_param_op_relations

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
-from ._algorithm import ETraceAlgorithm
+from ._algorithm import ETraceAlgorithm, cleared
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData
 from ._drivers import SequenceDriverMixin
 from ._family import OTPE, OTTT, RFLO, STLLR, EProp, NoTrace, OSTLFeedforward, OSTLRecurrent
 from ._presets import D_RTRL, RTRL, SnAp, pp_prop
+from ._random import KFRTRL, UORO
 from ._third_factor import DECOLLE, OSTTP, ThreeFactor
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
@@ -37,6 +38,8 @@ RULES: dict[str, type[ETraceAlgorithm]] = {
     "three_factor": ThreeFactor,
     "decolle": DECOLLE,
     "stllr": STLLR,
+    "uoro": UORO,
+    "kf_rtrl": KFRTRL,
     "no_trace": NoTrace,
 }
 
@@ -86,7 +89,7 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
         """Zero the traces of every sample."""
         self.module.running_index.value = jnp.zeros_like(self.module.running_index.value)
         for state in self.module.etraces.values():
-            state.value = jax.tree.map(jnp.zeros_like, state.value)
+            state.value = cleared(state.value)
 
     def reset(self) -> None:
         """Reset the model's states and the traces of every sample: do this between sequences.

@@ -22,7 +22,7 @@ class _Filter(brainstate.ShortTermState):
             lead = shape if batch_size is None else (batch_size, *shape[1:])
             return jnp.zeros(lead, jnp.result_type(a))
 
-        self.value = jax.tree.map(zero, self.value)
+        self.value: Any = jax.tree.map(zero, self.value)
 
 
 class KappaFilter(_Filter):

@@ -9,8 +9,11 @@ from ._per_weight import per_weight as per_weight
 from ._rule import Feedback as Feedback
 from ._rule import Forward as Forward
 from ._rule import Heard as Heard
+from ._rule import Kronecker as Kronecker
+from ._rule import RankOne as RankOne
 from ._rule import Rule as Rule
 from ._rule import Signals as Signals
 from ._rule import Steps as Steps
+from ._rule import Whole as Whole
 from ._signal import by_group as by_group
 from ._signal import square as square

@@ -2,7 +2,7 @@
 
 A filtered trace, e_t = kappa e_{t-1} + eps_t, lies in slots of its own beside the first:
 
-    (eps_t, e_t) = ((D, 0), (kappa D, kappa)) (eps_{t-1}, e_{t-1}) + (f, f) (x) x
+    (eps_t, e_t) = ((D, 0), (D, kappa)) (eps_{t-1}, e_{t-1}) + (f, f) (x) x
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def filtered(kept: Kept | None, kappa: float) -> Kept:
         D, f = steps.D, steps.f
         stay = jnp.broadcast_to(kappa * jnp.eye(D.shape[-1], dtype=D.dtype), D.shape)
         upper = jnp.concatenate([D, jnp.zeros_like(D)], -1)
-        lower = jnp.concatenate([kappa * D, stay], -1)
+        lower = jnp.concatenate([D, stay], -1)
         wide = jnp.concatenate([upper, lower], -2)
         return steps._replace(D=wide, f=jnp.concatenate([f, f], -1))
 

@@ -130,10 +130,21 @@ def per_weight(
         signal=signal,
         feedback=feedback,
         one_by_one=most is not None,
+        approximates=_words(kept, signal, feedback, kappa),
     )
     waiting = Rule(init, _wait, _credit(_recall_waiting, heard), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
     return Rule(init, advance, _credit(contract, heard), pending=pending, **how)
+
+
+def _words(kept: Any, signal: Any, feedback: Any, kappa: float) -> str | None:
+    words = [
+        (kept, "the memory of the states: every trace decays alike"),
+        (signal, "the derivative of the loss by the states: the rule has a signal of its own"),
+        (feedback, "the derivative of the loss by the states: its way back is random"),
+        (kappa, "the trace of every weight: it is filtered once more"),
+    ]
+    return "; ".join(text for chosen, text in words if chosen) or None
 
 
 def _credit(recall: Recall, heard: Callable[[Signals], Signals]):

@@ -157,3 +157,40 @@ class Forward:
     """
 
     at_once: int = 4096
+    one_by_one = False
+    approximates = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankOne:
+    """Everything, as one outer product of states and parameters with the right mean.
+
+    Attributes:
+        key: what random signs are drawn from.
+        eps: added to norms.
+    """
+
+    key: Any
+    eps: float = 1e-12
+    one_by_one = True
+    approximates = "the influence of every parameter: one random outer product stands for it"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kronecker:
+    """Everything, as one product of inputs and outputs per operator with the right mean.
+
+    Attributes:
+        key: what random signs are drawn from.
+        eps: added to norms.
+        batched: whether the first axis of states, inputs and outputs counts independent samples.
+    """
+
+    key: Any
+    eps: float = 1e-12
+    batched: bool = False
+    one_by_one = True
+    approximates = "the influence of every weight: one random product stands for it"
+
+
+Whole = Forward | RankOne | Kronecker

@@ -1,0 +1,116 @@
+"""Rules that keep everything, as a random product with the right mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ..engine import Values, new_hidden
+from ..rules import Kronecker, RankOne
+from ._algorithm import ETraceVjpAlgorithm
+from ._executor import values_of
+from ._options import key_of
+
+
+class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
+    """The influence of all parameters on all states, as one random outer product.
+
+    Its mean is that of RTRL, through all operators and layers; memory is that of the parameters
+    and the states. Random signs are drawn from the key, further ones after a reset.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        name: name of the learner.
+        vjp_method: 'multi-step' for exact gradients inside windows, or 'single-step'.
+        fast_solve: accepted; there is one path.
+        projection_key: seed or key of the random signs.
+        projection_eps: positive number that is added to norms.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "multi-step",
+        fast_solve: bool = True,
+        projection_key: Any = 42,
+        projection_eps: float = 1e-12,
+    ):
+        if not np.float32(projection_eps) > 0:
+            raise ValueError(
+                message(
+                    f"projection_eps={projection_eps}.",
+                    why="it keeps the norms that are divided by from being zero, in float32 too",
+                    do="pass a positive number such as 1e-12",
+                )
+            )
+        self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
+        rule = RankOne(key_of("projection_key", projection_key), self.projection_eps)
+        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+
+
+class UORO(RandomProjectionVjpAlgorithm):
+    """Unbiased online recurrent optimisation: `RandomProjectionVjpAlgorithm` with its defaults."""
+
+    __module__ = "braintrace"
+
+
+class KFRTRL(ETraceVjpAlgorithm):
+    """Kronecker-factored RTRL: per operator one random product of inputs and outputs.
+
+    Its mean is what RTRL has for the weights of the traced operators. Memory is outputs x states
+    per operator, not weights x states; the noise is smaller than that of `UORO`. Operators must be
+    linear in their input and not inside of control flow.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        key: seed or key of the random signs; further ones are drawn after a reset.
+        name: name of the learner.
+        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
+        eps: positive number that is added to norms.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        key: Any = 42,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        eps: float = 1e-12,
+    ):
+        rule = Kronecker(key_of("key", key), float(eps))
+        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+
+    def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate zero factors; samples of a batch have their own if they are independent."""
+        assert isinstance(self.rule, Kronecker)
+        self.rule = replace(self.rule, batched=self._has_samples())
+        super().init_etrace_state(*args, **kwargs)
+
+    def _has_samples(self) -> bool:
+        """Whether no sample of the batch reaches the states of another; tried out, at random."""
+        size, graph = self.batch_size, self.executor.graph.analysis
+        outputs = [r.operator.y.shape for r in graph.relations]
+        if size is None or any(s[:1] != (size,) for s in outputs):
+            return False
+        info, step = self.executor.graph.module_info, graph.step
+        key = jax.random.PRNGKey(0)
+        draw = lambda i, v: jax.random.normal(jax.random.fold_in(key, i), v.shape, v.dtype)
+        entries = [step.entry(leaf) for leaf in step.hidden]
+        hidden = tuple(draw(i, v) for i, v in enumerate(entries))
+        moved = tuple(draw(len(entries) + i, v).at[1:].set(0) for i, v in enumerate(entries))
+        args = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
+        values: Values = values_of(info, *args)
+        still = lambda h: new_hidden(graph, replace(values, hidden=h))
+        found = jax.jvp(still, (hidden,), (moved,))[1]
+        return all(bool((a[1:] == 0).all()) for a in found)
