@@ -286,6 +286,14 @@ def test_clipped_trace_by_hand():
     np.testing.assert_allclose(found, total, rtol=1e-9)
 
 
+def test_clipping_needs_the_weight_itself():
+    c = EXACT["learnable_decay"]()
+    seen = dense(c.model, step_fn, *c.sequences)
+    with pytest.raises(ValueError, match="function of parameters"):
+        rule_on(seen, "otpe", leak=A, clip=0.4)
+    rule_on(seen, "otpe", leak=A)
+
+
 def test_osttp_follows_the_weights_that_lead_back_to_a_unit():
     # h = tanh(x w + h r): the trace of SnAp(1) decays with the diagonal of r.
     def update(m, x):

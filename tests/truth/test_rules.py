@@ -114,7 +114,7 @@ def given(name, rule):
     """What a rule needs on a model: (learner's options, reference's options, its sequence)."""
     draw, r = Draw(f"{name} {rule}"), RULES[rule]
     step = seen(name).structure
-    widths = [step.hidden[g[0]].varshape[-1] for g in step.groups]
+    widths = [(step.hidden[g[0]].varshape or (1,))[-1] for g in step.groups]
     hidden = {k: v for k, v in r.options.items() if k != "random_feedback_key"}
     if r.name == "osttp":
         y, matrices = draw(T, *batch_of(name), 2), [draw(2, n) for n in widths]
@@ -331,11 +331,11 @@ def each_step(rule):
         return loss(*slices)
 
     grad = brainstate.transform.grad(counted, learner.param_states)
-    step, found = brainstate.transform.jit(grad, compiler_options=QUICK), []
-    for slices in zip(INPUTS, SIGNALS, strict=True):
-        found.append(step(*slices))
-        again = len(traced) if len(found) == 1 else again
-    return found, len(traced) - again
+    step = brainstate.transform.jit(grad, compiler_options=QUICK)
+    first = step(INPUTS[0], SIGNALS[0])
+    once = len(traced)
+    rest = [step(*slices) for slices in zip(INPUTS[1:], SIGNALS[1:], strict=True)]
+    return [first, *rest], len(traced) - once
 
 
 def total(grads):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._errors import message
 from ._dense import Dense
 from ._observe import DenseStep
 from ._together import made_of
@@ -33,11 +34,23 @@ class Filtered(PerWeight):
 
 class Leaky(NoTrace):
     """OTPE: `leak` in place of D. E has the axes (y, states, parameters), one array per operator:
-    a trace is clipped element by element, in the coordinates of the parameter."""
+    a trace is clipped element by element."""
 
-    def __init__(self, seen: Dense, leak: float, clip: float = np.inf):
-        first = seen.steps[0]
-        self.leak, self.clip = leak, clip
+    def __init__(self, seen: Dense, leak: float, clip: float | None = None):
+        first, step = seen.steps[0], seen.structure
+        own = {s.entry for s in step.params}
+        if clip is not None and any(
+            o.equation.inputs[i] not in own for o in step.traced for i in o.trained
+        ):
+            raise ValueError(
+                message(
+                    "clipped traces of a weight that is a function of parameters.",
+                    why="a trace has the coordinates of the operator's weight, and here is kept in "
+                    "those of the parameters",
+                    do="compare on a model whose operators read parameters as they are",
+                )
+            )
+        self.leak, self.clip = leak, np.inf if clip is None else clip
         self.E = [np.zeros((f.shape[1], *first.B.shape)) for f in first.f]
 
     def recall(self, lam: np.ndarray) -> Any:

@@ -83,7 +83,7 @@ def _fed_back(seen: Dense, memory: Any, matrices: Any) -> Any:
 def _otpe(seen: Dense, leak: float, mode: str = "full", clip: float | None = None) -> Any:
     if mode == "approx":
         return LeakyFactored(seen, leak)
-    return Leaky(seen, leak, np.inf if clip is None else clip)
+    return Leaky(seen, leak, clip)
 
 
 def _stllr(seen: Dense, **options: float) -> Any:
