@@ -30,6 +30,7 @@ from .graph import HiddenPerturbation as HiddenPerturbation
 from .graph import ParameterReport as ParameterReport
 from .learner import D_RTRL as D_RTRL
 from .learner import DECOLLE as DECOLLE
+from .learner import DNI as DNI
 from .learner import ES_D_RTRL as ES_D_RTRL
 from .learner import KFRTRL as KFRTRL
 from .learner import OSTTP as OSTTP
@@ -42,6 +43,7 @@ from .learner import UORO as UORO
 from .learner import EligibilityTrace as EligibilityTrace
 from .learner import EProp as EProp
 from .learner import ETraceAlgorithm as ETraceAlgorithm
+from .learner import ETraceConfig as ETraceConfig
 from .learner import ETraceGraphExecutor as ETraceGraphExecutor
 from .learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from .learner import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
@@ -60,9 +62,11 @@ from .learner import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorith
 from .learner import SequenceDriverMixin as SequenceDriverMixin
 from .learner import SingleStepData as SingleStepData
 from .learner import SnAp as SnAp
+from .learner import SyntheticGradient as SyntheticGradient
 from .learner import ThreeFactor as ThreeFactor
 from .learner import compile as compile
 from .learner import pp_prop as pp_prop
+from .learner import train_synthetic_gradient as train_synthetic_gradient
 from .ops import ETPPrimitive as ETPPrimitive
 from .ops import conv as conv
 from .ops import einsum as einsum

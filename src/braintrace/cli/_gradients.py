@@ -47,7 +47,7 @@ def online(network: Network, task: Recall, size: int) -> Gradient:
         learner.reset()
         grads, loss = learner.etrace_grad(
             xs,
-            block_size=16,
+            block_size=10,  # a divisor of the lengths: a shorter rest is a program of its own
             step_fn=lambda x: cross_entropy(learner(x), labels),
             mask=task.mask(len(xs)),
             loss_output="scalar",

@@ -5,8 +5,10 @@ from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ._compile import ETraceVmap as ETraceVmap
 from ._compile import compile as compile
+from ._config import ETraceConfig as ETraceConfig
 from ._data import MultiStepData as MultiStepData
 from ._data import SingleStepData as SingleStepData
+from ._dni import DNI as DNI
 from ._drivers import SequenceDriverMixin as SequenceDriverMixin
 from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
 from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
@@ -33,6 +35,8 @@ from ._presets import pp_prop as pp_prop
 from ._random import KFRTRL as KFRTRL
 from ._random import UORO as UORO
 from ._random import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
+from ._synthetic import SyntheticGradient as SyntheticGradient
+from ._synthetic import train_synthetic_gradient as train_synthetic_gradient
 from ._third_factor import DECOLLE as DECOLLE
 from ._third_factor import OSTTP as OSTTP
 from ._third_factor import ThreeFactor as ThreeFactor

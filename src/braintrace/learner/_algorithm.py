@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from ._checks import (
     check_windows,
     shape_of,
 )
+from ._config import ETraceConfig
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
@@ -72,6 +74,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     __module__ = "braintrace"
 
     takes: tuple[str, ...] = ()  # keyword arguments of a call that are for the rule
+    signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
     windows: str | None = None  # why windows are refused, if they are
 
     def __init__(
@@ -84,8 +87,10 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         crossings: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         memory_limit: int | None = None,
+        config: ETraceConfig | None = None,
     ):
         super().__init__(name=name)
+        self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
         check_windows(type(self).__name__, self.vjp_method, self.windows)
         if type(self).learning_signal is not ETraceAlgorithm.learning_signal:
@@ -110,6 +115,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
+        self._names: tuple[str, ...] = ()
         self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}
@@ -175,6 +181,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
+        args, kwargs = self._unnamed(args, kwargs)
         if not self.is_compiled:
             raise ValueError(
                 message(
@@ -185,6 +192,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                 )
             )
         kwargs, extra = self._extra(kwargs)
+        self._check_extra(extra)
         call, besides = unwrap((args, kwargs)), unwrap(extra)
         check_lockstep(call, besides)
         check_arguments(self._example, call)
@@ -221,6 +229,22 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             state.value = value
         self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
         return unflatten(info, outs)
+
+    @contextmanager
+    def named(self, names: tuple[str, ...]) -> Iterator[None]:
+        """Take the last arguments of calls as keywords of these names: a mapped call has none."""
+        self._names = names
+        try:
+            yield
+        finally:
+            self._names = ()
+
+    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        n = len(args) - len(self._names)
+        return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
+
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        """Refuse a call that does not give the rule what it needs."""
 
     def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The keyword arguments of the model, and those that are for the rule."""

@@ -14,10 +14,12 @@ import numpy as np
 from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm, cleared
 from ._checks import check_exact
+from ._config import ETraceConfig
 from ._data import MultiStepData, SingleStepData
+from ._dni import DNI
 from ._drivers import SequenceDriverMixin
 from ._family import OTPE, OTTT, RFLO, STLLR, EProp, NoTrace, OSTLFeedforward, OSTLRecurrent
-from ._presets import D_RTRL, RTRL, SnAp, pp_prop
+from ._presets import D_RTRL, RTRL, IODimVjpAlgorithm, ParamDimVjpAlgorithm, SnAp, pp_prop
 from ._random import KFRTRL, UORO
 from ._third_factor import DECOLLE, OSTTP, ThreeFactor
 
@@ -38,10 +40,43 @@ RULES: dict[str, type[ETraceAlgorithm]] = {
     "three_factor": ThreeFactor,
     "decolle": DECOLLE,
     "stllr": STLLR,
+    "dni": DNI,
     "uoro": UORO,
     "kf_rtrl": KFRTRL,
     "no_trace": NoTrace,
 }
+
+
+def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
+    """The learner class for a rule with these coordinates."""
+    by_signal = {
+        "modulatory": ThreeFactor,
+        "target_projection": OSTTP,
+        "local_loss": DECOLLE,
+        "bootstrapped": DNI,
+    }
+    by_trace = {
+        "per_param": ParamDimVjpAlgorithm,
+        "io_factorized": IODimVjpAlgorithm,
+        "random_projection": UORO,
+        "kronecker": KFRTRL,
+        "everything": RTRL,
+        "paired": STLLR,
+        "none": NoTrace,
+    }
+    return by_signal.get(config.learning_signal, by_trace[config.trace_factorization])
+
+
+def options_of(config: ETraceConfig) -> dict[str, Any]:
+    """What that class is made with."""
+    kind = config.trace_factorization
+    if kind == "paired":
+        assert config.alphas is not None
+        pre, post = config.alphas
+        leaks = {"leak_pre": config.decay_x, "leak_post": config.decay_f}
+        return {**leaks, "alpha_pre": pre, "alpha_post": post}
+    fixed = config.learning_signal in ("target_projection", "bootstrapped")
+    return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
 
 
 _LAST = 1 << 20
@@ -72,8 +107,13 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
         wrapped = (SingleStepData, MultiStepData)
         nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
         self._check_windows(2 if any(isinstance(n, MultiStepData) for n in nodes) else 1)
+        everyone = lambda a: jnp.broadcast_to(a, (self._n_samples,)) if jnp.ndim(a) == 0 else a
+        for k in self.module.takes:  # one number for the rule is the same for all samples
+            if k in kwargs:
+                kwargs[k] = jax.tree.map(everyone, kwargs[k])
         _check_samples((args, kwargs), self._n_samples)
-        return super().update(*args, **kwargs)
+        with self.module.named(tuple(kwargs)):
+            return super().update(*args, *kwargs.values())
 
     def _check_windows(self, chunk: int) -> None:
         if chunk > 1:
@@ -121,7 +161,7 @@ class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | type[ETraceAlgorithm],
+    algorithm: str | ETraceConfig | type[ETraceAlgorithm],
     *example_inputs: Any,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -134,7 +174,7 @@ def compile(
 
     Args:
         model: the network, one step in `update`.
-        algorithm: a rule by name ('d_rtrl', 'pp_prop', ...) or by class.
+        algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), by its coordinates or by class.
         *example_inputs: arguments of one step; shapes count, values do not.
         batch_size: batch axis for the states.
         seed: seed of the state initialisation.
@@ -159,6 +199,8 @@ def compile(
         (2, 4)
     """
     rule = _rule(algorithm)
+    if isinstance(algorithm, ETraceConfig):
+        options = options_of(algorithm) | options
     if not example_inputs:
         raise ValueError(
             message(
@@ -263,23 +305,31 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
                 )
             )
         return found
+    if isinstance(algorithm, ETraceConfig):
+        return class_of(algorithm)
     if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
         return algorithm
     kind = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
     raise TypeError(
         message(
             f"{kind} is not a rule.",
-            why="a rule is a name or a subclass of ETraceAlgorithm",
+            why="a rule is a name, an ETraceConfig or a subclass of ETraceAlgorithm",
             do=f"pass one of {', '.join(sorted(RULES))}",
         )
     )
 
 
 def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(rule.__init__).parameters.values()
-    known = [p for p in parameters if p.name not in ("self", "model")]
-    if any(p.kind is p.VAR_KEYWORD for p in known):
-        return
+    known: list[inspect.Parameter] = []
+    for base in rule.__mro__:  # a class that passes on what it does not know takes that, too
+        if "__init__" not in vars(base):
+            continue
+        here = list(inspect.signature(base.__init__).parameters.values())  # type: ignore[misc]
+        got = {p.name for p in known}
+        known += [p for p in here if p.name not in ("self", "model", "rule", *got)]
+        if not any(p.kind is p.VAR_KEYWORD for p in here):
+            break
+    known = [p for p in known if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     names = [p.name for p in known]
     unknown = sorted(set(options) - set(names))
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]

@@ -7,10 +7,11 @@ from typing import Any
 import brainstate
 
 from .._errors import message
-from ..rules import Feedback, factored, leak, paired, per_weight, untraced
 from ._algorithm import ETraceVjpAlgorithm
-from ._options import check_fraction, key_of, trace_type
-from ._presets import ParamDimVjpAlgorithm, SnAp, pp_prop
+from ._built import rule_of
+from ._config import ETraceConfig
+from ._options import check_fraction, trace_type
+from ._presets import IODimVjpAlgorithm, ParamDimVjpAlgorithm, SnAp, pp_prop
 
 
 class EProp(ParamDimVjpAlgorithm):
@@ -61,12 +62,23 @@ class EProp(ParamDimVjpAlgorithm):
                     do="choose 'symmetric' or 'random'",
                 )
             )
-        back = None
-        if feedback == "random":
-            back = Feedback(key_of("random_feedback_key", random_feedback_key), feedback_scale)
         self.feedback, self.feedback_scale = feedback, feedback_scale
-        rule = per_weight(trace_type(trace_dtype), feedback=back, kappa=self.kappa_filter_decay)
-        super().__init__(model, name, vjp_method, fast_solve, trace_dtype, rule=rule, **options)
+        config = ETraceConfig(
+            learning_signal="symmetric" if feedback == "symmetric" else "random_feedback",
+            trace_filter="kappa",
+            kappa=self.kappa_filter_decay,
+        )
+        super().__init__(
+            model,
+            name,
+            vjp_method,
+            fast_solve,
+            trace_dtype,
+            config=config,
+            random_feedback_key=random_feedback_key,
+            feedback_scale=feedback_scale,
+            **options,
+        )
 
 
 class RFLO(ParamDimVjpAlgorithm):
@@ -74,7 +86,7 @@ class RFLO(ParamDimVjpAlgorithm):
 
     Args:
         model: the network, one step in `update`, states initialised.
-        leak: decay of the traces in [0, 1]; None takes what the step itself keeps of its states,
+        leak: decay of the traces in [0, 1); None takes what the step itself keeps of its states,
             which is 1 - 1/tau for a leaky unit.
         random_feedback_key: seed or key of the random operands; None for symmetric feedback.
         name: name of the learner.
@@ -95,16 +107,21 @@ class RFLO(ParamDimVjpAlgorithm):
         feedback_scale: float = 1.0,
         trace_dtype: Any = None,
     ):
-        self.leak = None if leak is None else check_fraction("leak", leak, one=True)
-        back = None
-        if random_feedback_key is not None:
-            back = Feedback(key_of("random_feedback_key", random_feedback_key), feedback_scale)
-        rule = per_weight(trace_type(trace_dtype), feedback=back, **_leaky(self.leak))
-        super().__init__(model, name, vjp_method, trace_dtype=trace_dtype, rule=rule)
-
-
-def _leaky(decay: float | None) -> dict[str, Any]:
-    return {} if decay is None else {"kept": leak(decay), "hears": "apart"}
+        self.leak = None if leak is None else check_fraction("leak", leak)
+        config = ETraceConfig(
+            temporal_recursion="jacobian" if self.leak is None else "scalar_leak",
+            decay=self.leak,
+            learning_signal="symmetric" if random_feedback_key is None else "random_feedback",
+        )
+        super().__init__(
+            model,
+            name,
+            vjp_method,
+            trace_dtype=trace_dtype,
+            config=config,
+            random_feedback_key=random_feedback_key,
+            feedback_scale=feedback_scale,
+        )
 
 
 class OSTLRecurrent(SnAp):
@@ -147,7 +164,7 @@ class OSTLFeedforward(pp_prop):
         super().__init__(model, decay_or_rank, name=name, **options)
 
 
-class OTTT(ETraceVjpAlgorithm):
+class OTTT(IODimVjpAlgorithm):
     """Online training through time: filtered inputs meet the derivative within the step.
 
     Args:
@@ -173,8 +190,11 @@ class OTTT(ETraceVjpAlgorithm):
     ):
         _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
         self.mode, self.leak = mode, check_fraction("leak", leak, zero=False)
-        rule = factored(self.leak if mode == "A" else 0.0, 0.0, trace_type(trace_dtype))
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        decay = (self.leak if mode == "A" else 0.0, 0.0)
+        config = ETraceConfig("io_factorized", decay=decay)
+        super().__init__(
+            model, name=name, vjp_method=vjp_method, trace_dtype=trace_dtype, config=config
+        )
 
 
 class OTPE(ETraceVjpAlgorithm):
@@ -215,13 +235,17 @@ class OTPE(ETraceVjpAlgorithm):
                 )
             )
         self.trace_clip_abs = trace_clip_abs
-        dtype, how = trace_type(trace_dtype), _leaky(self.leak)
-        rule = (
-            per_weight(dtype, most=trace_clip_abs, **how)
-            if mode == "full"
-            else factored(self.leak, 1.0, dtype, plain=True, **how)
+        if mode == "full":
+            config = ETraceConfig(temporal_recursion="scalar_leak", decay=self.leak)
+        else:
+            config = ETraceConfig("io_factorized", "scalar_leak", decay=self.leak, normalized=False)
+        super().__init__(
+            model,
+            rule_of(config, trace_dtype=trace_type(trace_dtype), most=trace_clip_abs),
+            name=name,
+            vjp_method=vjp_method,
+            config=config,
         )
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
 
 
 class STLLR(ETraceVjpAlgorithm):
@@ -255,14 +279,19 @@ class STLLR(ETraceVjpAlgorithm):
         self.leak_pre = check_fraction("leak_pre", leak_pre)
         self.leak_post = check_fraction("leak_post", leak_post)
         self.alpha_pre, self.alpha_post = float(alpha_pre), float(alpha_post)
-        rule = paired(
-            self.leak_pre,
-            self.leak_post,
-            self.alpha_pre,
-            self.alpha_post,
-            trace_type(trace_dtype),
+        config = ETraceConfig(
+            "paired",
+            "scalar_leak",
+            decay=(self.leak_pre, self.leak_post),
+            alphas=(self.alpha_pre, self.alpha_post),
         )
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        super().__init__(
+            model,
+            rule_of(config, trace_dtype=trace_type(trace_dtype)),
+            name=name,
+            vjp_method=vjp_method,
+            config=config,
+        )
 
 
 class NoTrace(ETraceVjpAlgorithm):
@@ -284,7 +313,8 @@ class NoTrace(ETraceVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
     ):
-        super().__init__(model, untraced(), name=name, vjp_method=vjp_method)
+        config = ETraceConfig("none")
+        super().__init__(model, rule_of(config), name=name, vjp_method=vjp_method, config=config)
 
 
 def _check_mode(mode: Any, known: dict[str, str]) -> None:

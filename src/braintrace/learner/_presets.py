@@ -8,8 +8,11 @@ import brainstate
 
 from .._errors import message
 from ..frontend import check_crossings
-from ..rules import Forward, Rule, factored, per_weight
+from ..graph import MOST_ENTRIES
+from ..rules import Forward
 from ._algorithm import ETraceVjpAlgorithm
+from ._built import crossings_of, rule_of
+from ._config import ETraceConfig, check_config
 from ._options import decay_of, trace_type
 
 
@@ -23,7 +26,13 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         chunked_trace: accepted; there is one path.
-        rule: another rule of traces per weight, for classes made from this one.
+        control_flow: accepted; control flow is followed as it is.
+        config: other coordinates of the rule, with traces per weight.
+        random_feedback_key: seed or key of random feedback, where the config has it.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
+            is allocated.
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(fan-out).
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -45,12 +54,25 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
-        *,
-        rule: Rule | None = None,
+        control_flow: Any = None,
+        config: ETraceConfig | None = None,
+        random_feedback_key: Any = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
+        memory_limit: int | None = None,
+        feedback_scale: float = 1.0,
     ):
         dtype = trace_type(trace_dtype)
-        rule = per_weight(dtype) if rule is None else rule
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        config = check_config(type(self).__name__, config, ETraceConfig(), self.signals)
+        super().__init__(
+            model,
+            rule_of(config, key=random_feedback_key, scale=feedback_scale, trace_dtype=dtype),
+            name=name,
+            vjp_method=vjp_method,
+            crossings=crossings_of(config),
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
+            memory_limit=memory_limit,
+            config=config,
+        )
         self.fast_solve, self.trace_dtype, self.chunked_trace = fast_solve, dtype, chunked_trace
 
 
@@ -71,6 +93,9 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces.
+        control_flow: accepted; control flow is followed as it is.
+        config: other coordinates of the rule, with two factors; its decays win.
+        random_feedback_key: seed or key of random feedback, where the config has it.
     """
 
     __module__ = "braintrace"
@@ -78,12 +103,25 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
     def __init__(
         self,
         model: brainstate.nn.Module,
-        decay_or_rank: Any,
+        decay_or_rank: Any = None,
         name: str | None = None,
         vjp_method: str = "single-step",
         fast_solve: bool = True,
         trace_dtype: Any = None,
+        control_flow: Any = None,
+        config: ETraceConfig | None = None,
+        random_feedback_key: Any = None,
     ):
+        if config is not None:
+            decay_or_rank = getattr(config, "decay", None)
+        elif decay_or_rank is None:
+            raise TypeError(
+                message(
+                    f"{type(self).__name__} without decay_or_rank.",
+                    why="the two factors are filtered with it",
+                    do="pass a float in [0, 1), an integer >= 1, or a pair of these",
+                )
+            )
         pair = decay_or_rank if isinstance(decay_or_rank, (tuple, list)) else (decay_or_rank,) * 2
         if len(pair) != 2:
             raise ValueError(
@@ -93,10 +131,18 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
                     do="pass one number, or a pair of numbers",
                 )
             )
-        self.decay_x, self.decay_f = (decay_of(d) for d in pair)
+        default = ETraceConfig("io_factorized", decay=tuple(decay_of(d) for d in pair))
+        config = check_config(type(self).__name__, config, default, self.signals)
+        self.decay_x, self.decay_f = config.decay
         dtype = trace_type(trace_dtype)
-        rule = factored(self.decay_x, self.decay_f, dtype)
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        super().__init__(
+            model,
+            rule_of(config, key=random_feedback_key, trace_dtype=dtype),
+            name=name,
+            vjp_method=vjp_method,
+            crossings=crossings_of(config),
+            config=config,
+        )
         self.fast_solve, self.trace_dtype = fast_solve, dtype
 
     @property
@@ -118,7 +164,7 @@ ES_D_RTRL = pp_prop
 _MEMORY_LIMIT = 4 << 30
 
 
-class SnAp(ETraceVjpAlgorithm):
+class SnAp(ParamDimVjpAlgorithm):
     """Sparse n-step approximation: traces are followed through up to n - 1 crossings.
 
     A crossing is a path through an operator or a mixing equation, within a step or from one step to
@@ -151,17 +197,18 @@ class SnAp(ETraceVjpAlgorithm):
         memory_limit: int | None = _MEMORY_LIMIT,
     ):
         self.n = check_crossings(n)
-        dtype = trace_type(trace_dtype)
         super().__init__(
             model,
-            per_weight(dtype, hears="sealed"),
-            name=name,
-            vjp_method=vjp_method,
-            crossings=self.n - 1,
+            name,
+            vjp_method,
+            fast_solve,
+            trace_dtype,
+            config=ETraceConfig(
+                recurrence_scope="sparse_n", sparse_n=self.n, learning_signal=self.signals[0]
+            ),
             snap_max_jacobian_elements=snap_max_jacobian_elements,
             memory_limit=memory_limit,
         )
-        self.fast_solve, self.trace_dtype = fast_solve, dtype
 
 
 class RTRL(ETraceVjpAlgorithm):
@@ -198,5 +245,10 @@ class RTRL(ETraceVjpAlgorithm):
         at_once: int = 4096,
     ):
         super().__init__(
-            model, Forward(at_once), name=name, vjp_method=vjp_method, memory_limit=memory_limit
+            model,
+            Forward(at_once),
+            name=name,
+            vjp_method=vjp_method,
+            memory_limit=memory_limit,
+            config=ETraceConfig("everything", recurrence_scope="coupled"),
         )

@@ -12,10 +12,11 @@ import numpy as np
 
 from .._errors import message
 from ..engine import Values, new_hidden
-from ..rules import Kronecker, RankOne
+from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
+from ._built import rule_of
+from ._config import ETraceConfig
 from ._executor import values_of
-from ._options import key_of
 
 
 class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
@@ -53,8 +54,9 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
                 )
             )
         self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
-        rule = RankOne(key_of("projection_key", projection_key), self.projection_eps)
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        config = ETraceConfig("random_projection", recurrence_scope="coupled")
+        rule = rule_of(config, key=projection_key, eps=self.projection_eps)
+        super().__init__(model, rule, name=name, vjp_method=vjp_method, config=config)
 
 
 class UORO(RandomProjectionVjpAlgorithm):
@@ -88,8 +90,9 @@ class KFRTRL(ETraceVjpAlgorithm):
         vjp_method: str = "single-step",
         eps: float = 1e-12,
     ):
-        rule = Kronecker(key_of("key", key), float(eps))
-        super().__init__(model, rule, name=name, vjp_method=vjp_method)
+        config = ETraceConfig("kronecker", recurrence_scope="coupled")
+        rule = rule_of(config, key=key, eps=float(eps))
+        super().__init__(model, rule, name=name, vjp_method=vjp_method, config=config)
 
     def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
         """Allocate zero factors; samples of a batch have their own if they are independent."""

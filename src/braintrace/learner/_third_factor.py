@@ -12,8 +12,8 @@ import numpy as np
 
 from .._errors import message
 from ..graph import HiddenGroup
-from ..rules import per_weight
-from ._options import key_of, trace_type
+from ._config import ETraceConfig
+from ._options import key_of
 from ._presets import ParamDimVjpAlgorithm, SnAp
 
 Array = jax.Array
@@ -24,8 +24,9 @@ class ThreeFactor(ParamDimVjpAlgorithm):
     """Traces per weight times a modulator that the caller gives: `learner(x, modulator=m)`.
 
     The modulator takes the place of the derivative of the loss by the states. It is a number, an
-    array of a group's `varshape`, one that broadcasts to (*varshape, num_state), or a dict of these
-    by the index of the group. Parameters without a trace keep the gradient of the loss.
+    array of a group's `varshape` or (*varshape, num_state), one number per sample (leading axes of
+    `varshape`) or per unit (trailing ones), or a dict of these by the index of the group.
+    Parameters without a trace keep the gradient of the loss.
 
     Args:
         model: the network, one step in `update`, states initialised.
@@ -35,6 +36,7 @@ class ThreeFactor(ParamDimVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces.
         chunked_trace: accepted; there is one path.
+        config: other coordinates of the traces, with the signal 'modulatory'.
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -48,6 +50,7 @@ class ThreeFactor(ParamDimVjpAlgorithm):
 
     __module__ = "braintrace"
     takes = ("modulator",)
+    signals = ("modulatory",)
     windows = _NO_DERIVATIVE
 
     def __init__(
@@ -59,19 +62,22 @@ class ThreeFactor(ParamDimVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
+        config: ETraceConfig | None = None,
     ):
         self.modulator = modulator
-        super().__init__(model, name, vjp_method, fast_solve, trace_dtype, chunked_trace)
+        config = ETraceConfig(learning_signal="modulatory") if config is None else config
+        super().__init__(
+            model, name, vjp_method, fast_solve, trace_dtype, chunked_trace, config=config
+        )
 
     def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if kwargs.get("modulator") is None and self.modulator is not None:
             kwargs = {**kwargs, "modulator": self.modulator}
         return super()._extra(kwargs)
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `modulator=` is the signal of the traced weights."""
-        found = self._extra(kwargs)[1].get("modulator")
-        if found is None and self.is_compiled:
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        found = extra.get("modulator")
+        if found is None:
             raise RuntimeError(
                 message(
                     "ThreeFactor is called without a modulator.",
@@ -87,7 +93,6 @@ class ThreeFactor(ParamDimVjpAlgorithm):
                     do="pass a number, an array or such a dict",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def learning_signal(
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
@@ -99,22 +104,24 @@ class ThreeFactor(ParamDimVjpAlgorithm):
             if m is None:
                 return jnp.zeros_like(cotangent)
         m = jnp.asarray(m)
-        shape, full = m.shape[1:], cotangent.shape[1:]
-        if shape == group.varshape:
-            return m[..., None]
-        try:
-            fits = np.broadcast_shapes(shape, full) == full
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                message(
-                    f"a modulator of shape {shape} for the group {group.name}.",
-                    why=f"it has the shape {group.varshape}, {group.num_state} variables per unit",
-                    do="pass a number, an array of that shape, or a dict by the index of the group",
-                )
+        shape, full, units = m.shape[1:], cotangent.shape[1:], group.varshape
+        per_sample = 0 < len(shape) < len(units) and shape == units[: len(shape)]
+        per_unit = 0 < len(shape) < len(units) and shape == units[len(units) - len(shape) :]
+        if not shape or shape == units or (per_sample and not per_unit):
+            return m.reshape((*m.shape, *(1,) * (len(full) - len(shape))))
+        if len(shape) == len(full) and shape[:-1] == units and shape[-1] in (1, full[-1]):
+            return m
+        if per_unit and not per_sample:
+            return m[..., None].reshape((m.shape[0], *(1,) * (len(units) - len(shape)), *shape, 1))
+        raise ValueError(
+            message(
+                f"a modulator of shape {shape} for the group {group.name}.",
+                why=f"its units have the shape {units}, with {group.num_state} variables each"
+                + ("; per sample and per unit look the same" if per_sample else ""),
+                do="pass a number, an array of that shape, one per sample, or a dict of these by "
+                "the index of the group",
             )
-        return m.reshape((m.shape[0], *(1,) * (len(full) - len(shape)), *shape))
+        )
 
 
 class OSTTP(SnAp):
@@ -136,6 +143,7 @@ class OSTTP(SnAp):
 
     __module__ = "braintrace"
     takes = ("y_target",)
+    signals = ("target_projection",)
     windows = _NO_DERIVATIVE
 
     def __init__(
@@ -179,11 +187,14 @@ class OSTTP(SnAp):
                 )
             )
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `y_target=` is what is projected to the groups."""
+    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = super()._unnamed(args, kwargs)
         if self.is_compiled and len(args) == len(self._example[0]) + 1 and "y_target" not in kwargs:
             args, kwargs = args[:-1], {**kwargs, "y_target": args[-1]}
-        if kwargs.get("y_target") is None and self.target_timing == "per-step" and self.is_compiled:
+        return args, kwargs
+
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        if "y_target" not in extra and self.target_timing == "per-step":
             raise ValueError(
                 message(
                     "OSTTP is called without y_target.",
@@ -191,7 +202,6 @@ class OSTTP(SnAp):
                     do="call learner(x, y_target=y), or use target_timing='sequence-end'",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def learning_signal(
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
@@ -203,7 +213,7 @@ class OSTTP(SnAp):
 
 
 def _squares(prediction: Array, target: Array) -> Array:
-    return 0.5 * ((prediction - target) ** 2).sum(-1).mean()
+    return 0.5 * ((prediction - target) ** 2).sum()
 
 
 class DECOLLE(ParamDimVjpAlgorithm):
@@ -219,16 +229,18 @@ class DECOLLE(ParamDimVjpAlgorithm):
         key: seed or key of the read-outs; their entries are normal with variance 1 / units.
         readouts: the matrices (units, n_target), one per group, in place of random ones.
         local_loss: `(prediction, target) -> scalar`; default half the squared error, summed over
-            targets, averaged over samples.
+            targets and samples.
         observe: `state -> values`, from (*varshape, num_state) to (*varshape,); default the first
             state variable.
         name: name of the learner.
         vjp_method: 'single-step'; windows are refused.
         trace_dtype: storage type of the traces.
+        config: other coordinates of the traces, with the signal 'local_loss'.
     """
 
     __module__ = "braintrace"
     takes = ("y_target",)
+    signals = ("local_loss",)
     windows = "each group has a loss of its own"
 
     def __init__(
@@ -242,17 +254,17 @@ class DECOLLE(ParamDimVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
         trace_dtype: Any = None,
+        config: ETraceConfig | None = None,
     ):
         self.n_target, self.key = int(n_target), key_of("key", key)
         self.readouts = None if readouts is None else [jnp.asarray(R) for R in readouts]
         self.local_loss = _squares if local_loss is None else local_loss
         self.observe = (lambda state: state[..., 0]) if observe is None else observe
-        rule = per_weight(trace_type(trace_dtype))
-        super().__init__(model, name, vjp_method, trace_dtype=trace_dtype, rule=rule)
+        config = ETraceConfig(learning_signal="local_loss") if config is None else config
+        super().__init__(model, name, vjp_method, trace_dtype=trace_dtype, config=config)
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or several; `y_target=` is what every group should predict."""
-        if kwargs.get("y_target") is None and self.is_compiled:
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        if "y_target" not in extra:
             raise ValueError(
                 message(
                     "DECOLLE is called without y_target.",
@@ -260,7 +272,6 @@ class DECOLLE(ParamDimVjpAlgorithm):
                     do="call learner(x, y_target=y)",
                 )
             )
-        return super().update(*args, **kwargs)
 
     def readout(self, group: HiddenGroup) -> Array:
         """The fixed read-out of a group, (units, n_target)."""

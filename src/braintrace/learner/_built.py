@@ -1,0 +1,89 @@
+"""From the coordinates of a rule to the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._errors import NotSupportedError, message
+from ..rules import (
+    Feedback,
+    Forward,
+    Kronecker,
+    RankOne,
+    Rule,
+    Whole,
+    factored,
+    leak,
+    paired,
+    per_weight,
+    untraced,
+)
+from ._config import ETraceConfig
+from ._options import key_of
+
+
+def rule_of(
+    config: ETraceConfig,
+    *,
+    key: Any = None,
+    scale: float = 1.0,
+    eps: float = 1e-12,
+    trace_dtype: Any = None,
+    most: float | None = None,
+) -> Rule | Whole:
+    """The rule with these coordinates.
+
+    Args:
+        config: the coordinates.
+        key: of random operands or random signs.
+        scale: of random operands.
+        eps: added to the norms of random products.
+        trace_dtype: storage type of traces.
+        most: largest absolute value of traces.
+    """
+    kind = config.trace_factorization
+    if kind == "random_projection":
+        return RankOne(key_of("projection_key", key), eps)
+    if kind == "kronecker":
+        return Kronecker(key_of("key", key), eps)
+    if kind == "everything":
+        return Forward()
+    if kind == "none":
+        return untraced()
+    if kind == "paired":
+        assert config.alphas is not None
+        return paired(config.decay_x, config.decay_f, *config.alphas, trace_dtype)
+    how: dict[str, Any] = {}
+    if config.learning_signal == "random_feedback":
+        how["feedback"] = Feedback(key_of("random_feedback_key", key), scale)
+    if config.include_recurrent_mixing:
+        how["hears"] = "sealed"
+    if config.is_factorized:
+        return _factored(config, how, trace_dtype)
+    if config.temporal_recursion != "jacobian":
+        how |= {"kept": leak(config.decay), "hears": "apart"}
+    return per_weight(trace_dtype, kappa=config.kappa or 0.0, most=most, **how)
+
+
+def _factored(config: ETraceConfig, how: dict[str, Any], trace_dtype: Any) -> Rule:
+    x, f = config.decay
+    if not config.normalized:  # leaky sums: the leak of the tails is their Jacobian
+        if config.recursion_f == "jacobian":
+            raise NotSupportedError(
+                message(
+                    "leaky sums of tails (normalized=False) with the recursion 'jacobian'.",
+                    why="the Jacobian decays already",
+                    do="use temporal_recursion='scalar_leak', or normalized=True",
+                )
+            )
+        return factored(x, 1.0, trace_dtype, plain=True, kept=leak(f), **{**how, "hears": "apart"})
+    if config.recursion_f == "scalar_leak":
+        return factored(x, f, trace_dtype, kept=leak(1.0), **{**how, "hears": "apart"})
+    return factored(x, f, trace_dtype, **how)
+
+
+def crossings_of(config: ETraceConfig) -> int | None:
+    """How many crossings the traces are followed through; None keeps to paths without any."""
+    if config.trace_factorization not in ("per_param", "io_factorized"):
+        return None
+    return {"diagonal": None, "coupled": 0}.get(config.recurrence_scope, (config.sparse_n or 1) - 1)

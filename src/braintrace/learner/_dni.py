@@ -1,0 +1,120 @@
+"""D-RTRL with a learned guess of what later losses say about the states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..engine import Values
+from ..graph import Graph
+from ..rules import Rule
+from ._config import ETraceConfig
+from ._data import Call
+from ._presets import ParamDimVjpAlgorithm
+from ._synthetic import SyntheticGradient, guessed, no_synthesizer, run_window
+
+
+class DNI(ParamDimVjpAlgorithm):
+    """D-RTRL in windows, with synthetic gradients for the parameters that have no trace.
+
+    What has a trace is credited by later losses when they come. For any other parameter that
+    reaches a state the past is lost; it gets in advance what a `SyntheticGradient` expects later
+    losses to say about the states at the end of the window.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        synthesizer: a `SyntheticGradient`, or attach one after compiling.
+        name: name of the learner.
+        vjp_method: 'multi-step', or 'single-step'.
+        fast_solve: accepted; there is one path.
+        trace_dtype: storage type of the traces.
+        chunked_trace: accepted; there is one path.
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(3, 4), 'dni', jnp.zeros(3))
+        >>> learner.attach_synthesizer(braintrace.SyntheticGradient(learner.group_signal_shapes()))
+        >>> learner(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace"
+    signals = ("bootstrapped",)
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        synthesizer: SyntheticGradient | None = None,
+        name: str | None = None,
+        vjp_method: str = "multi-step",
+        fast_solve: bool = True,
+        trace_dtype: Any = None,
+        chunked_trace: bool = True,
+    ):
+        self.synthesizer = synthesizer
+        config = ETraceConfig(learning_signal="bootstrapped")
+        super().__init__(
+            model, name, vjp_method, fast_solve, trace_dtype, chunked_trace, config=config
+        )
+        assert isinstance(self.rule, Rule)
+        self.rule = replace(self.rule, one_by_one=True, pending=None)
+
+    def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
+        """Use this one from now on."""
+        self.synthesizer = synthesizer
+
+    def group_signal_shapes(self) -> dict[int, tuple[int, ...]]:
+        """What a `SyntheticGradient` for this learner is made with."""
+        return {g.index: (*g.varshape, g.num_state) for g in self.graph.hidden_groups}
+
+    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self.synthesizer is None:
+            return kwargs, {}
+        return kwargs, {"synthesizer": self.synthesizer.param_values()}
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, or one window if an argument is `MultiStepData`."""
+        if self.synthesizer is None and self.is_compiled:
+            raise no_synthesizer()
+        return super().update(*args, **kwargs)
+
+    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
+        assert self.synthesizer is not None
+        plain, synthesizer = super()._run(graph, call, extra, names), self.synthesizer
+        traced = {i for r in graph.relations for v in r.site.leaves.values() for i in v}
+
+        def run(values: Values, traces: list[Any]):
+            outs, last, traces = plain(values, traces)
+            still = replace(
+                values,
+                params=tuple(
+                    lax.stop_gradient(p) if i in traced else p for i, p in enumerate(values.params)
+                ),
+                hidden=lax.stop_gradient(values.hidden),
+            )
+            exits = run_window(graph, still, call)[1].hidden
+            given = jax.tree.unflatten(names, values.extra)["synthesizer"]
+            guess = guessed(graph.groups, synthesizer, given, lax.stop_gradient(exits))
+            return expecting(outs, exits, guess), last, traces
+
+        key = ("dni", id(synthesizer), graph, call.timed, call.length, extra, names)
+        return self.executor.compiled(key, run)
+
+
+def expecting(outs: list[Any], exits: Any, guess: Any) -> list[Any]:
+    """`outs`; whoever differentiates them adds `guess` to the cotangents of `exits`."""
+
+    @jax.custom_vjp
+    def attach(outs, exits, guess):
+        return outs
+
+    attach.defvjp(
+        lambda outs, exits, guess: (outs, guess),
+        lambda guess, ct: (ct, guess, jax.tree.map(jnp.zeros_like, guess)),
+    )
+    return attach(outs, tuple(exits), lax.stop_gradient(guess))
