@@ -96,16 +96,27 @@ def with_operands():
     return operands, dense(net, step_fn, *sequences, feedback=operands)
 
 
+@cache
+def recorded():
+    net, sequences = layers()
+    return dense(net, step_fn, *sequences)
+
+
+def learn(learner, sequences, window=None):
+    run = lambda s: online_grad(learner, step_fn, *s, chunk_size=window)
+    return brainstate.transform.jit(run, compiler_options=QUICK)(sequences)
+
+
 @feedback
 @pytest.mark.parametrize("window", [None, 2])
 def test_random_operands_on_the_way_back(rule, options, window):
     net, sequences = layers()
     method = {} if window is None else {"vjp_method": "multi-step"}
     learner = fed_back(rule, net, **options, **method)
-    found = online_grad(learner, step_fn, *sequences, chunk_size=window)
+    found = learn(learner, sequences, window)
     kind, constants = definition(rule, options)
     assert_equal(found, rule_on(with_operands()[1], kind, window, **constants))
-    own = rule_on(dense(net, step_fn, *sequences), kind, window, **constants)
+    own = rule_on(recorded(), kind, window, **constants)
     assert different(found, own)
     np.testing.assert_allclose(found["out",], own["out",], rtol=1e-9)
 
@@ -162,18 +173,23 @@ def matrix_of(learner, n=N):
     return np.stack([g["w",][0] / f for g in each_output(learner, x, n)])
 
 
+@cache
+def with_matrix():
+    net, sequences = without_readout()
+    return matrix_of(fed_back("rflo", net)), dense(net, step_fn, *sequences)
+
+
 @feedback
 @pytest.mark.parametrize("window", [None, 2])
 def test_square_feedback_without_a_readout(rule, options, window):
     net, sequences = without_readout()
     method = {} if window is None else {"vjp_method": "multi-step"}
     learner = fed_back(rule, net, **options, **method)
-    found = online_grad(learner, step_fn, *sequences, chunk_size=window)
-    B = matrix_of(fed_back("rflo", net))
+    found = learn(learner, sequences, window)
+    B, seen = with_matrix()
     kind, constants = definition(rule, {**options, "group_feedback": [B]})
-    recorded = dense(net, step_fn, *sequences)
-    assert_equal(found, rule_on(recorded, kind, window, **constants))
-    own = rule_on(recorded, kind, window, **{**constants, "group_feedback": None})
+    assert_equal(found, rule_on(seen, kind, window, **constants))
+    own = rule_on(seen, kind, window, **{**constants, "group_feedback": None})
     assert different(found, own)
 
 

@@ -12,7 +12,8 @@ import pytest
 from models import EXACT, OPERATORS, RECURRENT, Draw, T, matmul, net, spike, step_fn
 
 import braintrace as bt
-from braintrace.verify._compare import _window_losses, comparison
+from braintrace.verify import compare
+from braintrace.verify._compare import _window_losses, comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._options import definition
 from braintrace.verify._rules import rule_on
@@ -230,6 +231,68 @@ def test_windows_are_refused_where_the_signal_is_no_derivative(rule):
     with pytest.raises(ValueError) as error:
         learner_of("alif", rule, vjp_method="multi-step")
     assert "why:" in str(error.value) and "do:" in str(error.value)
+
+
+# --------------------------------------------------------------------------- synthetic gradients
+
+
+def with_synthesizer(name, scale=0.5, **options):
+    c = case(name)
+    learner = bt.DNI(c.model, **options)
+    learner.compile_graph(c.x0)
+    guess = bt.SyntheticGradient(learner.group_signal_shapes(), scale=scale, seed=1)
+    learner.attach_synthesizer(guess)
+
+    def synthesizer(groups):
+        found = guess.apply(guess.param_values(), dict(enumerate(groups)))
+        return [found[i] for i in range(len(groups))]
+
+    return learner, synthesizer
+
+
+@pytest.mark.parametrize("name", ["gru", "plain_recurrent_weight"])  # weights without a trace
+@pytest.mark.parametrize("chunk", [1, 3, T])
+def test_dni_in_windows(name, chunk):
+    learner, synthesizer = with_synthesizer(name)
+    run = lambda s: online_grad(learner, step_fn, *s, chunk_size=chunk)
+    found = brainstate.transform.jit(run, compiler_options=QUICK)(case(name).sequences)
+    assert_equal(found, rule_on(seen(name), "dni", chunk, synthesizer=synthesizer))
+    assert different(found, rule_on(seen(name), "d_rtrl", chunk))
+
+
+def test_dni_without_a_guess_is_d_rtrl():
+    learner, _ = with_synthesizer("gru", scale=0.0)
+    found = online_grad(learner, step_fn, *case("gru").sequences, chunk_size=2)
+    assert_equal(found, rule_on(seen("gru"), "d_rtrl", 2))
+
+
+def test_dni_in_single_steps_is_d_rtrl():
+    learner, _ = with_synthesizer("gru", vjp_method="single-step")
+    found = online_grad(learner, step_fn, *case("gru").sequences)
+    assert_equal(found, rule_on(seen("gru"), "d_rtrl"))
+
+
+# -------------------------------------------------------------------------------------- compare
+
+
+# Whether the feedback of rflo is random is not seen from outside.
+SEEN = [r for r in RULES if RULES[r].called_with is None and RULES[r].name != "rflo"]
+
+
+@pytest.mark.parametrize("rule", SEEN)
+def test_compare_knows_the_rule(rule):
+    learner = learner_of("leaky", rule)
+    found = compare(learner, step_fn, *case("leaky").sequences, against="reference")
+    assert found.max_error <= TIGHT
+
+
+def test_compare_says_what_it_cannot_know():
+    signals = learner_of("hidden_group_state", "three_factor")
+    random = bt.EProp(case("alif").model, feedback="random", random_feedback_key=0)
+    random.compile_graph(case("alif").x0)
+    for learner, name in ((signals, "hidden_group_state"), (random, "alif")):
+        with pytest.raises(ValueError, match="reference_grad"):
+            compare(learner, step_fn, *case(name).sequences, against="reference")
 
 
 # ------------------------------------------------------------------------ the battery of all rules

@@ -106,6 +106,24 @@ def definition(rule: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]
     return rule, chosen
 
 
+def options_of(learner: Any, rule: str) -> dict[str, Any]:
+    """The options of a learner as its reference takes them."""
+    known = _OPTIONS[rule]
+    if "decay_or_rank" in known:
+        return {"decay_or_rank": (learner.decay_x, learner.decay_f)}
+    drawn = rule == "rflo" or getattr(learner, "feedback", "symmetric") == "random"
+    given = {"modulator", "y_target", "synthesizer"} & set(known)
+    if drawn or given:
+        raise ValueError(
+            message(
+                f"the reference of {rule} needs more than the learner.",
+                why="it has random feedback" if drawn else f"it is called with {min(given)}",
+                do="call reference_grad with these as options",
+            )
+        )
+    return {k: getattr(learner, k) for k in known if k not in _FEEDBACK}
+
+
 def count(name: str, value: Any, why: str) -> int:
     """A positive integer."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:

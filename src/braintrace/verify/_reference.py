@@ -43,7 +43,7 @@ def reference_grad(
             a sequence: `y_target` of osttp and decolle, `modulator` of three_factor (an array, or
             a dict of them by group number). What it draws at random is given: `feedback` of eprop
             and rflo, by weight path or operator number the operand of the reverse pass;
-            `group_feedback`, a list of one matrix (or None) per group; `readouts` of decolle.
+            `group_feedback`, a list of one matrix per group; `readouts` of decolle.
             `synthesizer` of dni takes and returns a list of (*varshape, states), one per group.
 
     Returns:

@@ -18,7 +18,7 @@ from .._errors import message
 from ._dense import Dense
 from ._observe import DenseStep
 from ._structure import Structure
-from ._together import group_of, homes, made_of
+from ._together import made_of
 from ._traces import reverse
 
 Signal = Callable[[int, DenseStep], np.ndarray]
@@ -42,34 +42,20 @@ class Signalled:
 
 class FedBack(Signalled):
     """Square random feedback: what the loss says at the states of a group is normalised and mixed
-    by a matrix; `matrices` has one per group, or None where a group keeps its signal."""
+    by a matrix, one per group."""
 
     def __init__(self, seen: Dense, memory: Any, matrices: Sequence[Any]):
-        self.seen, self.matrices = seen, matrices
-        step = seen.structure
-        mixed = {k for k, g in enumerate(group_of(step)) if matrices[g] is not None}
-        live = homes(step)
-        if any(mixed & home and not home <= mixed for home in live):
-            raise ValueError(
-                message(
-                    "a trace lives on a group with a feedback matrix and on one without.",
-                    why="which signal its weight gets is not defined",
-                    do="give a matrix for both groups, or for none of them",
-                )
-            )
-        weights = [o for o, home in zip(step.traced, live, strict=True) if home <= mixed]
-        super().__init__(memory, made_of(step, weights), lambda t, s: self.mix(s.l_set))
+        self.structure, self.matrices = seen.structure, matrices
+        mask = made_of(seen.structure, seen.structure.traced)
+        super().__init__(memory, mask, lambda t, s: self.mix(s.l_set))
 
     def mix(self, signal: np.ndarray) -> np.ndarray:
         def mixed(part: Any, matrix: Any) -> Any:
-            if matrix is None:
-                return part
             size = jnp.linalg.norm(part, axis=-2, keepdims=True)  # over the units of the last axis
             return jnp.einsum("...nk,nm->...mk", part / (size + 1e-8), jnp.asarray(matrix))
 
-        step = self.seen.structure
-        pairs = zip(states(step, signal), self.matrices, strict=True)
-        return vector_of(step, [mixed(part, B) for part, B in pairs])
+        pairs = zip(states(self.structure, signal), self.matrices, strict=True)
+        return vector_of(self.structure, [mixed(part, B) for part, B in pairs])
 
     def window(self, steps: Sequence[DenseStep]) -> np.ndarray:
         G, lam, _ = reverse(steps)
