@@ -191,6 +191,7 @@ FURTHER = ["gru", "conv", "learnable_decay", "sparse_batched", "operators_inside
 FURTHER += ["loss_reads_before_reset", "delay_line"]
 OWN_TRACES = ["eprop", "otpe", "otpe approx", "stllr"]
 SINGLE = [(m, r) for m in CORE for r in RULES] + [(m, r) for m in FURTHER for r in OWN_TRACES]
+SINGLE += [("operators_inside_bodies", "otpe clipped"), ("conv", "otpe clipped")]
 
 
 @pytest.mark.parametrize("name, rule", SINGLE)

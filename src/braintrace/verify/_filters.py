@@ -34,7 +34,7 @@ class Filtered(PerWeight):
 
 class Leaky(NoTrace):
     """OTPE: `leak` in place of D. E has the axes (y, states, parameters), one array per operator:
-    a trace is clipped element by element."""
+    a trace is clipped element by element. The copies of an operator in a body share theirs."""
 
     def __init__(self, seen: Dense, leak: float, clip: float | None = None):
         first, step = seen.steps[0], seen.structure
@@ -51,19 +51,21 @@ class Leaky(NoTrace):
                 )
             )
         self.leak, self.clip = leak, np.inf if clip is None else clip
-        self.E = [np.zeros((f.shape[1], *first.B.shape)) for f in first.f]
+        self.origins = [step.origin[o.equation] for o in step.traced]
+        shapes = {o: f.shape[1] for o, f in zip(self.origins, first.f, strict=True)}
+        self.E = {o: np.zeros((n, *first.B.shape)) for o, n in shapes.items()}
 
     def recall(self, lam: np.ndarray) -> Any:
-        return sum(lam @ E.sum(0) for E in self.E)
+        return sum(lam @ E.sum(0) for E in self.E.values())
 
     def step(self, s: DenseStep) -> np.ndarray:
         return s.g + self.recall(self.leak * s.l_set + s.mu)
 
     def advance(self, s: DenseStep) -> None:
-        self.E = [
-            np.clip(self.leak * E + f.T[:, :, None] * Y[:, None, :], -self.clip, self.clip)
-            for E, f, Y in zip(self.E, s.f, s.Y, strict=False)
-        ]
+        self.E = {o: self.leak * E for o, E in self.E.items()}
+        for o, f, Y in zip(self.origins, s.f, s.Y, strict=False):
+            self.E[o] = self.E[o] + f.T[:, :, None] * Y[:, None, :]
+        self.E = {o: np.clip(E, -self.clip, self.clip) for o, E in self.E.items()}
 
 
 class LeakyFactored(NoTrace):

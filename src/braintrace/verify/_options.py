@@ -145,5 +145,4 @@ def _decays(value: Any) -> tuple[float, float]:
 
 
 def _half_square(found: Any, target: Any) -> Any:
-    """Summed over targets, averaged over samples."""
-    return 0.5 * jnp.mean(jnp.sum((found - target) ** 2, -1))
+    return 0.5 * jnp.sum((found - target) ** 2)
