@@ -1,7 +1,12 @@
-"""Every test runs in float64."""
+"""Every test runs in float64. Programs run once or twice, so compiling them must be quick."""
 
-import brainstate
-import jax
+import os
+
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
+
+import brainstate  # noqa: E402
+import jax  # noqa: E402
 
 brainstate.environ.set(precision=64)
 jax.config.update("jax_enable_x64", True)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._errors import NotSupportedError, message
 from ..graph import HiddenParamOpRelation as Relation
 from ._kept import at_filtered, filtered
 from ._linear import later, mix, moved, onward, space, tail, times, turned
@@ -61,6 +62,17 @@ def per_weight(
 
     def init(r: Relation, weights: Grads) -> Grads:
         dtypes = dtypes_of(r, weights)
+        if most is not None and any(
+            jnp.issubdtype(d, jnp.complexfloating) for d in dtypes.values()
+        ):
+            raise NotSupportedError(
+                message(
+                    "a bound for the trace of a complex weight.",
+                    where=r.site.equation.where(),
+                    why="complex numbers have no order",
+                    do="leave out trace_clip_abs, or keep real and imaginary parts as two weights",
+                )
+            )
         return {
             k: stored(
                 jnp.zeros(
