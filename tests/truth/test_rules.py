@@ -188,9 +188,10 @@ def different(found, truth):
 
 CORE = ["alif", "lstm", "stacked_layers", "hidden_group_state"]
 FURTHER = ["gru", "conv", "learnable_decay", "sparse_batched", "operators_inside_bodies"]
-FURTHER += ["loss_reads_before_reset", "delay_line"]
+FURTHER += ["loss_reads_before_reset", "delay_line", "weight_also_used_plainly"]
 OWN_TRACES = ["eprop", "otpe", "otpe approx", "stllr"]
 SINGLE = [(m, r) for m in CORE for r in RULES] + [(m, r) for m in FURTHER for r in OWN_TRACES]
+SINGLE += [("weight_also_used_plainly", "three_factor")]
 SINGLE += [("operators_inside_bodies", "otpe clipped"), ("conv", "otpe clipped")]
 
 
@@ -267,10 +268,11 @@ def test_dni_without_a_guess_is_d_rtrl():
     assert_equal(found, rule_on(seen("gru"), "d_rtrl", 2))
 
 
-def test_dni_in_single_steps_is_d_rtrl():
-    learner, _ = with_synthesizer("gru", vjp_method="single-step")
+def test_dni_in_single_steps():
+    learner, synthesizer = with_synthesizer("gru", vjp_method="single-step")
     found = online_grad(learner, step_fn, *case("gru").sequences)
-    assert_equal(found, rule_on(seen("gru"), "d_rtrl"))
+    assert_equal(found, rule_on(seen("gru"), "dni", synthesizer=synthesizer))
+    assert different(found, rule_on(seen("gru"), "d_rtrl"))
 
 
 # -------------------------------------------------------------------------------------- compare

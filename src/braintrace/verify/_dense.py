@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import brainstate
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import dotted, message
-from ._observe import DenseStep, Feedback, elements, observe
+from ._bound import Bound, Feedback
+from ._observe import DenseStep, at_exits, elements, observe
 from ._sequence import Path, StepFn, at, unvector, vector
 from ._structure import Structure
 from ._together import readers, together
@@ -24,6 +26,8 @@ class Dense:
 
     structure: Structure
     steps: tuple[DenseStep, ...]
+    at_exits: Callable[[tuple[frozenset[int], ...]], list[tuple[np.ndarray, np.ndarray]]]
+    """Per step dL/dh' and dL/dh beside it for other sets of states, nothing cut."""
 
     @property
     def groups(self) -> tuple[tuple[Path, ...], ...]:
@@ -66,15 +70,23 @@ def dense(
     path of the weight or the operator's number in the step.
     """
     step = Structure.of(model, step_fn, at(sequences, 0))
-    sets, back = together(step), _resolved(step, feedback or {})
-    one = jax.jit(lambda *a: observe(step, sets, back, *a))
+    sets, bound = together(step), Bound(step, _resolved(step, feedback or {}))
+    one = jax.jit(lambda *a: observe(step, sets, bound, *a))
     h, others = vector([s.value for s in step.hidden]), [s.value for s in step.others]
     length = len(jax.tree.leaves(sequences)[0])
-    steps = []
+    steps, starts = [], []
     for t in range(length):
-        found, h, others = one(h, others, jax.tree.leaves(at(sequences, t)))
+        starts.append((h, others, jax.tree.leaves(at(sequences, t))))
+        found, h, others = one(*starts[-1])
         steps.append(jax.tree.map(np.asarray, found))
-    return Dense(step, tuple(DenseStep(**s) for s in steps))
+
+    @cache
+    def exits(sets: tuple[frozenset[int], ...]) -> list[Any]:
+        uncut = [()] * len(sets)
+        found = jax.jit(lambda *a: at_exits(step, sets, uncut, bound, *a))
+        return [jax.tree.map(np.asarray, found(*start)) for start in starts]
+
+    return Dense(step, tuple(DenseStep(**s) for s in steps), exits)
 
 
 def _resolved(step: Structure, feedback: Mapping[Any, Any]) -> Feedback:

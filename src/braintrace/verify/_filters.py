@@ -118,6 +118,9 @@ class Synthetic(PerWeight):
         self.future = future
         self.traced = made_of(seen.structure, seen.structure.traced)
 
+    def step(self, s: DenseStep) -> np.ndarray:
+        return s.g + np.where(self.traced, self.recall(s.lam), self.future(s.h) @ s.B)
+
     def window(self, steps: Sequence[DenseStep]) -> np.ndarray:
         G, lam, S = reverse(steps)
         return G + np.where(self.traced, self.recall(lam), self.future(steps[-1].h) @ S)

@@ -8,7 +8,7 @@ what mixes, are held constant. Letters as in `_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Equation, Var, bind, bind_forward, evaluate
+from .._jaxpr import Equation, Var, bind, evaluate
+from ._bound import Bound
 from ._sequence import unvector, vector
 from ._structure import Structure
 from ._together import group_of
 
 Array = jax.Array
-Feedback = Mapping[Equation, Mapping[int, Any]]
-"""Per operator and operand what stands in its place in the derivative by the operator's input."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,7 +35,6 @@ class DenseStep:
     `A` = dh'/dh, `B` = dh'/dθ, `F` = dh'/dy exact; `D` = dh'/dh along the paths D-RTRL keeps;
     `f` = dh'/dy along the same paths; `Y` = dy/dθ with the operators' inputs held constant;
     `lam` = dL/dh with recurrent entries cut; `rest` = dL/dθ but for the traced operators' operands;
-    `l_exit` = dL/dh' where every stored value is an input of its own, `bypass` = dL/dh beside them;
     `l_set` = dL/dh' of a state where it and those it is together with are inputs of their own, and
     `mu` = `lam` beside these; `h` = h' itself.
     """
@@ -52,8 +50,6 @@ class DenseStep:
     Y: tuple[np.ndarray, ...]
     lam: np.ndarray
     rest: np.ndarray
-    l_exit: np.ndarray
-    bypass: np.ndarray
     l_set: np.ndarray
     mu: np.ndarray
     h: np.ndarray
@@ -101,7 +97,7 @@ def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=No
 def observe(
     step: Structure,
     sets: Sequence[frozenset[int]],
-    feedback: Feedback,
+    bound: Bound,
     h: Array,
     others: list[Any],
     args: list[Any],
@@ -109,65 +105,25 @@ def observe(
     """All derivatives of one step, the next states; `sets` are those of `together`."""
     theta = vector([s.value for s in step.params])
     taps = [jnp.zeros(o.y.size * (2 if o.y.is_complex else 1)) for o in step.steady]
-    n = len(step.traced)
-    operators = {o.equation: o for o in step.operators}
-    trained = {o.equation: o.trained for o in step.traced}
-    # A `while` has no reverse mode.
-    bound, jacobian = (bind_forward, jax.jacfwd) if step.loops else (bind, jax.jacrev)
+    n, jacobian = len(step.traced), bound.jacobian
 
-    def plain(eqn, values):
-        if eqn not in feedback:
-            return bound(eqn, values)
-        x = operators[eqn].x_at
-        ahead = bound(eqn, [lax.stop_gradient(v) if i == x else v for i, v in enumerate(values)])
-        other = [feedback[eqn].get(i, v) for i, v in enumerate(values)]
-        back = bound(eqn, [v if i == x else lax.stop_gradient(v) for i, v in enumerate(other)])
-        return [a + b - lax.stop_gradient(b) for a, b in zip(ahead, back, strict=True)]
+    def run(theta=theta, h=h, taps=taps, apply=bound.plain):
+        return run_step(step, theta, h, taps, others, args, apply)
 
-    def run(theta=theta, h=h, taps=taps, apply=plain, exits=None, sealed=None):
-        return run_step(step, theta, h, taps, others, args, apply, exits, sealed)
-
-    def still(eqn, values, places):
-        return plain(
-            eqn, [lax.stop_gradient(v) if i in places else v for i, v in enumerate(values)]
-        )
-
-    def kept(eqn, values):
-        if eqn in operators:
-            return lax.stop_gradient(plain(eqn, values))
-        return still(eqn, values, [i for i in range(len(values)) if (eqn, i) in step.held])
-
-    def without_input(equations):
-        return lambda eqn, values: still(
-            eqn, values, [operators[eqn].x_at] if eqn in equations else []
-        )
-
-    def without_operands(eqn, values):
-        return still(eqn, values, trained.get(eqn, ()))
-
+    without_inputs = bound.without_input([o.equation for o in step.operators])
     _, new, next_others, _ = run()
     g, l, ct = jacobian(lambda *a: run(*a)[0], (0, 1, 2))(theta, h, taps)
     B, A, F = jacobian(lambda *a: run(*a)[1], (0, 1, 2))(theta, h, taps)
-    D, f = jacobian(lambda h, taps: run(theta, h, taps, kept)[1], (0, 1))(h, taps[:n])
-    Y = jacobian(lambda v: run(v, apply=without_input(operators))[3])(theta) if taps else []
-    rest = jacobian(lambda v: run(v, apply=without_operands)[0])(theta)
-    none = jnp.zeros_like(h)
-    bypass, l_exit = jacobian(lambda h, v: run(h=h, exits=v)[0], (0, 1))(h, none)
+    D, f = jacobian(lambda h, taps: run(theta, h, taps, bound.kept)[1], (0, 1))(h, taps[:n])
+    Y = jacobian(lambda v: run(v, apply=without_inputs)[3])(theta) if taps else []
+    rest = jacobian(lambda v: run(v, apply=bound.without_operands)[0])(theta)
 
     element = elements([s.entry for s in step.hidden])
-    leaf = step.leaf_of()[element]
-    group = group_of(step)
-    lam = l_set = mu = none
+    group, lam = group_of(step), jnp.zeros_like(h)
     for i, equations in enumerate(step.cut):
-        cut = jacobian(lambda v, e=equations: run(h=v, apply=without_input(e))[0])(h)
-        lam = jnp.where(group[leaf] == i, cut, lam)
-    for k, sealed in enumerate(sets):
-        apart = lambda h, exits, apply=plain, s=sealed: run(
-            h=h, apply=apply, exits=exits, sealed=s
-        )[0]
-        beside = lambda h, apart=apart, e=step.cut[group[k]]: apart(h, none, without_input(e))
-        l_set = jnp.where(leaf == k, jacobian(apart, 1)(h, none), l_set)
-        mu = jnp.where(leaf == k, jacobian(beside)(h), mu)
+        cut = jacobian(lambda v, e=equations: run(h=v, apply=bound.without_input(e))[0])(h)
+        lam = jnp.where(group[step.leaf_of()[element]] == i, cut, lam)
+    l_set, mu = at_exits(step, sets, [step.cut[i] for i in group], bound, h, others, args)
     D = jnp.where(step.kept[np.ix_(element, element)], D, 0)
     found = dict(
         g=g,
@@ -181,13 +137,36 @@ def observe(
         Y=tuple(Y),
         lam=lam,
         rest=rest,
-        l_exit=l_exit,
-        bypass=bypass,
         l_set=l_set,
         mu=mu,
         h=new,
     )
     return found, new, next_others
+
+
+def at_exits(
+    step: Structure,
+    sets: Sequence[frozenset[int]],
+    cut: Sequence[Collection[Equation]],
+    bound: Bound,
+    h: Array,
+    others: list[Any],
+    args: list[Any],
+) -> tuple[Array, Array]:
+    """Per state dL/dh' where the states of its set are inputs of their own, and dL/dh beside them
+    with the inputs of the operators in `cut` held constant."""
+    theta = vector([s.value for s in step.params])
+    leaf = step.leaf_of()[elements([s.entry for s in step.hidden])]
+    l = mu = none = jnp.zeros_like(h)
+    for k, (sealed, equations) in enumerate(zip(sets, cut, strict=True)):
+
+        def loss(h, exits, apply=bound.plain, sealed=sealed):
+            return run_step(step, theta, h, [], others, args, apply, exits, sealed)[0]
+
+        beside = lambda v, loss=loss, e=equations: loss(v, none, bound.without_input(e))
+        l = jnp.where(leaf == k, bound.jacobian(loss, 1)(h, none), l)
+        mu = jnp.where(leaf == k, bound.jacobian(beside)(h), mu)
+    return l, mu
 
 
 def elements(entries: Sequence[Var]) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 Per step (see `_observe`): exact loss gradients g = dL/dθ, l = dL/dh, ct = dL/dy; exact A = dh'/dh,
 B = dh'/dθ, F = dh'/dy; kept D, f = dh'/dy; Y = dy/dθ at fixed input; lam = dL/dh with recurrent
-entries cut; l_exit = dL/dh' and bypass = dL/dh, stored values and entries being separate inputs;
-l_set and mu the same where only states that share a trace are, mu with recurrent entries cut.
+entries cut; l_set = dL/dh' and mu = dL/dh, states that share a trace and entries being separate
+inputs, in mu recurrent entries cut (not for snap, whose slots decide what shares a trace).
 
     window       G = Σ g + l S,  λ = Σ l J     with S' = A S + B from 0, J' = A J from 1
     d_rtrl       E' = D E + Σ_op f Y           single step  g + lam E,  window  G + λ E
@@ -14,7 +14,7 @@ l_set and mu the same where only states that share a trace are, mu with recurren
     rtrl         E' = A E + B                  single step  g + l E,  window  G + λ E
     kf_rtrl      E' = A E + Σ_op F Y           the same (the mean of KF-RTRL)
     snap         E_y' = m_y (A E_y + F_y ⊗ Y_y)    for every element y of an operator's output
-                 single step  g + Σ_y l_exit m_y A E_y + bypass Σ_y E_y
+                 single step  g + Σ_y l_set m_y A E_y + mu Σ_y E_y
                  window       G + λ Σ_y E_y
     eprop        E of d_rtrl, Ē' = κ Ē + E'    single step  g + lam E + κ l_set Ē,  window  G + λ Ē
     otpe         E' = a E + Σ_op f Y           single step  g + (a l_set + mu) E,  window  G + λ E
@@ -23,8 +23,8 @@ l_set and mu the same where only states that share a trace are, mu with recurren
     ottt         pp_prop, a_f = 0
     stllr        X' = a X + Y', e' = b e + f
                  single step  rest + Σ_op pre ct X' + post b (l_set e) Y
-    dni          d_rtrl; in a window, of a weight without a trace  G + M(h') S
-    a signal c   of three_factor, osttp, decolle:  c E' for a weight with a trace, else g
+    dni          d_rtrl; of a weight without a trace g + M(h') B, window  G + M(h') S
+    a signal c   of three_factor, osttp, decolle, square feedback:  rest + c E'
 
 where a prime marks the value after the step, E, X, e are zero before the first step, t counts
 steps, and m_y is the pattern of states that y reaches (`Structure.slots`). `rest` is g without what
@@ -43,7 +43,6 @@ from ._dense import Dense
 from ._filters import Filtered, Leaky, LeakyFactored, PreAndPost, Synthetic
 from ._sequence import Grads
 from ._signals import FedBack, Signalled, local, modulated, projected, states, vector_of
-from ._together import made_of
 from ._traces import Everything, Factored, NoTrace, OfOperators, PerWeight, Slots
 
 
@@ -91,24 +90,20 @@ def _stllr(seen: Dense, **options: float) -> Any:
 
 
 def _three_factor(seen: Dense, modulator: Any) -> Any:
-    return Signalled(PerWeight(seen), _traced(seen), modulated(seen, modulator))
+    return Signalled(PerWeight(seen), modulated(seen, modulator))
 
 
 def _osttp(seen: Dense, B_list: Any, y_target: Any) -> Any:
-    return Signalled(Slots(seen, 1), _traced(seen), projected(seen, B_list, y_target))
+    return Signalled(Slots(seen, 1), projected(seen, B_list, y_target))
 
 
 def _decolle(seen: Dense, **options: Any) -> Any:
-    return Signalled(PerWeight(seen), _traced(seen), local(seen, **options))
+    return Signalled(PerWeight(seen), local(seen, **options))
 
 
 def _dni(seen: Dense, synthesizer: Callable[[list[Any]], list[Any]]) -> Any:
     step = seen.structure
     return Synthetic(seen, lambda h: vector_of(step, synthesizer(states(step, h))))
-
-
-def _traced(seen: Dense) -> np.ndarray:
-    return made_of(seen.structure, seen.structure.traced)
 
 
 RULES: dict[str, Callable[..., Any]] = {

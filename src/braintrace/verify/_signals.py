@@ -1,7 +1,7 @@
 """Learning signals that are no derivatives of the loss, at the states of the groups.
 
-A signal is a vector over all states. `Signalled` is a rule in which it meets the trace: for chosen
-weights it replaces everything the loss says about them.
+A signal is a vector over all states. `Signalled` is a rule in which it meets the trace: it replaces
+everything the loss says through traced operators.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from .._errors import message
 from ._dense import Dense
 from ._observe import DenseStep
 from ._structure import Structure
-from ._together import made_of
 from ._traces import reverse
 
 Signal = Callable[[int, DenseStep], np.ndarray]
 
 
 class Signalled:
-    """`signal(t, step)` meets the trace of `memory` after the step, for the weights in `mask`."""
+    """`signal(t, step)` meets the trace of `memory` after the step."""
 
-    def __init__(self, memory: Any, mask: np.ndarray, signal: Signal):
-        self.memory, self.mask, self.signal, self.t = memory, mask, signal, 0
+    def __init__(self, memory: Any, signal: Signal):
+        self.memory, self.signal, self.t = memory, signal, 0
 
     def step(self, s: DenseStep) -> np.ndarray:
         later = copy.copy(self.memory)
         later.advance(s)
-        return np.where(self.mask, later.recall(self.signal(self.t, s)), self.memory.step(s))
+        return s.rest + later.recall(self.signal(self.t, s))
 
     def advance(self, s: DenseStep) -> None:
         self.memory.advance(s)
@@ -46,8 +45,7 @@ class FedBack(Signalled):
 
     def __init__(self, seen: Dense, memory: Any, matrices: Sequence[Any]):
         self.structure, self.matrices = seen.structure, matrices
-        mask = made_of(seen.structure, seen.structure.traced)
-        super().__init__(memory, mask, lambda t, s: self.mix(s.l_set))
+        super().__init__(memory, lambda t, s: self.mix(s.l_set))
 
     def mix(self, signal: np.ndarray) -> np.ndarray:
         def mixed(part: Any, matrix: Any) -> Any:

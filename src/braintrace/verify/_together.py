@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,21 +11,29 @@ from ._operators import Operator, reach
 from ._structure import Structure, closed
 
 
-def homes(step: Structure) -> list[frozenset[int]]:
-    """Per traced operator the hidden slots that its trace lives on: those its output reaches along
-    kept paths, now or at later steps. The copies of an operator in a body are one operator."""
-    leaf = step.leaf_of()
-    found: dict[Equation, set[int]] = {}
-    for o in step.traced:
-        reached = closed(step.kept, step.reads([o.y])).any(1)
-        found.setdefault(step.origin[o.equation], set()).update(leaf[reached].tolist())
-    return [frozenset(found[step.origin[o.equation]]) for o in step.traced]
+def together(step: Structure) -> tuple[frozenset[int], ...]:
+    """Per hidden slot those that some operator's trace lives on as well, itself included.
+
+    The trace lives on what the operator's output reaches along kept paths, now or later.
+    """
+    reached = [closed(step.kept, step.reads([o.y])) for o in step.traced]
+    return together_on(step, step.traced, reached)
 
 
-def together(step: Structure) -> list[frozenset[int]]:
-    """Per hidden slot those that some operator's trace lives on as well, itself included."""
-    found, n = homes(step), len(step.hidden)
-    return [frozenset({k}.union(*(s for s in found if k in s))) for k in range(n)]
+def together_on(
+    step: Structure, operators: Sequence[Operator], reached: Sequence[np.ndarray]
+) -> tuple[frozenset[int], ...]:
+    """The same where the traces of the operators live on the states reached, (states, y).
+
+    The copies of an operator in a body are one operator.
+    """
+    leaf, homes = step.leaf_of(), dict[Equation, set[int]]()
+    for o, found in zip(operators, reached, strict=True):
+        homes.setdefault(step.origin[o.equation], set()).update(leaf[found.any(1)].tolist())
+    return tuple(
+        frozenset({k}.union(*(s for s in homes.values() if k in s)))
+        for k in range(len(step.hidden))
+    )
 
 
 def made_of(step: Structure, operators: Iterable[Operator]) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ._dense import Dense
 from ._observe import DenseStep
+from ._together import together_on
 
 
 def reverse(steps: Sequence[DenseStep]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,19 +90,22 @@ class Slots(NoTrace):
     """SnAp. E has the axes (y, states, parameters), one array per operator."""
 
     def __init__(self, seen: Dense, n: int):
-        self.masks = [m.T[:, :, None] for m in seen.slots(n)]
+        step, slots = seen.structure, seen.slots(n)
+        self.masks = [m.T[:, :, None] for m in slots]
         self.E = [np.zeros((len(m), *seen.steps[0].B.shape)) for m in self.masks]
+        self.exits = seen.at_exits(together_on(step, step.steady, step.slots(n)))
+        self.t = 0
 
     def recall(self, lam: np.ndarray) -> Any:
         return sum(lam @ E.sum(0) for E in self.E)
 
     def step(self, s: DenseStep) -> np.ndarray:
-        stored = sum(
-            s.l_exit @ (m * (s.A @ E)).sum(0) for m, E in zip(self.masks, self.E, strict=True)
-        )
-        return s.g + stored + self.recall(s.bypass)
+        l, mu = self.exits[self.t]
+        pairs = zip(self.masks, self.E, strict=True)
+        return s.g + sum(l @ (m * (s.A @ E)).sum(0) for m, E in pairs) + self.recall(mu)
 
     def advance(self, s: DenseStep) -> None:
+        self.t += 1
         self.E = [
             m * (s.A @ E + F.T[:, :, None] * Y[:, None, :])
             for m, E, F, Y in zip(self.masks, self.E, s.F, s.Y, strict=True)
