@@ -117,8 +117,9 @@ def kronecker_advance(
         key = jax.random.fold_in(jax.random.fold_in(rule.key, r.index), t["draws"])
         c = jax.random.rademacher(key, lead, y.dtype)
         e = rule.eps
-        old = [t["one"], *([t["u"]] if x else [])]
-        now = [one, *x.values()]
+        old, now = ([t["u"]], [x["u"]]) if x else ([], [])
+        if not x or r.operator.constant_keys & set(r.keys):  # a bias has the input 1
+            old, now = [t["one"], *old], [one, *now]
         r0 = jnp.sqrt((size(moved, 1) + e) / (size(old, 0) + e))
         r1 = jnp.sqrt((size(new, 1) + e) / (size(now, 0) + e))
         mix = lambda a, b, f, g, at: _along(f, a, at) * a + _along(g, b, at) * b

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import brainstate
@@ -176,40 +177,18 @@ def train_synthetic_gradient(
     synthesizer, loss_of = learner.synthesizer, _squares if loss_fn is None else loss_fn
     theta = synthesizer.param_values()
     own = None if optimizer is None else optimizer.init(theta)
-    groups = learner.graph.hidden_groups
-
-    def one_window(theta, values: Values, info, call):
-        graph = learner.graph.analysis
-
-        def later(hidden):
-            outs, last = run_window(graph, replace(values, hidden=hidden), call)
-            guess = guessed(groups, synthesizer, theta, lax.stop_gradient(last.hidden))
-            ahead = sum(
-                (
-                    jnp.sum(lax.stop_gradient(g) * h)
-                    for g, h in zip(guess, last.hidden, strict=True)
-                ),
-                jnp.zeros(()),
-            )
-            return loss_of(jax.tree.unflatten(info.out_tree, outs)) + ahead, last
-
-        target, last = jax.grad(later, has_aux=True)(tuple(values.hidden))
-        return last, lax.stop_gradient(target)
-
-    def error(theta, hidden, target):
-        guess = guessed(groups, synthesizer, theta, hidden)
-        pairs = zip(guess, target, strict=True)
-        return sum((jnp.mean((g - t) ** 2) for g, t in pairs), jnp.zeros(()))
 
     @jax.jit
     def learn(theta, own, hidden, target):
-        loss, grads = jax.value_and_grad(error)(theta, hidden, target)
+        loss, grads = jax.value_and_grad(_error)(
+            theta, synthesizer, learner.graph.hidden_groups, hidden, target
+        )
         change = jax.tree.map(lambda g: -lr * g, grads)
         if optimizer is not None:
             change, own = optimizer.update(grads, own, theta)
         return jax.tree.map(lambda p, c: p + c, theta, change), own, loss
 
-    compiled: dict[Any, Any] = {}
+    compiled: dict[Graph, Any] = {}
     out = []
     for _ in range(epochs):
         if reset:
@@ -220,21 +199,12 @@ def train_synthetic_gradient(
             piece = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
             call = unwrap((tuple(MultiStepData(a) for a in piece), {}))
             info, graph = learner.executor.trace(*call.step[0])
-            values = Values(
-                info.consts,
-                call.leaves,
-                info.leaves("params"),
-                info.leaves("hidden"),
-                info.leaves("others"),
-            )
             if graph not in compiled:
-                compiled[graph] = jax.jit(
-                    lambda theta, values, info=info, call=call: one_window(
-                        theta, values, info, call
-                    )
-                )
-            last, target = compiled[graph](theta, values)
-            theta, own, loss = learn(theta, own, values.hidden, target)
+                loss_at = lambda outs, tree=info.out_tree: loss_of(jax.tree.unflatten(tree, outs))
+                compiled[graph] = jax.jit(partial(_target, graph, call, synthesizer, loss_at))
+            states = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
+            last, target = compiled[graph](theta, Values(info.consts, call.leaves, *states))
+            theta, own, loss = learn(theta, own, states[1], target)
             losses.append(loss)
             info.write("hidden", last.hidden)
             info.write("others", last.others)
@@ -246,3 +216,21 @@ def train_synthetic_gradient(
         for k, state in of.items():
             state.value = theta[name][k]
     return out
+
+
+def _target(graph, call, synthesizer, loss_at, theta, values) -> tuple[Values, Any]:
+    """The values after a window, and what its loss and the guess at its end say about its entry."""
+
+    def later(hidden):
+        outs, last = run_window(graph, replace(values, hidden=hidden), call)
+        still = lax.stop_gradient(last.hidden)
+        pairs = zip(guessed(graph.groups, synthesizer, theta, still), last.hidden, strict=True)
+        return loss_at(outs) + sum((jnp.sum(g * h) for g, h in pairs), jnp.zeros(())), last
+
+    target, last = jax.grad(later, has_aux=True)(tuple(values.hidden))
+    return last, target
+
+
+def _error(theta, synthesizer, groups, hidden, target) -> Array:
+    pairs = zip(guessed(groups, synthesizer, theta, hidden), target, strict=True)
+    return sum((jnp.mean((g - t) ** 2) for g, t in pairs), jnp.zeros(()))
