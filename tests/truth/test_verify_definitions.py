@@ -317,8 +317,8 @@ def test_enough_crossings_are_rtrl_and_bptt(name):
     c = {**EXACT, **RECURRENT}[name]()
     seen, truth = dense(c.model, step_fn, *c.sequences), bptt_grad(c.model, step_fn, *c.sequences)
     for window in (None, 2):
-        for rule, n in (("rtrl", 1), ("snap", 8)):
-            assert comparison(rule_on(seen, rule, window, n=n), truth).max_error < 1e-9
+        for rule, options in (("rtrl", {}), ("snap", {"n": 8})):
+            assert comparison(rule_on(seen, rule, window, **options), truth).max_error < 1e-9
     if name in RECURRENT:
         assert comparison(rule_on(seen, "snap", n=1), truth).max_error > 1e-3
 
@@ -422,8 +422,8 @@ def test_a_while_that_mixes_is_cut():
     seen = dense(adaptive(turns, mix=0.1), step_fn, *data(3))
     assert not seen.steps[0].D.any() and seen.steps[0].A.all()
     truth = bptt_grad(adaptive(written, mix=0.1), step_fn, *data(3))
-    for rule, n in (("rtrl", 1), ("snap", 2)):
-        assert comparison(rule_on(seen, rule, n=n), truth).max_error < 1e-9
+    for rule, options in (("rtrl", {}), ("snap", {"n": 2})):
+        assert comparison(rule_on(seen, rule, **options), truth).max_error < 1e-9
 
 
 def test_forward_mode_of_chosen_and_complex_weights():

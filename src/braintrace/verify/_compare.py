@@ -12,7 +12,8 @@ from .._errors import dotted, message
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
-from ._reference import reference_grad, rule_name
+from ._options import options_of, rule_name
+from ._reference import reference_grad
 from ._sequence import Grads, Path, StepFn, at, check, restored
 
 
@@ -92,13 +93,7 @@ def compare(
         truth = finite_difference_grad(model, step_fn, *sequences)
     elif against == "reference":
         rule = rule_name(type(learner))
-        known: Any = learner
-        options: dict[str, Any] = {}
-        if rule == "pp_prop":
-            options["decay_or_rank"] = (known.decay_x, known.decay_f)
-        elif rule == "snap":
-            options["n"] = known.n
-        method = learner.vjp_method
+        options, method = options_of(learner, rule), learner.vjp_method
         chunk = chunk_size or 1
         truth = reference_grad(
             rule, model, step_fn, *sequences, vjp_method=method, chunk_size=chunk, **options

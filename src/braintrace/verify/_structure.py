@@ -145,7 +145,7 @@ class Structure:
         """Those whose elements reach, now or later, several positions of one state shape."""
         reads = self.reads([*(s.entry for s in self.hidden), *made])
         n = len(reads)
-        reached = _closed(self._chosen(reads[:, :n]), reads[:, n:])
+        reached = closed(self._chosen(reads[:, :n]), reads[:, n:])
         ends = np.cumsum([0, *(v.size for v in made)])
         return [
             v
@@ -266,10 +266,10 @@ class Structure:
         everything = self.reads(entries, all_paths=True)
         out = []
         for o in self.steady:
-            found = _closed(self.kept, self.reads([o.y]))
+            found = closed(self.kept, self.reads([o.y]))
             direct = self.reads([o.y], all_paths=True)
             for _ in range(n - 1):
-                found = _closed(self.kept, found | direct | times(everything, found))
+                found = closed(self.kept, found | direct | times(everything, found))
             out.append(found)
         return out
 
@@ -278,7 +278,8 @@ def _made(places: Sequence[tuple[Equation, int]]) -> list[Var]:
     return list(dict.fromkeys(e.outputs[0] for e, _ in places))
 
 
-def _closed(step: np.ndarray, found: np.ndarray) -> np.ndarray:
+def closed(step: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """What is found, and what pairs (later element, element) of a step lead to from there."""
     while True:
         more = found | times(step, found)
         if (more == found).all():

@@ -1,0 +1,61 @@
+"""How the equations of a step are applied: as they are, or with something held constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+from jax import lax
+
+from .._jaxpr import Equation, bind, bind_forward
+from ._structure import Structure
+
+Feedback = Mapping[Equation, Mapping[int, Any]]
+"""Per operator and operand what stands in its place in the derivative by the operator's input."""
+Values = list[Any]
+
+
+class Bound:
+    """The ways of a step, and the Jacobian that goes with them: a `while` has no reverse mode."""
+
+    def __init__(self, step: Structure, feedback: Feedback):
+        self.feedback, self.held = feedback, step.held
+        self.inputs = {o.equation: o.x_at for o in step.operators}
+        self.trained = {o.equation: o.trained for o in step.traced}
+        self.bind: Any = bind_forward if step.loops else bind
+        self.jacobian: Any = jax.jacfwd if step.loops else jax.jacrev
+
+    def plain(self, eqn: Equation, values: Values) -> Values:
+        """As it is, but for random feedback."""
+        if eqn not in self.feedback:
+            return self.bind(eqn, values)
+        x = self.inputs[eqn]
+        ahead = self.bind(eqn, [_still(v) if i == x else v for i, v in enumerate(values)])
+        other = [self.feedback[eqn].get(i, v) for i, v in enumerate(values)]
+        back = self.bind(eqn, [v if i == x else _still(v) for i, v in enumerate(other)])
+        return [a + b - _still(b) for a, b in zip(ahead, back, strict=True)]
+
+    def kept(self, eqn: Equation, values: Values) -> Values:
+        """Along kept paths."""
+        if eqn in self.inputs:
+            return _still(self.plain(eqn, values))
+        return self._without(eqn, values, [i for i in range(len(values)) if (eqn, i) in self.held])
+
+    def without_input(
+        self, equations: Collection[Equation]
+    ) -> Callable[[Equation, Values], Values]:
+        """With the inputs of these operators held constant."""
+        return lambda eqn, values: self._without(
+            eqn, values, [self.inputs[eqn]] if eqn in equations else []
+        )
+
+    def without_operands(self, eqn: Equation, values: Values) -> Values:
+        """With the operands of the traced operators held constant."""
+        return self._without(eqn, values, self.trained.get(eqn, ()))
+
+    def _without(self, eqn: Equation, values: Values, places: Collection[int | None]) -> Values:
+        return self.plain(eqn, [_still(v) if i in places else v for i, v in enumerate(values)])
+
+
+_still = lax.stop_gradient
