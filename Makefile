@@ -20,7 +20,7 @@ demo: $(VENV)/.demo  ## run the demo
 	$(BIN)/python -m braintrace demo
 
 test: $(VENV)/.dev  ## run the quick suite on two cores
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: lint types test  ## everything CI runs
 
@@ -32,7 +32,7 @@ types: $(VENV)/.dev  ## mypy over src
 	$(BIN)/mypy
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
-	$(JAX_VENV)/bin/python -m pytest -q -n 2
+	$(JAX_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
 sweep: $(VENV)/.dev  ## judge thousands of random programs
 	$(BIN)/python benchmarks/sweep.py --count 2000
