@@ -4,6 +4,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import braintrace as bt
@@ -268,3 +269,26 @@ def test_training_a_synthetic_gradient_lowers_its_error():
         bt.train_synthetic_gradient(learner, XS, chunk_size=2)
     with pytest.raises(RuntimeError, match="no synthesizer"):
         bt.train_synthetic_gradient(made("dni"), XS)
+
+
+@pytest.mark.parametrize("name", ["three_factor", "decolle", "osttp"])
+def test_a_signal_of_its_own_also_trains(name):
+    options, given = PRESETS[name]
+    first, second = made(name, **options), made(name, **options)
+    given = given if name != "three_factor" else {"modulator": lambda y: 0.1}
+
+    def step_of(learner):
+        return lambda x, y: ((learner(x, **{k: f(y) for k, f in given.items()}) - y) ** 2).sum()
+
+    xs, ys = jnp.tile(XS, (4, 1, 1)), jnp.tile(YS, (4, 1, 1))
+    first.etrace_train(xs, ys, step_fn=step_of(first), optimizer=optax.sgd(0.01), reduction="sum")
+    weights = second.param_states
+    for x, y in zip(xs, ys, strict=True):
+        grads = brainstate.transform.grad(lambda x=x, y=y: step_of(second)(x, y), weights)()
+        for path, state in weights.items():
+            state.value = jax.tree.map(lambda w, g: w - 0.01 * g, state.value, grads[path])
+    for path, state in first.param_states.items():
+        for a, b in zip(
+            jax.tree.leaves(state.value), jax.tree.leaves(weights[path].value), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from . import compare
 from ._demo import FULL, QUICK, run
 
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: with status 2, after the help, if the words make no command.
     """
     options = _parser().parse_args(arguments)
+    if options.command == "compare":
+        return compare.run(options, options.parser)
     setting = QUICK if options.quick else FULL
     run(setting, steps=options.steps or setting.steps, seed=options.seed, out=options.out)
     return 0
@@ -48,6 +51,9 @@ def _parser() -> _Parser:
     demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="for demo.png")
     demo.add_argument("--seed", type=int, default=0, metavar="S", help="of weights and batches")
     demo.add_argument("--quick", action="store_true", help="a few seconds, too short to learn")
+    rules = commands.add_parser("compare", help="train rules side by side on a task")
+    compare.add_options(rules)
+    rules.set_defaults(parser=rules)
     return parser
 
 

@@ -1,8 +1,7 @@
-"""Training: Adam, the loop and its progress bar."""
+"""Training: Adam and the loop."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._gradients import Gradient, Network, scores
+from ._progress import progress_bar
 from ._task import Recall
 
 Array = jax.Array
@@ -79,7 +79,7 @@ def train(
     adams = {name: adam_start(network) for name, network in networks.items()}
     losses: dict[str, list[float]] = {name: [] for name in networks}
     seconds: dict[str, list[float]] = {name: [] for name in networks}
-    bar = _bar(len(keys))
+    bar = progress_bar(len(keys))
     for key in keys:
         for name, update in updates.items():
             started = time.perf_counter()
@@ -95,30 +95,3 @@ def train(
 def _clipped(grads: Any) -> Any:
     norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
     return jax.tree.map(lambda g: g / jnp.maximum(norm, 1), grads)
-
-
-def _bar(total: int) -> Any:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return _TextBar(total)
-    return tqdm(total=total, desc="training", unit="update", file=sys.stderr)
-
-
-class _TextBar:
-    """What the loop uses of a tqdm bar."""
-
-    def __init__(self, total: int):
-        self.total, self.done, self.text = total, 0, ""
-
-    def set_postfix_str(self, text: str) -> None:
-        self.text = text
-
-    def update(self, n: int) -> None:
-        self.done += n
-        filled = 30 * self.done // self.total
-        line = f"\r[{'#' * filled:30}] {self.done}/{self.total}  {self.text}"
-        print(line, end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        print(file=sys.stderr)

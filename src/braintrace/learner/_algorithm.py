@@ -18,7 +18,7 @@ from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, HiddenGroup, Traces
-from ..rules import Forward, RankOne, Rule, Whole, by_group
+from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
 from ._around import Around, around, stand_in
 from ._batch import (
     Shapes,
@@ -102,9 +102,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                         do="make it from D_RTRL, pp_prop or SnAp",
                     )
                 )
-            words = "the derivative of the loss by the states: the rule has a signal of its own"
-            told = words if rule.approximates is None else f"{rule.approximates}; {words}"
-            rule = replace(rule, signal=by_group(self.learning_signal), approximates=told)
+            rule = with_signal(rule, by_group(self.learning_signal))
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
@@ -314,7 +312,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         states, rebuild = states_of(weights)
         count = jax.tree.leaves(sequences)[0].shape[0]
         traces = [t.value for t in self.etraces.values()]
-        per_block = calls_per_block(plan, count, traces, block_size, budget)
+        per_block = calls_per_block(plan, count, traces, block_size, budget, keep)
         found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
         if found is None:
             return None

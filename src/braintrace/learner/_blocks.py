@@ -26,7 +26,12 @@ Tick = Callable[[Any], None]
 
 
 def calls_per_block(
-    plan: Around, count: int, traces: Any, block_size: int | None, budget: int | None
+    plan: Around,
+    count: int,
+    traces: Any,
+    block_size: int | None,
+    budget: int | None,
+    keep: bool = True,
 ) -> int:
     """How many calls of the step function make a block, of `count` in all.
 
@@ -36,6 +41,7 @@ def calls_per_block(
         traces: the traces that a block touches.
         block_size: steps per block that the user asked for.
         budget: bytes that the values of one block may take.
+        keep: whether traces are wanted afterwards; if not, one block builds none at all.
     """
     if block_size is not None:
         return max(1, min(count, block_size // plan.window))
@@ -43,6 +49,8 @@ def calls_per_block(
     light = jax.default_backend() == "cpu" and _nbytes(traces) < 4 * size
     steps = min(FEW_STEPS, MOST_STEPS) if light else MOST_STEPS
     fits = (_budget() if budget is None else budget) // (plan.window * size)
+    if not keep and not light and count <= fits:
+        return count
     most = max(1, min(count, fits, max(1, steps // plan.window)))
     blocks = -(-count // most)
     equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]

@@ -17,3 +17,4 @@ from ._rule import Steps as Steps
 from ._rule import Whole as Whole
 from ._signal import by_group as by_group
 from ._signal import square as square
+from ._signal import with_signal as with_signal

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenGroup
-from ._rule import Feedback, Heard
+from ._rule import Feedback, Heard, Rule
 
 Array = jax.Array
 OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
@@ -36,6 +37,16 @@ def by_group(of_group: OfGroup) -> Callable[[Heard], list[Array]]:
         return out
 
     return signal
+
+
+def with_signal(rule: Rule, signal: Callable[[Heard], list[Array]]) -> Rule:
+    """The same rule with a signal of its own, also where it is another one for a while."""
+    words = "the derivative of the loss by the states: the rule has a signal of its own"
+    told = words if rule.approximates is None else f"{rule.approximates}; {words}"
+    pending = rule.pending
+    if pending is not None:
+        pending = pending._replace(rule=replace(pending.rule, signal=signal))
+    return replace(rule, signal=signal, approximates=told, pending=pending)
 
 
 def square(feedback: Feedback) -> Callable[[Heard], list[Array]]:

@@ -1,0 +1,97 @@
+"""Training and judging: what all rules of a task share."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._gradients import agreement
+from ._gradient import Compiled, Grads
+from ._network import Network
+from ._optimizer import adam
+from ._result import Agreement, Plan, Row, Seed
+
+
+def network(plan: Plan, seed: int) -> Network:
+    """The network of a seed, the same for every rule."""
+    with brainstate.random.seed_context(seed):
+        task = plan.task
+        return Network(plan.cell, task.inputs, plan.units, task.outputs, task.length)
+
+
+class Bench:
+    """What all rules share: batches, optimiser, held-out sequences, and BPTT to compare with."""
+
+    def __init__(self, plan: Plan, bptt: Compiled):
+        self.plan, self.task, self.bptt = plan, plan.task, bptt
+        self.draw = jax.jit(lambda key: plan.task.batch(key, plan.batch))
+        self.start, self.step = adam(plan.rate)
+        self.held_out = jax.jit(lambda: plan.task.test(plan.tests))()
+        # Gradients are compared on held-out sequences, where there are enough of them.
+        self.fixed = tuple(_resized(a, plan.batch) for a in self.held_out)
+        self.judge = network(plan, 0)
+        size = self.held_out[0].shape[1]
+        brainstate.nn.init_all_states(self.judge, batch_size=size)
+
+        @brainstate.transform.jit
+        def score(xs, ys):
+            brainstate.nn.reset_all_states(self.judge, batch_size=size)
+            outputs = brainstate.transform.for_loop(self.judge, xs)
+            return plan.task.measure.score(outputs, ys, plan.task.mask)
+
+        self._score = score
+
+    def score(self, weights: Grads) -> float:
+        """The score of these weights on the held-out sequences."""
+        assign(self.judge, weights)
+        return float(self._score(*self.held_out))
+
+    def agreement(self, gradient: Compiled, weights: Grads) -> Agreement:
+        """How close a gradient is to BPTT's at these weights, on the fixed batch."""
+        both = []
+        for each in (gradient, self.bptt):
+            assign(each.network, weights)
+            both.append(each(*self.fixed)[0])
+        cell = [{path: g for path, g in grads.items() if path[0] == "cell"} for grads in both]
+        return Agreement(*agreement(*cell), *agreement(*both))
+
+    def train(self, gradient: Compiled, row: Row, seed: int, bar: Any) -> None:
+        """Train one rule from the weights of a seed on its batches."""
+        plan = self.plan
+        weights = {path: s.value for path, s in network(plan, seed).weights.items()}
+        moments = self.start(weights)
+        at = [0, *np.linspace(0, plan.updates, plan.points + 1)[1:].round().astype(int).tolist()]
+        at = sorted(set(at))
+        keys = jax.random.split(jax.random.key(seed), plan.updates)
+        losses: list[Any] = []
+        with brainstate.random.seed_context(seed):
+            initial = self.agreement(gradient, weights)
+            scores = [self.score(weights)]
+            for begin, end in pairwise(at):
+                for key in keys[begin:end]:
+                    assign(gradient.network, weights)
+                    grads, loss = gradient(*self.draw(key))
+                    weights, moments = self.step(weights, moments, grads)
+                    losses.append(loss)
+                scores.append(self.score(weights))
+                bar.set_postfix_str(f"{row.label}, seed {seed}, {scores[-1]:.4g}")
+                bar.update(end - begin)
+            trained = self.agreement(gradient, weights)
+        found = [float(loss) for loss in losses]
+        row.seeds.append(Seed(seed, scores[-1], at, scores, found, initial, trained))
+
+
+def assign(network: Network, weights: Grads) -> None:
+    """Give a network these weights."""
+    for path, state in network.weights.items():
+        state.value = weights[path]
+
+
+def _resized(a: Any, size: int) -> Any:
+    """The first samples; again from the start if there are too few."""
+    return jnp.take(a, jnp.arange(size) % a.shape[1], axis=1)

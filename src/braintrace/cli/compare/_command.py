@@ -1,0 +1,135 @@
+"""`python -m braintrace compare`: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .._missing import MissingExtra
+from ._cells import CELLS
+from ._figure import draw
+from ._record import record, write
+from ._result import Plan, Result
+from ._rules import BASELINES, DEFAULTS, FIRST, known, parse
+from ._run import compare
+from ._table import table
+from .tasks import TASKS
+
+QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1}
+INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+
+    def positive(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        return int(text)
+
+    add = parser.add_argument
+    add("--task", nargs="+", default=[], metavar="TASK", help="one or more, or all")
+    add("--rules", nargs="+", default=list(FIRST), metavar="RULE",
+        help="name or name:option=value,option=value; all for every one")  # fmt: skip
+    add("--cell", choices=list(CELLS), metavar="CELL", help="default that of the task")
+    add("--seeds", type=positive, metavar="N", help="how many, from 0 on (3)")
+    add("--updates", type=positive, metavar="N", help="weight updates of each run")
+    add("--length", type=positive, metavar="T", help="steps of a sequence")
+    add("--units", type=positive, metavar="N", help="units of the cell")
+    add("--batch", type=positive, metavar="B", help="sequences of an update")
+    add("--lr", type=float, metavar="RATE", help="learning rate of Adam")
+    add("--out", type=Path, default=Path("out"), metavar="DIR", help="for the JSON and PNG files")
+    add("--quick", action="store_true", help="a few seconds, too short to learn")
+    add("--list", action="store_true", help="show tasks, cells and rules")
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Do what the options say; a mistake in them ends in the parser's error.
+
+    Returns:
+        The exit status.
+    """
+    if options.list:
+        print(_listing())
+        return 0
+    try:
+        choices = parse(options.rules)
+        plans = list(_plans(options))
+    except (ValueError, MissingExtra) as error:
+        parser.error(str(error))
+    for plan in plans:
+        try:
+            result = compare(plan, choices)
+        except MissingExtra as error:
+            parser.error(str(error))
+        _show(result, options.out)
+        if not result.finished:
+            return INTERRUPTED
+    return 0
+
+
+def _plans(options: argparse.Namespace) -> Iterator[Plan]:
+    names = list(dict.fromkeys(n for word in options.task for n in word.split(",") if n))
+    if "all" in names:
+        names = list(TASKS)
+    if not names:
+        raise ValueError(f"--task is missing; known are {', '.join(TASKS)}.")
+    for name in names:
+        if name not in TASKS:
+            raise ValueError(f"There is no task {name!r}; known are {', '.join(TASKS)}.")
+        entry = TASKS[name]
+
+        def pick(option: str, default: Any) -> Any:
+            given = getattr(options, option)
+            quick = QUICK.get(option, default) if options.quick else default
+            return quick if given is None else given
+
+        length = options.length or (entry.quick if options.quick else entry.length)
+        plan = Plan(
+            name,
+            entry.make(length),
+            options.cell or entry.cell,
+            pick("units", entry.units),
+            pick("batch", entry.batch),
+            pick("updates", entry.updates),
+            entry.rate if options.lr is None else options.lr,
+            pick("seeds", 3),
+        )
+        yield replace(plan, tests=64, points=2, rounds=3) if options.quick else plan
+
+
+def _show(result: Result, out: Path) -> None:
+    print("\n" + table(result) + "\n")
+    path = out / f"compare_{result.plan.name}.json"
+    write(path, record(result))
+    print(f"Record: {path}")
+    try:
+        draw(path.with_suffix(".png"), result)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
+    else:
+        print(f"Figure: {path.with_suffix('.png')}")
+
+
+def _listing() -> str:
+    lines = ["Tasks, with the cell, steps and units they have by default"]
+    for name, task in TASKS.items():
+        sizes = f"{task.cell}, T = {task.length}, {task.units} units"
+        lines.append(f"  {name:14}{task.about:34}{sizes}")
+    lines += ["", "Cells"]
+    lines += [f"  {name:14}{cell.about}" for name, cell in CELLS.items()]
+    lines += ["", "Baselines"]
+    lines += [f"  {name:14}{about}" for name, about in BASELINES.items()]
+    lines += ["", "Rules, with options that this command gives them unless you do"]
+    for name in known():
+        if name not in BASELINES:
+            given = ",".join(f"{key}={value}" for key, value in DEFAULTS.get(name, {}).items())
+            lines.append(f"  {name:14}{given}".rstrip())
+    lines += ["", "Every rule has window=K (windows of K steps) and block=K (steps at once)."]
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""Rules by name and options, as they are written on the command line."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ...learner._compile import RULES
+
+BPTT, TRUNCATED, IMMEDIATE = "bptt", "tbptt", "no_trace"
+BASELINES = {
+    BPTT: "back-propagation through the whole sequence",
+    TRUNCATED: "truncated BPTT; window=K, by default as much memory as D_RTRL",
+    IMMEDIATE: "the derivative of each step alone",
+}
+BLOCK = 8
+FIRST = (BPTT, TRUNCATED, IMMEDIATE, "d_rtrl", "pp_prop")
+
+# Options a rule cannot do without, or whose default says too little for sequences of this length.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "pp_prop": {"decay_or_rank": 0.95},
+    "eprop": {"kappa_filter_decay": 0.9},
+    "rflo": {"random_feedback_key": 0},
+    "ottt": {"leak": 0.9},
+    "otpe": {"leak": 0.9},
+}
+_BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A rule and its options.
+
+    Attributes:
+        label: as the tables call it.
+        name: of the rule or the baseline.
+        options: arguments of the rule.
+        window: steps per window; None where there is none, or it is still to be found.
+        block: steps that a learner evaluates at once; more is faster and takes more memory.
+    """
+
+    label: str
+    name: str
+    options: dict[str, Any]
+    window: int | None = None
+    block: int = BLOCK
+
+
+def known() -> list[str]:
+    """Names of baselines and rules, aliases left out."""
+    seen: set[type] = set()
+    first = [name for name, rule in RULES.items() if not (rule in seen or seen.add(rule))]  # type: ignore[func-returns-value]
+    return [*BASELINES, *(name for name in first if name not in BASELINES)]
+
+
+def parse(words: Iterable[str]) -> list[Choice]:
+    """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
+
+    Raises:
+        ValueError: a name or an option is unknown, or a word is none of these.
+    """
+    texts: list[str] = []
+    for part in (part for word in words for part in _BETWEEN.split(word) if part):
+        if "=" in part and ":" not in part.partition("=")[0]:
+            if not texts:
+                raise ValueError(f"{part!r} is an option without a rule.")
+            texts[-1] += ("," if ":" in texts[-1] else ":") + part
+        else:
+            texts += known() if part == "all" else [part]
+    return [_choice(text) for text in dict.fromkeys(texts)]
+
+
+def _choice(text: str) -> Choice:
+    name, _, rest = text.partition(":")
+    name = name.lower()
+    if name not in BASELINES and name not in RULES:
+        raise ValueError(f"There is no rule {name!r}; known are {', '.join(known())}.")
+    given: dict[str, Any] = {}
+    for part in _BETWEEN.split(rest) if rest else ():
+        option, sign, value = part.partition("=")
+        if not sign:
+            raise ValueError(f"{text!r}: {part!r} is not option=value.")
+        given[option] = _value(value)
+    window = _steps(text, "window", given) if name not in (BPTT, IMMEDIATE) else None
+    block = _steps(text, "block", given) if name not in BASELINES else None
+    _check(name, given)
+    options = {**DEFAULTS.get(name, {}), **given}
+    if window is not None and name != TRUNCATED:
+        options["vjp_method"] = "multi-step"
+    return Choice(text, name, options, window, block or BLOCK)
+
+
+def _steps(text: str, option: str, given: dict[str, Any]) -> int | None:
+    """Take a number of steps out of the given options."""
+    steps = given.pop(option, None)
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ValueError(f"{text!r}: {option}={steps!r} is not a positive whole number of steps.")
+    return steps
+
+
+def _check(name: str, options: dict[str, Any]) -> None:
+    """Refuse options that the rule does not have."""
+    own = {BPTT: [], TRUNCATED: ["window"], IMMEDIATE: []}.get(name, ["window", "block"])
+    takes = inspect.signature(RULES[name].__init__).parameters if name in RULES else {}
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        return
+    names = [n for n in takes if n not in ("self", "model", "name")]
+    if unknown := sorted(set(options) - set(names)):
+        has = ", ".join([*own, *names]) or "none"
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; its options are {has}.")
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,52 @@
+"""The adding problem: the sum of two marked numbers in a long list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from ._task import ERROR, HELD_OUT, Array, Batch, ending
+
+
+@dataclass(frozen=True)
+class Adding:
+    """Uniform numbers in [0, 1); one of each half is marked, their sum is the answer at the end."""
+
+    length: int
+
+    inputs = 2
+    outputs = 1
+    measure = ERROR
+    chance = 1 / 6  # the variance of a sum of two uniform numbers
+
+    def __post_init__(self) -> None:
+        if self.length < 4:
+            raise ValueError("adding needs at least 4 steps.")
+
+    @property
+    def title(self) -> str:
+        """The task in a few words, with its sizes."""
+        return f"sum of 2 marked of {self.length} numbers"
+
+    @property
+    def mask(self) -> Array:
+        """The last step."""
+        return ending(self.length, 1)
+
+    def batch(self, key: Array, size: int) -> Batch:
+        """Inputs and targets, drawn anew for every key."""
+        for_values, for_first, for_second = jax.random.split(key, 3)
+        values = jax.random.uniform(for_values, (self.length, size))
+        half = self.length // 2
+        first = jax.random.randint(for_first, (size,), 0, half)
+        second = jax.random.randint(for_second, (size,), half, self.length)
+        marks = jax.nn.one_hot(first, self.length) + jax.nn.one_hot(second, self.length)
+        xs = jnp.stack([values, marks.T], axis=-1)
+        total = (values * marks.T).sum(axis=0)
+        return xs, jnp.broadcast_to(total[:, None], (self.length, size, 1))
+
+    def test(self, size: int) -> Batch:
+        """Sequences of a key that training never uses."""
+        return self.batch(jax.random.key(HELD_OUT), size)

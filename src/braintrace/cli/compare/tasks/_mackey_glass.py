@@ -1,0 +1,87 @@
+"""Prediction of the Mackey-Glass equation, a delayed feedback that is chaotic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._task import NORMALISED, Array, Batch
+
+LAG, SUBSTEPS = 17, 10
+BURN, TRAINED, GAP, TESTED = 500, 6000, 200, 2000  # units of time, one sample each
+
+
+@cache
+def series() -> np.ndarray:
+    """`x' = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x`, one sample per unit of time.
+
+    Runge-Kutta of fourth order with ten steps per unit; the delayed value between two steps is
+    their mean.
+    """
+    dt, lag = 1 / SUBSTEPS, LAG * SUBSTEPS
+    count = (BURN + TRAINED + GAP + TESTED) * SUBSTEPS
+    x = [1.2] * (lag + 1)
+    push = lambda delayed: 0.2 * delayed / (1 + delayed**10)
+    for t in range(lag, lag + count):
+        now, old, new = x[t], push(x[t - lag]), push(x[t - lag + 1])
+        middle = push((x[t - lag] + x[t - lag + 1]) / 2)
+        k1 = old - 0.1 * now
+        k2 = middle - 0.1 * (now + dt / 2 * k1)
+        k3 = middle - 0.1 * (now + dt / 2 * k2)
+        k4 = new - 0.1 * (now + dt * k3)
+        x.append(now + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+    return np.array(x[lag + 1 + BURN * SUBSTEPS :: SUBSTEPS])
+
+
+@cache
+def stretches() -> tuple[np.ndarray, np.ndarray]:
+    """The stretches of training and of the test, disjoint in time, both in units of the former."""
+    x = series()
+    train, test = x[:TRAINED], x[TRAINED + GAP :]
+    return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
+
+
+@dataclass(frozen=True)
+class MackeyGlass:
+    """The value `ahead` steps later, from the values so far; the first quarter is context only."""
+
+    length: int
+    ahead: int = 20
+
+    inputs = 1
+    outputs = 1
+    measure = NORMALISED
+    chance = 1.0
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.length < TESTED - self.ahead:
+            raise ValueError(f"mackey_glass has 4 to {TESTED - self.ahead - 1} steps.")
+
+    @property
+    def title(self) -> str:
+        """The task in a few words, with its sizes."""
+        return f"Mackey-Glass equation (lag {LAG}), {self.ahead} steps ahead"
+
+    @property
+    def mask(self) -> Array:
+        """All but the first quarter."""
+        return jnp.ones(self.length).at[: self.length // 4].set(0)
+
+    def batch(self, key: Array, size: int) -> Batch:
+        """Windows of the stretch of training."""
+        last = TRAINED - self.length - self.ahead
+        return self._windows(stretches()[0], jax.random.randint(key, (size,), 0, last + 1))
+
+    def test(self, size: int) -> Batch:
+        """Windows of the stretch of the test, evenly spaced."""
+        last = TESTED - self.length - self.ahead
+        starts = np.unique(np.linspace(0, last, size).astype(int))
+        return self._windows(stretches()[1], jnp.asarray(starts))
+
+    def _windows(self, x: np.ndarray, starts: Array) -> Batch:
+        values = jnp.asarray(x, float)[starts + jnp.arange(self.length + self.ahead)[:, None]]
+        return values[: self.length, :, None], values[self.ahead :, :, None]

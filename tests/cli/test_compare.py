@@ -1,0 +1,247 @@
+"""The comparison runs from end to end, and its gradients and rows are what they say."""
+
+import contextlib
+import io
+import json
+import math
+import re
+
+import brainstate
+import jax
+import numpy as np
+import pytest
+
+from braintrace.cli import main
+from braintrace.cli._gradients import agreement
+from braintrace.cli.compare import _bench, _command
+from braintrace.cli.compare._cells import CELLS
+from braintrace.cli.compare._gradient import Compiled, matching_window
+from braintrace.cli.compare._network import Network
+from braintrace.cli.compare._rules import BASELINES, known, parse
+from braintrace.cli.compare.tasks import TASKS
+
+from .test_demo import hide
+
+SMALL = ["--quick", "--units", "4", "--batch", "4", "--updates", "4", "--cell", "mingru"]
+RULES = ["bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop", "rtrl:memory_limit=10"]
+NUMBERS = 8  # columns of numbers in the table
+
+
+def compared(out, *words):
+    """What a comparison prints, its status and its record."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        status = main(["compare", "--task", "adding", *SMALL, "--out", str(out), *words])
+    return shown.getvalue(), status, json.loads((out / "compare_adding.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare")
+    return *compared(out, "--seeds", "2", "--rules", *RULES), out
+
+
+def rows(record):
+    """Rows by rule, as it was asked for."""
+    return {row["label"].partition(":window")[0]: row for row in record["rows"]}
+
+
+def test_compare_chooses_a_window_of_truncated_bptt(run):
+    table, _, record, _ = run
+    row = rows(record)["tbptt"]
+    assert row["label"] == f"tbptt:window={row['window']}" and row["label"] in table
+    assert 1 <= row["window"] <= record["task"]["length"]
+
+
+def test_compare_prints_a_row_for_every_rule(run):
+    table, status, _, _ = run
+    assert status == 0
+    lines = {line.split()[0].partition(":window")[0]: line for line in table.splitlines() if line}
+    for rule in RULES[:-1]:
+        assert len(re.findall(r"\s\d+\.\d+|\d+ of", lines[rule])) == NUMBERS + 2, lines[rule]
+        assert lines[rule].endswith("2 of 2")
+    assert "refused: RTRL would store" in lines[RULES[-1]]
+    assert "squared error" in table and "a constant answer has 0.1667" in table
+
+
+def test_compare_writes_everything_it_measured(run):
+    _, _, record, out = run
+    assert {"schema", "finished", "task", "settings", "rows", "versions", "machine"} == set(record)
+    assert record["finished"] and record["settings"]["seeds"] == 2
+    assert record["task"]["name"] == "adding" and not record["task"]["higher_is_better"]
+    assert record["versions"]["jax"] == jax.__version__
+    assert list(rows(record)) == RULES
+    for label in RULES[:-1]:
+        row = rows(record)[label]
+        assert row["working_bytes"] > 0 and row["kept_bytes"] > 0 and row["milliseconds"] > 0
+        assert [seed["seed"] for seed in row["seeds"]] == [0, 1]
+        for seed in row["seeds"]:
+            assert len(seed["losses"]) == 4 and seed["at"] == [0, 2, 4]
+            assert seed["scores"][-1] == seed["score"] and len(seed["scores"]) == 3
+    assert rows(record)[RULES[-1]]["seeds"] == []
+    assert "do:" in rows(record)[RULES[-1]]["refused"]
+    image = (out / "compare_adding.png").read_bytes()
+    assert image.startswith(b"\x89PNG") and len(image) > 20_000
+
+
+def test_compare_starts_all_rules_from_the_same_weights_and_batches(run):
+    found = rows(run[2])
+    for n in range(2):
+        first = {found[rule]["seeds"][n]["scores"][0] for rule in RULES[:-1]}
+        losses = {round(found[rule]["seeds"][n]["losses"][0], 12) for rule in RULES[:-1]}
+        assert len(first) == len(losses) == 1
+    assert found["bptt"]["seeds"][0]["scores"] != found["bptt"]["seeds"][1]["scores"]
+
+
+def test_compare_agreement_of_exact_and_inexact_rules(run):
+    found = rows(run[2])
+    for seed in range(2):
+        for when in ("initial", "trained"):
+            at = {rule: found[rule]["seeds"][seed][when] for rule in RULES[:-1]}
+            assert at["bptt"]["error"] == 0 and abs(at["bptt"]["cosine"] - 1) < 1e-12
+            assert at["d_rtrl"]["cosine"] > 0.9999 and at["d_rtrl"]["error"] < 1e-9
+            assert at["no_trace"]["cosine"] < 0.999 and at["no_trace"]["error"] > 0.01
+            assert at["no_trace"]["error_all"] < at["no_trace"]["error"]
+
+
+def test_compare_gives_the_same_numbers_again_whatever_else_runs(run, tmp_path):
+    _, _, again = compared(tmp_path, "--seeds", "1", "--rules", "d_rtrl")
+    old, new = (rows(record)["d_rtrl"]["seeds"][0] for record in (run[2], again))
+    assert new == old
+
+
+def test_interrupted_comparison_without_extras_shows_what_is_finished(
+    tmp_path, monkeypatch, capsys
+):
+    hide(monkeypatch, "matplotlib", "tqdm")
+    train, calls = _bench.Bench.train, []
+
+    def interrupted(self, gradient, row, *rest):
+        calls.append(row.label)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        train(self, gradient, row, *rest)
+
+    monkeypatch.setattr(_bench.Bench, "train", interrupted)
+    table, status, record = compared(tmp_path, "--rules", "bptt", "no_trace")
+    assert status == _command.INTERRUPTED and not record["finished"]
+    assert "INTERRUPTED" in table
+    assert re.search(r"^bptt .*1 of 1$", table, re.MULTILINE)
+    assert re.search(r"^no_trace .*0 of 1$", table, re.MULTILINE)
+    shown = capsys.readouterr().err
+    assert "[###############               ] 4/8  bptt, seed 0" in shown
+    assert "pip install 'braintrace[plot]'" in shown
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "--task is missing"),
+        (["--task", "juggling"], "There is no task 'juggling'; known are copy, adding"),
+        (["--task", "copy", "--length", "5"], "copy needs at least 9 steps"),
+        (["--task", "copy", "--cell", "prison"], "--cell: invalid choice: 'prison'"),
+        (["--task", "copy", "--seeds", "0"], "'0' is not a positive whole number"),
+        (["--task", "copy", "--lr", "fast"], "--lr: invalid float value"),
+        (["--task", "copy", "--rules", "magic"], "There is no rule 'magic'; known are bptt"),
+        (["--task", "copy", "--rules", "d_rtrl:speed=9"], "d_rtrl has no option speed; its"),
+        (["--task", "copy", "--rules", "d_rtrl:fast"], "'fast' is not option=value"),
+        (["--task", "copy", "--rules", "d_rtrl:window=0"], "window=0 is not a positive whole"),
+        (["--task", "copy", "--rules", "bptt:window=3"], "bptt has no option window"),
+        (["--task", "copy", "--rules", "n=3"], "'n=3' is an option without a rule"),
+    ],
+)
+def test_wrong_comparison_prints_help_and_exits_with_2(words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", *words])
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert "usage: python -m braintrace compare" in shown and said in shown
+
+
+def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatch):
+    hide(monkeypatch, "optax")
+    with pytest.raises(SystemExit):
+        compared(tmp_path, "--rules", "bptt")
+    assert "needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+
+
+def test_compare_lists_what_there_is(capsys):
+    assert main(["compare", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*TASKS, *CELLS, *known()))
+
+
+def test_rules_are_read_with_their_options():
+    words = ["bptt,d_rtrl:window=8", "pp_prop:decay_or_rank=(0.9,0.8),vjp_method=multi-step"]
+    bptt, windowed, pair = parse([*words, "bptt"])
+    assert (bptt.name, bptt.options, bptt.window) == ("bptt", {}, None)
+    assert windowed.window == 8 and windowed.options == {"vjp_method": "multi-step"}
+    assert windowed.label == "d_rtrl:window=8"
+    assert pair.options == {"decay_or_rank": (0.9, 0.8), "vjp_method": "multi-step"}
+
+
+def test_all_rules_are_all_names_but_aliases():
+    names = [choice.name for choice in parse(["all"])]
+    assert names == known() and {*BASELINES, "d_rtrl", "rtrl"} <= set(names)
+    assert "es_d_rtrl" not in names
+
+
+def test_window_that_matches_memory():
+    line = lambda window: 10.0 + 5 * window
+    assert matching_window(line, 61, 40) == 10
+    assert matching_window(line, 1, 40) == 1 and matching_window(line, 1e9, 40) == 40
+    bent = lambda window: 10 + window**1.3
+    assert abs(matching_window(bent, bent(10), 100) - 10) <= 3
+
+
+def gradient(text, cell="rnn", length=7):
+    """Gradient and loss of a rule on one batch."""
+    task = TASKS["mackey_glass"].make(length)
+    (choice,) = parse([text])
+    with brainstate.random.seed_context(0):
+        network = Network(cell, task.inputs, 4, task.outputs, length)
+    return Compiled(choice, network, task, 3)(*task.batch(jax.random.key(0), 3))
+
+
+def test_truncated_bptt_is_bptt_in_one_window_and_immediate_in_windows_of_one():
+    whole, loss = gradient("bptt")
+    np.testing.assert_allclose(agreement(gradient("tbptt:window=9")[0], whole), (1, 0), atol=1e-12)
+    pieces, again = gradient("tbptt:window=3")
+    assert abs(again - loss) < 1e-12 and 0.1 < agreement(pieces, whole)[0] < 1 - 1e-6
+    single, again = gradient("no_trace")
+    assert abs(again - loss) < 1e-12
+    np.testing.assert_allclose(agreement(gradient("tbptt:window=1")[0], single), (1, 0), atol=1e-12)
+
+
+def test_one_window_of_a_rule_is_bptt():
+    found = agreement(gradient("d_rtrl:window=7")[0], gradient("bptt")[0])
+    np.testing.assert_allclose(found, (1, 0), atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["mingru", "lru"])
+def test_element_wise_cells_are_exact(cell):
+    found = agreement(gradient("d_rtrl", cell)[0], gradient("bptt", cell)[0])
+    np.testing.assert_allclose(found, (1, 0), atol=1e-9)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_cells_advance_and_reset(cell):
+    with brainstate.random.seed_context(0):
+        network = Network(cell, 3, 5, 2, 20)
+    brainstate.nn.init_all_states(network, batch_size=4)
+    xs = np.ones((6, 4, 3))
+    first = brainstate.transform.for_loop(network, xs)
+    assert first.shape == (6, 4, 2) and np.isfinite(first).all()
+    brainstate.nn.reset_all_states(network, batch_size=4)
+    np.testing.assert_array_equal(brainstate.transform.for_loop(network, xs), first)
+
+
+def test_spiking_cell_spikes():
+    with brainstate.random.seed_context(0):
+        network = Network("alif", 30, 64, 2, 60)
+    brainstate.nn.init_all_states(network, batch_size=8)
+    task = TASKS["match"].make(60)
+    xs, _ = jax.jit(lambda key: task.batch(key, 8))(jax.random.key(0))
+    spikes = brainstate.transform.for_loop(network.cell, xs)
+    assert set(np.unique(spikes)) == {0, 1}
+    assert 0.01 < spikes.mean() < 0.3 and math.isfinite(spikes.sum())
