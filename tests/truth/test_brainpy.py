@@ -473,7 +473,7 @@ def test_d_rtrl_of_a_network_is_its_definition(name):
 def test_pp_prop_of_a_network_is_its_definition(name):
     c = network_case(name)
     found = c.learn(bt.pp_prop, decay_or_rank=0.8)
-    assert_equal(found, rule_on(c.seen(), "pp_prop", None, (0.8, 0.8)))
+    assert_equal(found, rule_on(c.seen(), "pp_prop", decays=(0.8, 0.8)))
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -102,7 +102,7 @@ def test_pp_prop_is_its_definition(name):
     decay = DECAYS[list(ALL).index(name) % len(DECAYS)]
     pair = decay if isinstance(decay, tuple) else (decay, decay)
     found = learn(name, bt.pp_prop, decay_or_rank=decay)
-    assert_equal(found, rule_on(seen(name), "pp_prop", None, pair))
+    assert_equal(found, rule_on(seen(name), "pp_prop", decays=pair))
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -110,13 +110,13 @@ def test_pp_prop_is_its_definition(name):
 def test_pp_prop_windows_are_their_definition(name, decay):
     pair = decay if isinstance(decay, tuple) else (decay, decay)
     found = learn(name, bt.pp_prop, 2, decay_or_rank=decay, vjp_method="multi-step")
-    assert_equal(found, rule_on(seen(name), "pp_prop", 2, pair))
+    assert_equal(found, rule_on(seen(name), "pp_prop", 2, decays=pair))
 
 
 @pytest.mark.parametrize("name", ["leaky", "gru", "complex_state", "embedding"])
 def test_pp_prop_depends_on_its_decays(name):
     truths = [
-        rule_on(seen(name), "pp_prop", None, pair) for pair in ((0.9, 0.9), (0.5, 0.5), (0.9, 0.5))
+        rule_on(seen(name), "pp_prop", decays=pair) for pair in ((0.9, 0.9), (0.5, 0.5), (0.9, 0.5))
     ]
     assert different(truths[0], truths[1]) and different(truths[0], truths[2])
     assert different(truths[1], truths[2])
@@ -156,4 +156,4 @@ def test_compare_and_reference_grad_agree_with_the_recorded_steps():
     result = compare(learner, step_fn, *c.sequences, against="reference")
     assert result.max_error <= TIGHT
     public = reference_grad("pp_prop", c.model, step_fn, *c.sequences, decay_or_rank=0.9)
-    assert_equal(public, rule_on(seen("gru"), "pp_prop", None, (0.9, 0.9)))
+    assert_equal(public, rule_on(seen("gru"), "pp_prop", decays=(0.9, 0.9)))

@@ -127,8 +127,8 @@ def check(
 
     for name, got in found.items():
         kind, decay, window = RULES[name]
-        rule = "pp_prop" if decay else "d_rtrl"
-        expect(f"{name} is its definition", got, rule_on(seen, rule, window, (decay, decay)))
+        rule, options = ("pp_prop", {"decays": (decay, decay)}) if decay else ("d_rtrl", {})
+        expect(f"{name} is its definition", got, rule_on(seen, rule, window, **options))
         if rule == "d_rtrl" and (exact or window == T):
             expect(f"{name} is BPTT", got, bptt)
         if name == "d_rtrl" and not exact:
