@@ -1,5 +1,7 @@
 """The coordinates of rules: every preset has them, they make it again, nonsense is refused."""
 
+import copy
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -292,3 +294,35 @@ def test_a_signal_of_its_own_also_trains(name):
             jax.tree.leaves(state.value), jax.tree.leaves(weights[path].value), strict=True
         ):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_matrices_of_a_signal_may_change_and_belong_to_their_learner():
+    learner = made("osttp", B_list=B)
+    once = gradient(learner, **TARGET)
+    learner.reset()
+    learner.B_list = [2 * b for b in learner.B_list]
+    twice = gradient(learner, **TARGET)
+    path = ("cell", "Wz", "weight")
+    for a, b in zip(jax.tree.leaves(twice[path]), jax.tree.leaves(once[path]), strict=True):
+        np.testing.assert_allclose(a, 2 * b, rtol=1e-12)
+    other = copy.deepcopy(learner)
+    other.reset()
+    other.B_list = [0 * b for b in other.B_list]
+    assert not any(map(np.any, jax.tree.leaves(gradient(other, **TARGET)[path])))
+
+
+def test_a_target_for_all_samples():
+    shared = {"y_target": lambda y: y[0]}
+    a = gradient(made("osttp", B_list=B), **shared)
+    b = gradient(made("osttp", B_list=B), y_target=lambda y: jnp.tile(y[:1], (2, 1)))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+def test_a_signal_of_the_wrong_shape_is_refused():
+    class Wrong(bt.D_RTRL):
+        def learning_signal(self, group, cotangent, state, extra):
+            return cotangent.sum((1, 3))
+
+    with pytest.raises(ValueError, match="a learning signal of shape"):
+        gradient(made(Wrong))

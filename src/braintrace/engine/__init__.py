@@ -13,4 +13,5 @@ from ._recurrence import Known as Known
 from ._recurrence import needed as needed
 from ._recurrence import side_by_side as side_by_side
 from ._recurrence import unroll as unroll
+from ._signals import OWN as OWN
 from ._time import Span as Span

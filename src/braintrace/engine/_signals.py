@@ -17,6 +17,7 @@ from ._over import over
 from ._time import Span, chosen_of, merged
 
 Array = jax.Array
+OWN = ""  # the name, among what a rule is given, of arrays that are no sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,14 @@ def heard_by(graph, rule, values, path, span, backs) -> Hearing:
         signal = square(rule.feedback)
     if signal is None:
         return Hearing(rule.hears, None)
-    lengthened = [
-        a if timed else jnp.broadcast_to(a, (span.length, *jnp.shape(a)))
-        for a, timed in zip(values.extra, span.extra, strict=True)
-    ]
-    extra = {} if span.names is None else jax.tree.unflatten(span.names, lengthened)
+    extra = {}
+    if span.names is not None:
+        given = jax.tree.unflatten(span.names, values.extra)
+        own = given.pop(OWN, {})
+        timed = jax.tree.unflatten(span.names, span.extra)
+        timed.pop(OWN, None)
+        longer = lambda a, t: a if t else jnp.broadcast_to(a, (span.length, *jnp.shape(a)))
+        extra = {**jax.tree.map(longer, given, timed), **own}
     states = path.hidden
     if span.window is None:
         states = _after(graph, path, span)

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._errors import dotted, message
 from .._jaxpr import is_traced
-from ..engine import Span, Values, init_traces, stretch
+from ..engine import OWN, Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
 from ..graph import MOST_ENTRIES, CompilationReport, Graph, HiddenGroup, Traces
 from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
@@ -93,16 +93,14 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
         check_windows(type(self).__name__, self.vjp_method, self.windows)
-        if type(self).learning_signal is not ETraceAlgorithm.learning_signal:
-            if not isinstance(rule, Rule):
-                raise TypeError(
-                    message(
-                        f"{type(self).__name__} has a learning signal and no trace for it.",
-                        why="this rule carries derivatives to the loss, not traces to a signal",
-                        do="make it from D_RTRL, pp_prop or SnAp",
-                    )
+        if self._has_signal and not isinstance(rule, Rule):
+            raise TypeError(
+                message(
+                    f"{type(self).__name__} has a learning signal and no trace for it.",
+                    why="this rule carries derivatives to the loss, not traces to a signal",
+                    do="make it from D_RTRL, pp_prop or SnAp",
                 )
-            rule = with_signal(rule, by_group(self.learning_signal))
+            )
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
@@ -117,6 +115,22 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}
+
+    @property
+    def rule(self) -> Rule | Whole:
+        """The rule, with this learner's own signal if it has one."""
+        if self._has_signal:
+            assert isinstance(self._rule, Rule)
+            return with_signal(self._rule, by_group(self.learning_signal))
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule | Whole) -> None:
+        self._rule = rule
+
+    @property
+    def _has_signal(self) -> bool:
+        return type(self).learning_signal is not ETraceAlgorithm.learning_signal
 
     # ------------------------------------------------------------------------------ compiling
 
@@ -191,6 +205,8 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             )
         kwargs, extra = self._extra(kwargs)
         self._check_extra(extra)
+        if self._has_signal:
+            extra = {**extra, OWN: self.signal_values()}
         call, besides = unwrap((args, kwargs)), unwrap(extra)
         check_lockstep(call, besides)
         check_arguments(self._example, call)
@@ -255,15 +271,22 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         """The signal that meets the traces of a group; a class may put its own here.
 
         All arrays have a leading axis of steps and the shape (*varshape, num_state) of the group
-        after it. In windows the signal meets the traces where the window enters.
+        after it. In windows the signal meets the traces where the window enters. It is compiled
+        once: what it reads from `self` must stay the same. Arrays that change belong into
+        `signal_values`.
 
         Args:
             group: the hidden group.
             cotangent: the loss's own signal, its derivative by the states.
             state: the states after each step.
-            extra: what the learner was called with by the names in `takes`.
+            extra: what the learner was called with by the names in `takes`, with a leading axis of
+                steps; and `signal_values()`, without one.
         """
         return cotangent
+
+    def signal_values(self) -> dict[str, Any]:
+        """Arrays that `learning_signal` finds in `extra`, as they are at each call."""
+        return {}
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         single, rule = self.vjp_method == "single-step", self.rule

@@ -209,7 +209,13 @@ class OSTTP(SnAp):
         """The projected target at every state variable of a group."""
         if "y_target" not in extra:
             return jnp.zeros_like(cotangent)
-        return (extra["y_target"] @ self.B_list[group.index])[..., None]
+        found = (extra["y_target"] @ extra["B_list"][group.index])[..., None]
+        missing = cotangent.ndim - found.ndim  # a target for all samples
+        return found.reshape((found.shape[0], *(1,) * max(missing, 0), *found.shape[1:]))
+
+    def signal_values(self) -> dict[str, Any]:
+        """The matrices."""
+        return {"B_list": list(self.B_list)}
 
 
 def _squares(prediction: Array, target: Array) -> Array:
@@ -273,6 +279,10 @@ class DECOLLE(ParamDimVjpAlgorithm):
                 )
             )
 
+    def signal_values(self) -> dict[str, Any]:
+        """The read-outs, where they were given."""
+        return {} if self.readouts is None else {"readouts": list(self.readouts)}
+
     def readout(self, group: HiddenGroup) -> Array:
         """The fixed read-out of a group, (units, n_target)."""
         if self.readouts is not None:
@@ -285,9 +295,22 @@ class DECOLLE(ParamDimVjpAlgorithm):
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
     ) -> Array:
         """The gradient of the group's own loss by its states."""
-        R = jax.lax.stop_gradient(self.readout(group)).astype(state.dtype)
+        fixed = extra.get("readouts")
+        R = self.readout(group) if fixed is None else fixed[group.index]
+        R = jax.lax.stop_gradient(R).astype(state.dtype)
 
         def loss(state: Array, target: Array) -> Array:
             return self.local_loss(self.observe(state) @ R, target)
 
+        if (
+            jax.eval_shape(lambda s: self.observe(s) @ R, state[0]).ndim
+            < extra["y_target"].ndim - 1
+        ):
+            raise ValueError(
+                message(
+                    f"a target of shape {extra['y_target'].shape[1:]} for the group {group.name}.",
+                    why=f"its units have the shape {group.varshape}",
+                    do="pass one target per sample",
+                )
+            )
         return jax.vmap(jax.grad(loss))(state, extra["y_target"])

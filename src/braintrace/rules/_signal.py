@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._errors import message
 from ..graph import HiddenGroup
 from ._rule import Feedback, Heard, Rule
 
@@ -30,13 +31,26 @@ def by_group(of_group: OfGroup) -> Callable[[Heard], list[Array]]:
                 g.concat_hidden([arrays[i] for i in g.leaves])
                 for arrays in (heard.cotangents, heard.states)
             )
-            found = of_group(g, cotangent, state, heard.extra)
+            found = jnp.asarray(of_group(g, cotangent, state, heard.extra))
+            if found.ndim != cotangent.ndim or not _fits(found.shape, cotangent.shape):
+                raise ValueError(
+                    message(
+                        f"a learning signal of shape {found.shape} for the group {g.name}.",
+                        why=f"it meets traces of shape {cotangent.shape}: (steps, *varshape, "
+                        "num_state)",
+                        do="return an array with these axes; an axis of one stands for all",
+                    )
+                )
             found = jnp.broadcast_to(found, cotangent.shape).astype(cotangent.dtype)
             for i, array in zip(g.leaves, g.split_hidden(found), strict=True):
                 out[i] = array
         return out
 
     return signal
+
+
+def _fits(found: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    return all(n in (1, m) for n, m in zip(found, full, strict=True))
 
 
 def with_signal(rule: Rule, signal: Callable[[Heard], list[Array]]) -> Rule:
