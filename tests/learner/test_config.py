@@ -326,3 +326,66 @@ def test_a_signal_of_the_wrong_shape_is_refused():
 
     with pytest.raises(ValueError, match="a learning signal of shape"):
         gradient(made(Wrong))
+
+
+@pytest.mark.parametrize("base", [bt.NoTrace, bt.STLLR])
+def test_no_signal_without_traces(base):
+    kind = type("Odd", (base,), {"learning_signal": lambda self, g, c, s, e: c})
+    with pytest.raises(TypeError, match="no trace for it"):
+        kind(Net())
+
+
+def test_what_a_call_gives_the_rule_has_no_windows():
+    class Given(bt.D_RTRL):
+        takes = ("gain",)
+
+    with pytest.raises(ValueError, match="belongs to its steps"):
+        Given(Net(), vjp_method="multi-step")
+
+
+def test_a_signal_of_ones_own_wins_over_random_feedback():
+    class Bare(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = bt.nn.GRUCell(3, 2)
+
+        def update(self, x):
+            return self.cell(x)
+
+    class Silent(bt.EProp):
+        def learning_signal(self, group, cotangent, state, extra):
+            return 0 * cotangent
+
+    learner = bt.compile(
+        Bare(), Silent, XS[0], batch_size=2, feedback="random", random_feedback_key=0
+    )
+    assert not any(map(np.any, jax.tree.leaves(gradient(learner)["cell", "Wz", "weight"])))
+
+
+def test_random_feedback_is_exact_for_the_last_read_out_only():
+    class Deep(Net):
+        def __init__(self):
+            super().__init__()
+            self.last = bt.nn.Linear(2, 2)
+
+        def update(self, x):
+            return self.last(jnp.tanh(super().update(x)))
+
+    with brainstate.random.seed_context(0):
+        learner = bt.compile(Deep(), "rflo", XS[0], batch_size=2)
+    exact = {path[0]: p.exact for path, p in learner.report.parameters.items()}
+    assert exact == {"cell": False, "out": False, "last": True}
+
+
+def test_samples_are_told_apart_inside_of_jit():
+    learner = made("kf_rtrl")
+    assert learner.rule.batched
+    xs, ys = jnp.ones((4, 3, 3)), jnp.ones((4, 3, 2))
+
+    @brainstate.transform.jit
+    def run():
+        learner.reset(batch_size=3)
+        step = lambda x, y: ((learner(x) - y) ** 2).sum()
+        return learner.etrace_grad(xs, ys, step_fn=step)["cell", "Wz", "weight"]["weight"]
+
+    assert np.isfinite(run()).all() and learner.rule.batched

@@ -32,7 +32,7 @@ class Hearing:
 
 def heard_by(graph, rule, values, path, span, backs) -> Hearing:
     signal = rule.signal
-    if rule.feedback is not None and not backs:
+    if signal is None and rule.feedback is not None and not backs:
         signal = square(rule.feedback)
     if signal is None:
         return Hearing(rule.hears, None)

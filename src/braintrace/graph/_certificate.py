@@ -86,13 +86,15 @@ class Traces:
     """What a rule stores: per relation (or per parameter leaf if `whole`) the shapes of its arrays.
 
     `approximates` says in words how the rule stands for a trace, None if it keeps it as it is;
-    `complete` that it follows all ways between states.
+    `complete` that it follows all ways between states, `random_feedback` that the way back through
+    operators is random.
     """
 
     shapes: Sequence[Any]
     whole: bool = False
     approximates: str | None = None
     complete: bool = False
+    random_feedback: bool = False
 
 
 def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
@@ -168,6 +170,9 @@ class _About:
         if graph.crossings is None and not self.traces.complete:
             dropped += self.from_states(leaves)
         shapes = [s for r in relations for s in self.shapes(r, i)]
+        behind = [s for s in graph.sites if s.x is not None and bits_of(s.x, self.used) >> i & 1]
+        if self.traces.random_feedback and behind and not relations:
+            dropped.append(Dropped("the derivative of the loss: its way back is random"))
         if relations and self.traces.approximates:
             dropped.insert(0, Dropped(self.traces.approximates))
         states = tuple(step.hidden[k].path for k in leaves)

@@ -92,8 +92,11 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         super().__init__(name=name)
         self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
-        check_windows(type(self).__name__, self.vjp_method, self.windows)
-        if self._has_signal and not isinstance(rule, Rule):
+        reason = self.windows
+        if reason is None and self.takes:
+            reason = "what a call gives the rule belongs to its steps"
+        check_windows(type(self).__name__, self.vjp_method, reason)
+        if self._has_signal and not (isinstance(rule, Rule) and rule.signals):
             raise TypeError(
                 message(
                     f"{type(self).__name__} has a learning signal and no trace for it.",
@@ -434,6 +437,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
                 isinstance(self.rule, Forward | RankOne),
                 self.rule.approximates,
                 not isinstance(self.rule, Rule),
+                isinstance(self.rule, Rule) and self.rule.feedback is not None,
             )
         )
 

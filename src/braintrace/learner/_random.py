@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
+from .._jaxpr import is_traced
 from ..engine import Values, new_hidden
 from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import rule_of
 from ._config import ETraceConfig
-from ._executor import values_of
 
 
 class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
@@ -102,18 +102,31 @@ class KFRTRL(ETraceVjpAlgorithm):
 
     def _has_samples(self) -> bool:
         """Whether no sample of the batch reaches the states of another; tried out, at random."""
+        assert isinstance(self.rule, Kronecker)
         size, graph = self.batch_size, self.executor.graph.analysis
         outputs = [r.operator.y.shape for r in graph.relations]
         if size is None or any(s[:1] != (size,) for s in outputs):
             return False
         info, step = self.executor.graph.module_info, graph.step
+        if any(is_traced(c) for c in info.consts):
+            return False
         key = jax.random.PRNGKey(0)
-        draw = lambda i, v: jax.random.normal(jax.random.fold_in(key, i), v.shape, v.dtype)
-        entries = [step.entry(leaf) for leaf in step.hidden]
-        hidden = tuple(draw(i, v) for i, v in enumerate(entries))
-        moved = tuple(draw(len(entries) + i, v).at[1:].set(0) for i, v in enumerate(entries))
-        args = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
-        values: Values = values_of(info, *args)
-        still = lambda h: new_hidden(graph, replace(values, hidden=h))
-        found = jax.jvp(still, (hidden,), (moved,))[1]
+
+        def draw(i: int, v: Any) -> Any:
+            if not jnp.issubdtype(v.dtype, jnp.floating):
+                return jnp.zeros(v.shape, v.dtype)
+            return jax.random.normal(jax.random.fold_in(key, i), v.shape, v.dtype)
+
+        with jax.ensure_compile_time_eval():
+            kinds = [
+                [step.entry(leaf) for leaf in k] for k in (step.params, step.hidden, step.others)
+            ]
+            params, hidden, others = (tuple(draw(i, v) for i, v in enumerate(k)) for k in kinds)
+            moved = tuple(draw(len(hidden) + i, v).at[1:].set(0) for i, v in enumerate(kinds[1]))
+            args = tuple(jnp.zeros(a.shape, a.dtype) for a in jax.tree.leaves(self._example))
+            values = Values(info.consts, args, params, hidden, others)
+            still = lambda h: new_hidden(graph, replace(values, hidden=h))
+            found = jax.jvp(still, (hidden,), (moved,))[1]
+        if any(is_traced(a) for a in found):  # cannot be tried out: as before, else not told apart
+            return self.rule.batched
         return all(bool((a[1:] == 0).all()) for a in found)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import NotSupportedError, message
 from ..graph import HiddenGroup
 from ._config import ETraceConfig
 from ._options import key_of
@@ -299,18 +299,26 @@ class DECOLLE(ParamDimVjpAlgorithm):
         R = self.readout(group) if fixed is None else fixed[group.index]
         R = jax.lax.stop_gradient(R).astype(state.dtype)
 
-        def loss(state: Array, target: Array) -> Array:
-            return self.local_loss(self.observe(state) @ R, target)
+        if jnp.iscomplexobj(state):
+            raise NotSupportedError(
+                message(
+                    f"a loss of the complex states {group.name}.",
+                    why="their read-out is complex",
+                    do="keep real and imaginary parts as states of their own",
+                )
+            )
 
-        if (
-            jax.eval_shape(lambda s: self.observe(s) @ R, state[0]).ndim
-            < extra["y_target"].ndim - 1
-        ):
+        def loss(state: Array, target: Array) -> Array:
+            seen = self.observe(state)
+            return self.local_loss((seen if group.varshape else seen[None]) @ R, target)
+
+        target, units = extra["y_target"], group.varshape
+        if target.ndim > max(1 + len(units), 2):
             raise ValueError(
                 message(
-                    f"a target of shape {extra['y_target'].shape[1:]} for the group {group.name}.",
-                    why=f"its units have the shape {group.varshape}",
+                    f"a target of shape {target.shape[1:]} for the group {group.name}.",
+                    why=f"its units have the shape {units}",
                     do="pass one target per sample",
                 )
             )
-        return jax.vmap(jax.grad(loss))(state, extra["y_target"])
+        return jax.vmap(jax.grad(loss))(state, target)

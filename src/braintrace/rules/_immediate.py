@@ -37,6 +37,7 @@ def untraced() -> Rule:
         lambda r, weights: {},
         lambda relations, traces, steps, weights, fresh: list(traces),
         credit,
+        signals=False,
         approximates="the trace of every weight: there is none",
     )
 
@@ -100,5 +101,6 @@ def paired(
         credit,
         prepare=prepare,
         hears="seen",
+        signals=False,
         approximates="the trace of every weight: pairings of inputs and sensitivities",
     )

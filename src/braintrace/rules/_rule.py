@@ -92,6 +92,7 @@ class Rule:
             with, and credit to the past passes through the rule's own D. "sealed": the same for all
             entries. Only in single steps.
         signal: `Heard -> cotangents` per hidden leaf in place of those of the loss.
+        signals: whether it can have one.
         feedback: where the way back is random; a signal of its own if there is no operator to
             go back through.
         one_by_one: whether steps must not be taken together.
@@ -127,6 +128,7 @@ class Rule:
     kept: Callable[[Relation, Steps], Steps] | None = None
     hears: str | None = None
     signal: Callable[[Heard], Sequence[Array]] | None = None
+    signals: bool = True
     feedback: Feedback | None = None
     one_by_one: bool = False
     pending: Pending | None = None
