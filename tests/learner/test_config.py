@@ -389,3 +389,52 @@ def test_samples_are_told_apart_inside_of_jit():
         return learner.etrace_grad(xs, ys, step_fn=step)["cell", "Wz", "weight"]["weight"]
 
     assert np.isfinite(run()).all() and learner.rule.batched
+
+
+MISFITS = [
+    ("osttp", {"B_list": B}, {"y_target": lambda y: jnp.ones((2, 5))}, "a target of shape"),
+    ("osttp", {"B_list": B}, {"y_target": lambda y: jnp.ones((3, 2))}, "a target of shape"),
+    ("decolle", {"n_target": 2}, {"y_target": lambda y: jnp.ones((2, 1))}, "a target of shape"),
+    ("three_factor", {}, {"modulator": lambda y: {7: 1.0}}, "modulators of the groups"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "given", "text"), MISFITS)
+def test_signals_that_fit_no_sample(name, options, given, text):
+    with pytest.raises(ValueError, match=text):
+        gradient(made(name, **options), **given)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        dict(learning_signal="bootstrapped", trace_filter="kappa", kappa=0.5),
+        dict(learning_signal="target_projection"),
+        dict(learning_signal="modulatory", trace_factorization="io_factorized", decay=0.5),
+    ],
+)
+def test_signals_whose_learners_have_other_traces(choice):
+    with pytest.raises(ValueError, match="ETraceConfig: the signal"):
+        ETraceConfig(**choice)
+
+
+def test_samples_that_meet_are_not_told_apart():
+    class Meeting(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.h = (
+                brainstate.ParamState(jnp.ones((3, 2))),
+                brainstate.HiddenState(jnp.zeros((2, 2))),
+            )
+
+        def update(self, x):
+            now = self.h.value
+            mixed = x[:, :1] * now[::-1].cumsum(0)[::-1]
+            self.h.value = jnp.tanh(0.5 * now + bt.matmul(x, self.w.value) + mixed)
+            return self.h.value
+
+    learner = bt.KFRTRL(Meeting())
+    learner.compile_graph(XS[0])
+    assert not learner.rule.batched
+    with pytest.raises(ValueError, match="eps=0"):
+        bt.KFRTRL(Meeting(), eps=0.0)

@@ -264,6 +264,7 @@ class ETraceConfig:
                 "it meets traces at the states",
                 "'per_param' or 'io_factorized'",
             )
+        self._check_signal(kind, carried)
         if (self.alphas is not None) != (kind == "paired"):
             _refuse(f"alphas={self.alphas} with the trace {kind!r}", "they weight pairings", "both")
         if not self.normalized and kind != "io_factorized":
@@ -271,6 +272,26 @@ class ETraceConfig:
                 f"normalized=False with the trace {kind!r}",
                 "it is about factors",
                 "'io_factorized'",
+            )
+
+    def _check_signal(self, kind: str, carried: str) -> None:
+        signal, scope = self.learning_signal, self.recurrence_scope
+        if signal in ("modulatory", "local_loss", "target_projection") and kind != "per_param":
+            _refuse(
+                f"the signal {signal!r} with the trace {kind!r}", "its learner has", "'per_param'"
+            )
+        plain = kind == "per_param" and carried == "jacobian" and self.trace_filter == "none"
+        if signal == "target_projection" and not (plain and scope == "coupled"):
+            _refuse(
+                "the signal 'target_projection' with other traces",
+                "its learner has traces per weight, Jacobian, no filter",
+                "recurrence_scope='coupled', the rest as it is by default",
+            )
+        if signal == "bootstrapped" and not (plain and scope == "diagonal"):
+            _refuse(
+                "the signal 'bootstrapped' with other traces",
+                "its learner has traces per weight, Jacobian, no filter",
+                "the rest as it is by default",
             )
 
 

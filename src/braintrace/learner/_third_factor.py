@@ -93,6 +93,15 @@ class ThreeFactor(ParamDimVjpAlgorithm):
                     do="pass a number, an array or such a dict",
                 )
             )
+        groups = {g.index: g.name for g in self.graph.hidden_groups}
+        if isinstance(found, dict) and not set(found) <= set(groups):
+            raise ValueError(
+                message(
+                    f"modulators of the groups {list(found)}.",
+                    why="the groups are " + ", ".join(f"{k}: {v}" for k, v in groups.items()),
+                    do="pass a dict by these numbers",
+                )
+            )
 
     def learning_signal(
         self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
@@ -100,9 +109,9 @@ class ThreeFactor(ParamDimVjpAlgorithm):
         """The modulator at the states of a group."""
         m = extra["modulator"]
         if isinstance(m, dict):
-            m = m.get(group.index, m.get(str(group.index)))
-            if m is None:
+            if group.index not in m:
                 return jnp.zeros_like(cotangent)
+            m = m[group.index]
         m = jnp.asarray(m)
         shape, full, units = m.shape[1:], cotangent.shape[1:], group.varshape
         per_sample = 0 < len(shape) < len(units) and shape == units[: len(shape)]
@@ -120,6 +129,24 @@ class ThreeFactor(ParamDimVjpAlgorithm):
                 + ("; per sample and per unit look the same" if per_sample else ""),
                 do="pass a number, an array of that shape, one per sample, or a dict of these by "
                 "the index of the group",
+            )
+        )
+
+
+def check_target(group: HiddenGroup, target: Array, width: int) -> None:
+    """Refuse targets, with a leading axis of steps, that belong to no sample of a group."""
+    shape, units = target.shape[1:], group.varshape
+    lead = shape[:-1]
+    if (
+        jnp.issubdtype(target.dtype, jnp.integer)
+        or shape[-1:] != (width,)
+        or (lead != units[: len(lead)] or len(lead) > max(len(units) - 1, 0))
+    ):
+        raise ValueError(
+            message(
+                f"a target of shape {shape}, {target.dtype}, for the group {group.name}.",
+                why=f"its units have the shape {units}; targets have {width} entries",
+                do="pass floating targets, one for each sample or one for all; labels as one-hot",
             )
         )
 
@@ -163,6 +190,10 @@ class OSTTP(SnAp):
                     why="targets come with every step, or with some of them",
                     do="choose 'per-step' or 'sequence-end'",
                 )
+            )
+        if "n" in options:
+            raise TypeError(
+                message("OSTTP takes no n.", why="its traces are of order one", do="leave it out")
             )
         self.target_timing = target_timing
         self.B_list = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
@@ -209,9 +240,12 @@ class OSTTP(SnAp):
         """The projected target at every state variable of a group."""
         if "y_target" not in extra:
             return jnp.zeros_like(cotangent)
-        found = (extra["y_target"] @ extra["B_list"][group.index])[..., None]
-        missing = cotangent.ndim - found.ndim  # a target for all samples
-        return found.reshape((found.shape[0], *(1,) * max(missing, 0), *found.shape[1:]))
+        y, B = extra["y_target"], extra["B_list"][group.index]
+        check_target(group, y, B.shape[0])
+        found, between = y @ B, len(group.varshape) - y.ndim + 1  # axes of units beside the last
+        if not group.varshape:
+            return found
+        return found.reshape((*y.shape[:-1], *(1,) * between, found.shape[-1], 1))
 
     def signal_values(self) -> dict[str, Any]:
         """The matrices."""
@@ -262,7 +296,15 @@ class DECOLLE(ParamDimVjpAlgorithm):
         trace_dtype: Any = None,
         config: ETraceConfig | None = None,
     ):
-        self.n_target, self.key = int(n_target), key_of("key", key)
+        if isinstance(n_target, bool) or not isinstance(n_target, int) or n_target < 1:
+            raise ValueError(
+                message(
+                    f"n_target={n_target!r}.",
+                    why="it is the width of the targets",
+                    do="pass a positive integer",
+                )
+            )
+        self.n_target, self.key = n_target, key_of("key", key)
         self.readouts = None if readouts is None else [jnp.asarray(R) for R in readouts]
         self.local_loss = _squares if local_loss is None else local_loss
         self.observe = (lambda state: state[..., 0]) if observe is None else observe
@@ -276,6 +318,25 @@ class DECOLLE(ParamDimVjpAlgorithm):
                     "DECOLLE is called without y_target.",
                     why="every group learns to predict it",
                     do="call learner(x, y_target=y)",
+                )
+            )
+
+    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model on example inputs, and check the read-outs against its groups."""
+        was_compiled = self.is_compiled
+        super().compile_graph(*args, **kwargs)
+        if was_compiled or self.readouts is None or not self.is_compiled:
+            return
+        groups = self.graph.hidden_groups
+        want = [(g.varshape[-1] if g.varshape else 1, self.n_target) for g in groups]
+        got = [R.shape for R in self.readouts]
+        if want != got:
+            self.executor.forget()
+            raise ValueError(
+                message(
+                    f"readouts of shape {got}, the groups need {want}.",
+                    why="groups: " + ", ".join(g.name for g in groups),
+                    do="pass one matrix (units, n_target) per group, in this order",
                 )
             )
 
@@ -312,13 +373,7 @@ class DECOLLE(ParamDimVjpAlgorithm):
             seen = self.observe(state)
             return self.local_loss((seen if group.varshape else seen[None]) @ R, target)
 
-        target, units = extra["y_target"], group.varshape
-        if target.ndim > max(1 + len(units), 2):
-            raise ValueError(
-                message(
-                    f"a target of shape {target.shape[1:]} for the group {group.name}.",
-                    why=f"its units have the shape {units}",
-                    do="pass one target per sample",
-                )
-            )
+        target = extra["y_target"]
+        if self.local_loss is _squares:
+            check_target(group, target, R.shape[1])
         return jax.vmap(jax.grad(loss))(state, target)

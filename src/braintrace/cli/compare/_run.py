@@ -18,7 +18,7 @@ from ._result import Plan, Result, Row
 from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice
 from .tasks import Batch
 
-REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, jax.errors.JaxRuntimeError)
+REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, RuntimeError)
 
 
 def compare(plan: Plan, choices: list[Choice]) -> Result:
