@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test check lint types test-jax sweep bench bench-compile clean
+.PHONY: help demo test test-all check lint types test-jax sweep bench bench-compile clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -21,6 +21,9 @@ demo: $(VENV)/.demo  ## run the demo
 
 test: $(VENV)/.dev  ## run the quick suite on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-all: $(VENV)/.dev  ## the same with every model and rule (half an hour)
+	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: lint types test  ## everything CI runs
 

@@ -65,7 +65,7 @@ def test_every_cut_is_on_the_certificate(certified, seed):
 
 def test_parameters_of_both_kinds_are_drawn():
     kinds: set[bool] = set()
-    for seed in range(20):
+    for seed in range(12):
         if len(kinds) == 2:
             break
         model = Network(random_network(seed))

@@ -11,7 +11,7 @@ import pytest
 
 import braintrace as bt
 from braintrace import ETraceConfig
-from braintrace.learner._compile import RULES
+from braintrace.learner._compile import RULES, class_of
 
 XS = jax.random.normal(jax.random.PRNGKey(0), (5, 2, 3))
 YS = jax.random.normal(jax.random.PRNGKey(1), (5, 2, 2))
@@ -63,11 +63,16 @@ PRESETS = {
 NEEDED = {"rflo": ("random_feedback_key",), "osttp": ("B_list",), "decolle": ("n_target",)}
 
 
-def test_every_name_is_tried_here():
+def test_every_name_has_coordinates():
     assert set(RULES) - set(PRESETS) == {"esd_rtrl", "dni"}
+    for name, (options, _) in PRESETS.items():
+        config = RULES[name](Net(), **options).config
+        assert class_of(config) in (RULES[name], *RULES[name].__mro__)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", ["pp_prop", "eprop", "rflo", "ostl_recurrent", "otpe", "osttp", "decolle", "stllr"]
+)
 def test_a_preset_is_made_again_from_its_coordinates(name):
     options, given = PRESETS[name]
     learner = made(name, **options)

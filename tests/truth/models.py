@@ -6,9 +6,11 @@ have something it drops. A case is a model with non-zero states, inputs and targ
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import brainstate
@@ -20,8 +22,16 @@ import scipy.sparse
 from jax import lax
 
 import braintrace as bt
+from braintrace.verify._dense import dense
 
 T = 5
+
+
+def some(names, every: int) -> list:
+    """One in so many of them, all if the environment says so: `make test-all`."""
+    return list(names)[:: 1 if os.environ.get("BRAINTRACE_ALL") else every]
+
+
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid
 
 
@@ -1045,3 +1055,11 @@ operator("grouped", (2, 3), (2, 2), w=(2, 3, 2), b=(2, 2))(
 )
 operator("grouped_batched", (2, 2, 3), (2, 2, 2), w=(2, 3, 2))(lambda x, w: bt.grouped_matmul(x, w))
 operator("custom", (3,), (3,), w=(3, 3))(lambda x, w: weighted_power.bind(x, w))
+
+
+@cache
+def recorded(name: str):
+    """The dense derivatives of a model's steps, for all files of tests that need them."""
+    brainstate.random.seed(1)
+    c = {**EXACT, **RECURRENT, **OPERATORS}[name]()
+    return dense(c.model, step_fn, *c.sequences)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from models import EXACT, OPERATORS, RECURRENT, Draw, T, matmul, net, spike, step_fn
+from models import EXACT, OPERATORS, RECURRENT, Draw, T, matmul, net, recorded, spike, step_fn
 
 import braintrace as bt
 from braintrace.verify import compare
@@ -99,6 +99,8 @@ def case(name):
 
 @cache
 def seen(name):
+    if name not in LIVE:
+        return recorded(name)
     c = case(name)
     return dense(c.model, step_fn, *c.sequences)
 
