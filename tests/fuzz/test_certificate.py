@@ -36,7 +36,7 @@ def certified():
 # ----------------------------------------------------------------------------- layered networks
 
 
-@settings(max_examples=24, **many)
+@settings(max_examples=12, **many)
 @given(seeds)
 def test_learner_is_the_network_cut_by_hand(seed):
     net = random_network(seed)
@@ -65,7 +65,7 @@ def test_every_cut_is_on_the_certificate(certified, seed):
 
 def test_parameters_of_both_kinds_are_drawn():
     kinds: set[bool] = set()
-    for seed in range(12):
+    for seed in range(20):
         if len(kinds) == 2:
             break
         model = Network(random_network(seed))

@@ -128,7 +128,7 @@ def claimed(found, n_exits):
 
 
 @settings(
-    max_examples=16,
+    max_examples=8,
     derandomize=True,
     deadline=None,
     database=None,
