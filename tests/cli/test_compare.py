@@ -245,3 +245,13 @@ def test_spiking_cell_spikes():
     spikes = brainstate.transform.for_loop(network.cell, xs)
     assert set(np.unique(spikes)) == {0, 1}
     assert 0.01 < spikes.mean() < 0.3 and math.isfinite(spikes.sum())
+
+
+def test_compare_goes_on_where_a_rule_needs_more_than_a_loss(tmp_path):
+    _, status, record = compared(
+        tmp_path, "--updates", "1", "--rules", "three_factor", "dni", "no_trace"
+    )
+    assert status == 0
+    refused = {label: row["refused"] for label, row in rows(record).items()}
+    assert "without a modulator" in refused["three_factor"]
+    assert "no synthesizer" in refused["dni"] and refused["no_trace"] is None
