@@ -11,7 +11,7 @@ import pytest
 
 import braintrace as bt
 from braintrace import ETraceConfig
-from braintrace.learner._compile import RULES, class_of
+from braintrace.learner._compile import RULES, class_of, options_of
 
 XS = jax.random.normal(jax.random.PRNGKey(0), (5, 2, 3))
 YS = jax.random.normal(jax.random.PRNGKey(1), (5, 2, 2))
@@ -67,7 +67,8 @@ def test_every_name_has_coordinates():
     assert set(RULES) - set(PRESETS) == {"esd_rtrl", "dni"}
     for name, (options, _) in PRESETS.items():
         config = RULES[name](Net(), **options).config
-        assert class_of(config) in (RULES[name], *RULES[name].__mro__)
+        assert config is not None and options_of(config).get("config", config) == config
+        assert issubclass(class_of(config), bt.ETraceAlgorithm)
 
 
 @pytest.mark.parametrize(
