@@ -19,7 +19,7 @@ from .._jaxpr import Equation
 from ..graph import Graph
 from ..rules import Forward
 from ._evaluate import Values, inputs_of
-from ._tied import tied
+from ._remember import remembering
 
 Array = jax.Array
 
@@ -89,20 +89,10 @@ def forward_remember(
 ) -> tuple[Any, ...]:
     """The entry states; their cotangent meets the traces, nothing goes to the past."""
 
-    @jax.custom_vjp
-    def remember(params, hidden, traces):
-        return tied(hidden, params, traces)
+    def credit(params, traces, cotangents):
+        return tuple(_contract(p, t, cotangents) for p, t in zip(params, traces, strict=True))
 
-    def forward(params, hidden, traces):
-        return tied(hidden, params, traces), (params, hidden, traces)
-
-    def backward(kept, cotangents):
-        params, hidden, traces = kept
-        grads = tuple(_contract(p, t, cotangents) for p, t in zip(params, traces, strict=True))
-        return grads, tuple(jnp.zeros_like(h) for h in hidden), None
-
-    remember.defvjp(forward, backward)
-    return remember(tuple(params), tuple(hidden), list(traces))
+    return remembering(params, hidden, list(traces), credit)
 
 
 def _contract(p: Array, trace: dict[str, Array], cotangents: Sequence[Array]) -> Any:

@@ -24,11 +24,11 @@ from .._control import run
 from .._errors import NotSupportedError, message
 from ..graph import Graph
 from ..graph import HiddenParamOpRelation as Relation
-from ..rules import Kronecker
+from ..rules import Kronecker, seen_input
 from ._evaluate import Values, inputs_of
 from ._forward import quiet_apply
 from ._observe import observe
-from ._tied import tied
+from ._remember import operands_pulled, remembering
 
 Array = jax.Array
 
@@ -48,7 +48,7 @@ def kronecker_init(graph: Graph, rule: Kronecker) -> list[Any]:
             "draws": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
-            x = jax.eval_shape(lambda v, r=r: _seen(r, v), op.x)
+            x = jax.eval_shape(lambda v, r=r: seen_input(r, v), op.x)
             trace["u"] = jnp.zeros(x.shape, x.dtype)
         out.append(trace)
     return out
@@ -72,11 +72,6 @@ def _check(r: Relation, entries: Sequence[Any]) -> None:
                 do="use UORO, RTRL, SnAp or D_RTRL",
             )
         )
-
-
-def _seen(r: Relation, x: Any) -> Array:
-    seen = jnp.asarray(r.operator.represent(x))
-    return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)
 
 
 def kronecker_advance(
@@ -112,7 +107,7 @@ def kronecker_advance(
         moved = jax.vmap(lambda a: push(a, still))(A)
         new = jax.vmap(lambda e, r=r: push(silent, {**still, r.index: e}))(units)
         one = jnp.ones(lead, y.dtype)
-        x = {} if s.x is None else {"u": _seen(r, s.x)}
+        x = {} if s.x is None else {"u": seen_input(r, s.x)}
         size = lambda arrays, axis: jnp.sqrt(_squares(arrays, axis, rule.batched))
         key = jax.random.fold_in(jax.random.fold_in(rule.key, r.index), t["draws"])
         c = jax.random.rademacher(key, lead, y.dtype)
@@ -161,28 +156,13 @@ def kronecker_remember(
 ) -> tuple[Any, ...]:
     """The entry states; their cotangent meets the factors, nothing goes to the past."""
 
-    @jax.custom_vjp
-    def remember(params, hidden, saved):
-        return tied(hidden, params, saved)
-
-    def forward(params, hidden, saved):
-        return tied(hidden, params, saved), (params, hidden, saved)
-
-    def backward(kept, cotangents):
-        params, hidden, (consts, traces) = kept
-
-        def traced(p):
-            found = graph.operands(consts, p)
-            pairs = zip(graph.relations, found, strict=True)
-            return [{k: w[k] for k in r.keys} for r, w in pairs], found
-
-        _, pull, weights = jax.vjp(traced, params, has_aux=True)
+    def credit(params, saved, cotangents):
+        consts, traces = saved
+        weights, pull = operands_pulled(graph, consts, params)
         each = zip(graph.relations, traces, weights, strict=True)
-        grads = [_recalled(r, rule, t, w, cotangents) for r, t, w in each]
-        return pull(grads)[0], tuple(jnp.zeros_like(h) for h in hidden), None
+        return pull([_recalled(r, rule, t, w, cotangents) for r, t, w in each])
 
-    remember.defvjp(forward, backward)
-    return remember(tuple(values.params), tuple(hidden), (values.consts, list(traces)))
+    return remembering(values.params, hidden, (values.consts, list(traces)), credit)
 
 
 def _recalled(r: Relation, rule: Kronecker, t: dict, weights: dict, cotangents: Any) -> dict:

@@ -29,6 +29,7 @@ from ._observe import observe
 from ._over import over
 from ._rank_one import rank_one_advance, rank_one_init, rank_one_remember
 from ._recurrence import Known, unroll
+from ._remember import operands_pulled
 from ._signals import heard_by, signals_of
 from ._tied import tied
 from ._time import Span, chosen_of, first_of, merged
@@ -306,15 +307,10 @@ def _anchor(
         now = replace(heard, states=states, extra=extra)
         signals = signals_of(graph, now, every, chosen, steps, lam, taps, exits)
 
-        def traced(p):
-            found = graph.operands(consts, p)
-            pairs = zip(graph.relations, found, strict=True)
-            return [{k: w[k] for k in r.keys} for r, w in pairs], found
-
-        _, pull, weights = jax.vjp(traced, params, has_aux=True)
+        weights, pull = operands_pulled(graph, consts, params)
         known = fresh if static else flag
         grads = rule.credit(graph.relations, traces, steps, signals, weights, known)
-        return pull(grads)[0], jax.tree.map(jnp.zeros_like, starts), None
+        return pull(grads), jax.tree.map(jnp.zeros_like, starts), None
 
     anchor.defvjp(forward, backward)
     consts = first_of(path.consts, span.consts)

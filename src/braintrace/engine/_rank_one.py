@@ -24,7 +24,7 @@ from ..graph import Graph
 from ..rules import RankOne
 from ._evaluate import Values, evaluate_plain
 from ._forward import new_hidden
-from ._tied import tied
+from ._remember import remembering
 
 Array = jax.Array
 
@@ -93,22 +93,13 @@ def rank_one_remember(
 ) -> tuple[Any, ...]:
     """The entry states; their cotangent meets the factors, nothing goes to the past."""
 
-    @jax.custom_vjp
-    def remember(params, hidden, traces):
-        return tied(hidden, params, traces)
-
-    def forward(params, hidden, traces):
-        return tied(hidden, params, traces), (params, hidden, traces)
-
-    def backward(kept, cotangents):
-        params, hidden, (*ws, last) = kept
+    def credit(params, traces, cotangents):
+        *ws, last = traces
         pairs = zip(last["s"].values(), cotangents, strict=True)
         dot = sum((jnp.vdot(a, c) for a, c in pairs), jnp.zeros(()))
-        grads = tuple(
+        return tuple(
             (dot * t["w"]).astype(t["w"].dtype) if t else np.zeros(p.shape, jax.dtypes.float0)
             for p, t in zip(params, ws, strict=True)
         )
-        return grads, tuple(jnp.zeros_like(h) for h in hidden), None
 
-    remember.defvjp(forward, backward)
-    return remember(tuple(params), tuple(hidden), list(traces))
+    return remembering(params, hidden, list(traces), credit)

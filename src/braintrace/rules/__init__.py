@@ -18,3 +18,4 @@ from ._rule import Whole as Whole
 from ._signal import by_group as by_group
 from ._signal import square as square
 from ._signal import with_signal as with_signal
+from ._stretch import seen_input as seen_input

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from ..graph import HiddenParamOpRelation as Relation
 from ._linear import slim, summed, turned, wide
 from ._rule import Feedback, Fresh, Grads, Rule, Signals, Steps
-from ._stretch import either, folded, pull, scan, taken
+from ._stretch import either, folded, pull, scan, seen_input, taken
 from ._trace import storage
 
 Array = jax.Array
@@ -33,7 +33,6 @@ def factored(
     plain: bool = False,
     hears: str | None = None,
     kept: Callable[[Relation, Steps], Steps] | None = None,
-    signal: Callable | None = None,
     feedback: Feedback | None = None,
 ) -> Rule:
     """Filter input and tail separately.
@@ -45,7 +44,6 @@ def factored(
         plain: whether the tail enters as it is, (1 - a_f) is 1 everywhere.
         hears: see `Rule`.
         kept: the Jacobian in place of the step's own.
-        signal: the learning signal in place of the loss's own.
         feedback: see `Rule`.
     """
 
@@ -64,7 +62,7 @@ def factored(
             "steps": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
-            seen = jax.eval_shape(lambda x: _seen(r, x), op.x)
+            seen = jax.eval_shape(lambda x: seen_input(r, x), op.x)
             trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
         return trace
 
@@ -97,40 +95,22 @@ def factored(
         weights: Sequence[Grads],
         fresh: Fresh,
     ) -> list[Grads]:
-        signal = []
-        for r, eps, s, got in zip(relations, traces, steps, signals, strict=True):
-            _, f = s.own
-            length, every = s.f.shape[0], got.every
-            at = slice(None, None, every)  # the steps whose factors meet a cotangent
-            count = eps["steps"] + jnp.arange(length) + (every is None)
-            one = _ones(decay_x, eps["one"], length)
-            if every is not None:  # at the entry of a window: before its first step
-                one = jnp.concatenate([eps["one"][None], one[:-1]])
-            if got.exits is not None:
-                last = s.own[0].astype(f.dtype)[None]
-                c = remembered(r, jnp.concatenate([f[1:], last]), got.exits, got.masked)
-            else:
-                c = remembered(r, f[at], got.lam, got.masked)
-                if every is None:
-                    c = decay_f * c + gain * got.ct
-            if not plain:
-                correction = 1 - jnp.asarray(decay_f, one.dtype) ** count[at]
-                c = c * _along(1 / jnp.where(correction > 0, correction, 1), c)
-            signal.append((c, c * _along(one[at], c)))
-        filtered = _filtered(decay_x, relations, steps, signals, [c for c, _ in signal])
+        each = list(zip(relations, traces, steps, signals, strict=True))
+        scale = None if plain else decay_f
+        cs = [_cotangents(decay_f, gain, scale, *of) for of in each]
+        filtered = _filtered(decay_x, relations, steps, signals, cs)
         out = []
-        for r, eps, s, got, w, (c, rows), h in zip(
-            relations, traces, steps, signals, weights, signal, filtered, strict=True
-        ):
+        for (r, eps, s, got), w, c, h in zip(each, weights, cs, filtered, strict=True):
             if h is None:
                 grads = _pulled_one_by_one(decay_x, r, eps, s, c, w, got)
             else:
                 grads = _pulled(r, eps, s, h, w, got, fresh)
             constant = r.operator.constant_keys & set(r.keys)
             if constant:
+                rows = c * _along(_ones_at(decay_x, eps["one"], s, got), c)
                 ones = [rows] if got.every is None else [rows, got.ct]
                 found = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
-                grads |= {k: sum(g[k] for g in found) for k in constant}
+                grads |= {k: sum((g[k] for g in found[1:]), found[0][k]) for k in constant}
             out.append({k: grads[k] for k in r.keys})
         return out
 
@@ -146,10 +126,43 @@ def factored(
         prepare=prepare,
         kept=kept,
         hears=hears,
-        signal=signal,
         feedback=feedback,
         approximates="the trace of every weight: two filtered factors stand for it",
     )
+
+
+def _cotangents(
+    decay: float,
+    gain: float,
+    scale: float | None,
+    r: Relation,
+    eps: dict,
+    s: Steps,
+    got: Signals,
+) -> Array:
+    """What meets the filtered inputs, per step or window; `scale` is the decay of averages."""
+    last, f = s.own
+    at = slice(None, None, got.every)  # the steps whose factors meet a cotangent
+    if got.exits is not None:
+        after = jnp.concatenate([f[1:], last.astype(f.dtype)[None]])
+        c = remembered(r, after, got.exits, got.masked)
+    else:
+        c = remembered(r, f[at], got.lam, got.masked)
+        if got.every is None:
+            c = decay * c + gain * got.ct
+    if scale is None:
+        return c
+    count = eps["steps"] + jnp.arange(s.f.shape[0]) + (got.every is None)
+    correction = 1 - jnp.asarray(scale, eps["one"].dtype) ** count[at]
+    return c * _along(1 / jnp.where(correction > 0, correction, 1), c)
+
+
+def _ones_at(decay: float, start: Array, s: Steps, got: Signals) -> Array:
+    """The filtered input 1 that meets each cotangent: before its first step for a window."""
+    one = _ones(decay, start, s.f.shape[0])
+    if got.every is None:
+        return one
+    return jnp.concatenate([start[None], one[:-1]])[:: got.every]
 
 
 def _tails(
@@ -272,7 +285,7 @@ def _like(r: Relation, c: Array) -> Array | None:
     """Inputs for a pull-back that reads none."""
     if r.operator.x is None:
         return None
-    x = jax.eval_shape(lambda v: _seen(r, v), r.operator.x)
+    x = jax.eval_shape(lambda v: seen_input(r, v), r.operator.x)
     return jnp.zeros((folded(r, c).shape[0], *x.shape), x.dtype)
 
 
@@ -290,12 +303,6 @@ def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
 
 
 def _all_seen(r: Relation, x: Any) -> Array:
-    """`_seen` for every step and turn."""
-    each = jax.vmap(lambda v: _seen(r, v))
+    """`seen_input` for every step and turn."""
+    each = jax.vmap(lambda v: seen_input(r, v))
     return each(x) if r.site.turns is None else jax.vmap(each)(x)
-
-
-def _seen(r: Relation, x: Array | None) -> Array:
-    """The input as numbers that can be filtered: spikes may come as booleans or integers."""
-    seen = jnp.asarray(r.operator.represent(x))
-    return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)

@@ -37,7 +37,7 @@ def untraced() -> Rule:
         lambda r, weights: {},
         lambda relations, traces, steps, weights, fresh: list(traces),
         credit,
-        signals=False,
+        takes_signal=False,
         approximates="the trace of every weight: there is none",
     )
 
@@ -101,6 +101,6 @@ def paired(
         credit,
         prepare=prepare,
         hears="seen",
-        signals=False,
+        takes_signal=False,
         approximates="the trace of every weight: pairings of inputs and sensitivities",
     )

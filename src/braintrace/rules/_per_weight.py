@@ -40,7 +40,6 @@ def per_weight(
     *,
     hears: str | None = None,
     kept: Callable[[Relation, Steps], Steps] | None = None,
-    signal: Callable | None = None,
     feedback: Feedback | None = None,
     kappa: float = 0.0,
     most: float | None = None,
@@ -51,7 +50,6 @@ def per_weight(
         trace_dtype: type the trace is stored in; None keeps the type of its products.
         hears: see `Rule`.
         kept: the Jacobian in place of the step's own.
-        signal: the learning signal in place of the loss's own.
         feedback: see `Rule`.
         kappa: decay of a second trace, the first one filtered; the two lie side by side in slots.
         most: the trace is clipped to this absolute value after every step.
@@ -139,20 +137,18 @@ def per_weight(
     how: dict[str, Any] = dict(
         kept=steps_kept,
         hears="seen" if kappa and hears is None else hears,
-        signal=signal,
         feedback=feedback,
         one_by_one=most is not None,
-        approximates=_words(kept, signal, feedback, kappa),
+        approximates=_words(kept, feedback, kappa),
     )
     waiting = Rule(init, _wait, _credit(_recall_waiting, heard), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
     return Rule(init, advance, _credit(contract, heard), pending=pending, **how)
 
 
-def _words(kept: Any, signal: Any, feedback: Any, kappa: float) -> str | None:
+def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
     words = [
         (kept, "the memory of the states: every trace decays alike"),
-        (signal, "the derivative of the loss by the states: the rule has a signal of its own"),
         (feedback, "the derivative of the loss by the states: its way back is random"),
         (kappa, "the trace of every weight: it is filtered once more"),
     ]

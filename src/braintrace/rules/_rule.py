@@ -89,10 +89,10 @@ class Rule:
             slots.
         hears: how the states after a step are told apart in `Signals.new`. "seen": as others see
             them. "apart": besides, what made them sees no entry of the states they are together
-            with, and credit to the past passes through the rule's own D. "sealed": the same for all
-            entries. Only in single steps.
+            with, and credit to the past passes through the rule's own D. "sealed": the same, and
+            recurrent entries are not cut. Only in single steps.
         signal: `Heard -> cotangents` per hidden leaf in place of those of the loss.
-        signals: whether it can have one.
+        takes_signal: whether it can have one.
         feedback: where the way back is random; a signal of its own if there is no operator to
             go back through.
         one_by_one: whether steps must not be taken together.
@@ -128,7 +128,7 @@ class Rule:
     kept: Callable[[Relation, Steps], Steps] | None = None
     hears: str | None = None
     signal: Callable[[Heard], Sequence[Array]] | None = None
-    signals: bool = True
+    takes_signal: bool = True
     feedback: Feedback | None = None
     one_by_one: bool = False
     pending: Pending | None = None

@@ -122,3 +122,9 @@ def taken(r: Relation, x: Array | None, masked: bool, c: Array) -> Array | None:
         return x
     counts = jnp.any(c.reshape((c.shape[0], -1)) != 0, axis=1)
     return x[jnp.where(counts, jnp.arange(x.shape[0]), jnp.argmax(counts))]
+
+
+def seen_input(r: Relation, x: Array | None) -> Array:
+    """The input as numbers that can be filtered: spikes may come as booleans or integers."""
+    seen = jnp.asarray(r.operator.represent(x))
+    return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)
