@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ from jax import lax
 
 from .._errors import dotted, message
 from .._jaxpr import is_traced
-from ..engine import OWN, Span, Values, init_traces, stretch
+from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
-from ..graph import MOST_ENTRIES, CompilationReport, Graph, HiddenGroup, Traces
+from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
 from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
 from ._around import Around, around, stand_in
 from ._batch import (
@@ -38,7 +37,6 @@ from ._checks import (
     check_lockstep,
     check_memory,
     check_relations,
-    check_windows,
     shape_of,
 )
 from ._config import ETraceConfig
@@ -46,6 +44,7 @@ from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 from ._sequences import states_of
+from ._signal import SignalMixin
 from ._train import train
 
 Array = jax.Array
@@ -63,7 +62,7 @@ def cleared(trace: Any) -> Any:
     return {**zeros, "draws": trace["draws"]} if "draws" in trace else zeros
 
 
-class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
+class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
     """A model that learns online.
 
     Build one with `braintrace.compile`, or with the class of a rule and `compile_graph`. Call it
@@ -72,10 +71,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     """
 
     __module__ = "braintrace"
-
-    takes: tuple[str, ...] = ()  # keyword arguments of a call that are for the rule
-    signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
-    windows: str | None = None  # why windows are refused, if they are
 
     def __init__(
         self,
@@ -92,18 +87,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         super().__init__(name=name)
         self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
-        reason = self.windows
-        if reason is None and self.takes:
-            reason = "what a call gives the rule belongs to its steps"
-        check_windows(type(self).__name__, self.vjp_method, reason)
-        if self._has_signal and not (isinstance(rule, Rule) and rule.signals):
-            raise TypeError(
-                message(
-                    f"{type(self).__name__} has a learning signal and no trace for it.",
-                    why="this rule carries derivatives to the loss, not traces to a signal",
-                    do="make it from D_RTRL, pp_prop or SnAp",
-                )
-            )
+        self._check_signal(rule)
         self.executor = ETraceVjpGraphExecutor(
             model, self.vjp_method, crossings, snap_max_jacobian_elements
         )
@@ -114,7 +98,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
-        self._names: tuple[str, ...] = ()
         self._standing_in = False  # whether calls are placeholders for a block to come
         self._example: Any = None
         self._state_shapes: Shapes = {}
@@ -130,10 +113,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
     @rule.setter
     def rule(self, rule: Rule | Whole) -> None:
         self._rule = rule
-
-    @property
-    def _has_signal(self) -> bool:
-        return type(self).learning_signal is not ETraceAlgorithm.learning_signal
 
     # ------------------------------------------------------------------------------ compiling
 
@@ -163,10 +142,14 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
         try:
             check_relations(self.executor.graph, isinstance(self.rule, Forward | RankOne))
             self.batch_size = shared_batch(self.executor.graph, self._example)
+            self._check_graph()
             self.init_etrace_state()
         except BaseException:
             self.executor.forget()
             raise
+
+    def _check_graph(self) -> None:
+        """Refuse a graph that does not fit what the learner was made with."""
 
     def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
         """Allocate zero traces for the compiled graph."""
@@ -208,9 +191,7 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             )
         kwargs, extra = self._extra(kwargs)
         self._check_extra(extra)
-        if self._has_signal:
-            extra = {**extra, OWN: self.signal_values()}
-        call, besides = unwrap((args, kwargs)), unwrap(extra)
+        call, besides = unwrap((args, kwargs)), unwrap(self._told(extra))
         check_lockstep(call, besides)
         check_arguments(self._example, call)
         check_states(self.path_to_states, self._state_shapes)
@@ -246,50 +227,6 @@ class ETraceAlgorithm(SequenceDriverMixin, brainstate.nn.Module):
             state.value = value
         self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
         return unflatten(info, outs)
-
-    @contextmanager
-    def named(self, names: tuple[str, ...]) -> Iterator[None]:
-        """Take the last arguments of calls as keywords of these names: a mapped call has none."""
-        self._names = names
-        try:
-            yield
-        finally:
-            self._names = ()
-
-    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        n = len(args) - len(self._names)
-        return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
-
-    def _check_extra(self, extra: dict[str, Any]) -> None:
-        """Refuse a call that does not give the rule what it needs."""
-
-    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The keyword arguments of the model, and those that are for the rule."""
-        mine = {k: kwargs[k] for k in self.takes if kwargs.get(k) is not None}
-        return {k: v for k, v in kwargs.items() if k not in self.takes}, mine
-
-    def learning_signal(
-        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
-    ) -> Array:
-        """The signal that meets the traces of a group; a class may put its own here.
-
-        All arrays have a leading axis of steps and the shape (*varshape, num_state) of the group
-        after it. In windows the signal meets the traces where the window enters. It is compiled
-        once: what it reads from `self` must stay the same. Arrays that change belong into
-        `signal_values`.
-
-        Args:
-            group: the hidden group.
-            cotangent: the loss's own signal, its derivative by the states.
-            state: the states after each step.
-            extra: what the learner was called with by the names in `takes`, with a leading axis of
-                steps; and `signal_values()`, without one.
-        """
-        return cotangent
-
-    def signal_values(self) -> dict[str, Any]:
-        """Arrays that `learning_signal` finds in `extra`, as they are at each call."""
-        return {}
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         single, rule = self.vjp_method == "single-step", self.rule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import NotSupportedError, message
 from ..rules import (
     Feedback,
     Forward,
@@ -68,14 +67,6 @@ def rule_of(
 def _factored(config: ETraceConfig, how: dict[str, Any], trace_dtype: Any) -> Rule:
     x, f = config.decay
     if not config.normalized:  # leaky sums: the leak of the tails is their Jacobian
-        if config.recursion_f == "jacobian":
-            raise NotSupportedError(
-                message(
-                    "leaky sums of tails (normalized=False) with the recursion 'jacobian'.",
-                    why="the Jacobian decays already",
-                    do="use temporal_recursion='scalar_leak', or normalized=True",
-                )
-            )
         return factored(x, 1.0, trace_dtype, plain=True, kept=leak(f), **{**how, "hears": "apart"})
     if config.recursion_f == "scalar_leak":
         return factored(x, f, trace_dtype, kept=leak(1.0), **{**how, "hears": "apart"})

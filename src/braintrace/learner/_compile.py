@@ -319,17 +319,23 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     )
 
 
-def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
-    known: list[inspect.Parameter] = []
-    for base in rule.__mro__:  # a class that passes on what it does not know takes that, too
+def parameters_of(rule: type[ETraceAlgorithm]) -> list[inspect.Parameter]:
+    """The options of a rule; a class that passes on what it does not know takes that, too."""
+    known: dict[str, inspect.Parameter] = {}
+    for base in rule.__mro__:
         if "__init__" not in vars(base):
             continue
-        here = list(inspect.signature(base.__init__).parameters.values())  # type: ignore[misc]
-        got = {p.name for p in known}
-        known += [p for p in here if p.name not in ("self", "model", "rule", *got)]
-        if not any(p.kind is p.VAR_KEYWORD for p in here):
+        here = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        known = {**here, **known}
+        if not any(p.kind is p.VAR_KEYWORD for p in here.values()):
             break
-    known = [p for p in known if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    own = ("self", "model", "rule")
+    return [p for p in known.values() if p.name not in own and p.kind not in several]
+
+
+def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
+    known = parameters_of(rule)
     names = [p.name for p in known]
     unknown = sorted(set(options) - set(names))
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class ETraceConfig:
     sparse_n: int | None = None
     window_size: int | None = None
     normalized: bool = True
-    alphas: tuple[float, float] | None = field(default=None)
+    alphas: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self._check_words()
@@ -267,6 +267,12 @@ class ETraceConfig:
         self._check_signal(kind, carried)
         if (self.alphas is not None) != (kind == "paired"):
             _refuse(f"alphas={self.alphas} with the trace {kind!r}", "they weight pairings", "both")
+        if not self.normalized and carried == "jacobian" and kind == "io_factorized":
+            _refuse(
+                "normalized=False with the recursion 'jacobian'",
+                "a leaky sum leaks by a number, a Jacobian decays already",
+                "temporal_recursion='scalar_leak', or normalized=True",
+            )
         if not self.normalized and kind != "io_factorized":
             _refuse(
                 f"normalized=False with the trace {kind!r}",

@@ -12,7 +12,6 @@ from jax import lax
 
 from ..engine import Values
 from ..graph import Graph
-from ..rules import Rule
 from ._config import ETraceConfig
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
@@ -61,8 +60,6 @@ class DNI(ParamDimVjpAlgorithm):
         super().__init__(
             model, name, vjp_method, fast_solve, trace_dtype, chunked_trace, config=config
         )
-        assert isinstance(self.rule, Rule)
-        self.rule = replace(self.rule, one_by_one=True, pending=None)
 
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Use this one from now on."""
@@ -77,11 +74,12 @@ class DNI(ParamDimVjpAlgorithm):
             return kwargs, {}
         return kwargs, {"synthesizer": self.synthesizer.param_values()}
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, or one window if an argument is `MultiStepData`."""
-        if self.synthesizer is None and self.is_compiled:
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        if not extra:
             raise no_synthesizer()
-        return super().update(*args, **kwargs)
+
+    def _planned(self, step: Any, sequences: Any) -> None:
+        """Calls are not put together: each adds the guess at its own end."""
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         assert self.synthesizer is not None

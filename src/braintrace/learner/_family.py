@@ -26,7 +26,7 @@ class EProp(ParamDimVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         fast_solve: accepted; there is one path.
-        feedback_scale: of the random operands' entries, relative to 1 / sqrt(fan-out).
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         **options: further arguments of `ParamDimVjpAlgorithm`.
 
@@ -91,7 +91,7 @@ class RFLO(ParamDimVjpAlgorithm):
         random_feedback_key: seed or key of the random operands; None for symmetric feedback.
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
-        feedback_scale: of the random operands' entries, relative to 1 / sqrt(fan-out).
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
         trace_dtype: storage type of the traces.
     """
 

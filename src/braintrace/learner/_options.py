@@ -12,9 +12,9 @@ import numpy as np
 from .._errors import message
 
 
-def check_fraction(name: str, value: Any, *, zero: bool = True, one: bool = False) -> float:
-    """A number between 0 and 1, with the ends that are allowed."""
-    ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+def check_fraction(name: str, value: Any, *, zero: bool = True) -> float:
+    """A number between 0 and 1; 1 is too much, 0 is allowed with `zero`."""
+    ends = "[0, 1)" if zero else "(0, 1)"
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.number)):
         raise TypeError(
             message(
@@ -24,8 +24,7 @@ def check_fraction(name: str, value: Any, *, zero: bool = True, one: bool = Fals
             )
         )
     number = float(value)
-    inside = 0 < number < 1 or (zero and number == 0) or (one and number == 1)
-    if not inside:
+    if not (0 < number < 1 or (zero and number == 0)):
         raise ValueError(
             message(
                 f"{name}={value}.",

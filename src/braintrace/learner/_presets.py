@@ -32,7 +32,7 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
         memory_limit: bytes that the traces may need, None for no limit; more is refused before it
             is allocated.
-        feedback_scale: of the random operands' entries, relative to 1 / sqrt(fan-out).
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp

@@ -112,29 +112,26 @@ class KFRTRL(ETraceVjpAlgorithm):
         outputs = [r.operator.y.shape for r in graph.relations]
         if size is None or any(s[:1] != (size,) for s in outputs):
             return False
-        info, step = self.executor.graph.module_info, graph.step
+        info = self.executor.graph.module_info
         if any(is_traced(c) for c in info.consts):
             return False
-        key = jax.random.PRNGKey(0)
+        rng = np.random.default_rng(0)
 
-        def draw(i: int, v: Any) -> Any:
-            if not jnp.issubdtype(v.dtype, jnp.floating):
-                return jnp.zeros(v.shape, v.dtype)
-            return jax.random.normal(jax.random.fold_in(key, i % 1000), v.shape, v.dtype)
+        def drawn(a: Any) -> Any:
+            floats = jnp.issubdtype(jnp.result_type(a), jnp.floating)
+            return jnp.asarray(rng.standard_normal(a.shape), a.dtype) if floats else a
 
-        with jax.ensure_compile_time_eval():
-            kinds = [
-                [step.entry(leaf) for leaf in k] for k in (step.params, step.hidden, step.others)
-            ]
-            params, hidden, others = (tuple(draw(i, v) for i, v in enumerate(k)) for k in kinds)
-            args = tuple(draw(-i, v) for i, v in enumerate(jax.tree.leaves(self._example), 1))
-            values = Values(info.consts, args, params, hidden, others)
-            still = lambda h: new_hidden(graph, replace(values, hidden=h))
-            found = []
-            for sample in (0, -1):  # what one of them does to the others
-                one = lambda a, s=sample: jnp.zeros_like(a).at[s].set(a[s])
-                pushed = jax.jvp(still, (hidden,), (tuple(map(one, hidden)),))[1]
-                found += [a.at[sample].set(0) for a in pushed]
+        kinds = [info.leaves(kind) for kind in ("params", "hidden", "others")]
+        params, hidden, others = (tuple(map(drawn, leaves)) for leaves in kinds)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
+        args = tuple(map(drawn, jax.tree.leaves(zeros)))
+        values = Values(info.consts, args, params, hidden, others)
+        still = lambda h: new_hidden(graph, replace(values, hidden=h))
+        found = []
+        for sample in (0, -1):  # what one of them does to the others
+            one = lambda a, s=sample: jnp.zeros_like(a).at[s].set(a[s])
+            pushed = jax.jvp(still, (hidden,), (tuple(map(one, hidden)),))[1]
+            found += [a.at[sample].set(0) for a in pushed]
         if any(is_traced(a) for a in found):  # cannot be tried out: as before, else not told apart
             return self.rule.batched
         return not any(bool(a.any()) for a in found)

@@ -15,6 +15,7 @@ from ..graph import HiddenGroup
 from ._config import ETraceConfig
 from ._options import key_of
 from ._presets import ParamDimVjpAlgorithm, SnAp
+from ._sequences import count_of
 
 Array = jax.Array
 _NO_DERIVATIVE = "its signal is not a derivative of the loss"
@@ -199,17 +200,11 @@ class OSTTP(SnAp):
         self.B_list = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
         super().__init__(model, 1, name, vjp_method, fast_solve, **options)
 
-    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Trace the model on example inputs, and check the matrices against its groups."""
-        was_compiled = self.is_compiled
-        super().compile_graph(*args, **kwargs)
-        if was_compiled or not self.is_compiled:
-            return
+    def _check_graph(self) -> None:
         groups = self.graph.hidden_groups
         want = [g.varshape[-1] if g.varshape else 1 for g in groups]
         got = [B.shape[1] if B.ndim == 2 else None for B in self.B_list]
         if want != got:
-            self.executor.forget()
             raise ValueError(
                 message(
                     f"B_list has matrices to {got} units, the groups have {want}.",
@@ -296,15 +291,8 @@ class DECOLLE(ParamDimVjpAlgorithm):
         trace_dtype: Any = None,
         config: ETraceConfig | None = None,
     ):
-        if isinstance(n_target, bool) or not isinstance(n_target, int) or n_target < 1:
-            raise ValueError(
-                message(
-                    f"n_target={n_target!r}.",
-                    why="it is the width of the targets",
-                    do="pass a positive integer",
-                )
-            )
-        self.n_target, self.key = n_target, key_of("key", key)
+        self.n_target = count_of("n_target", n_target, "the entries of a target", optional=False)
+        self.key = key_of("key", key)
         self.readouts = None if readouts is None else [jnp.asarray(R) for R in readouts]
         self.local_loss = _squares if local_loss is None else local_loss
         self.observe = (lambda state: state[..., 0]) if observe is None else observe
@@ -321,17 +309,13 @@ class DECOLLE(ParamDimVjpAlgorithm):
                 )
             )
 
-    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Trace the model on example inputs, and check the read-outs against its groups."""
-        was_compiled = self.is_compiled
-        super().compile_graph(*args, **kwargs)
-        if was_compiled or self.readouts is None or not self.is_compiled:
+    def _check_graph(self) -> None:
+        if self.readouts is None:
             return
         groups = self.graph.hidden_groups
         want = [(g.varshape[-1] if g.varshape else 1, self.n_target) for g in groups]
         got = [R.shape for R in self.readouts]
         if want != got:
-            self.executor.forget()
             raise ValueError(
                 message(
                     f"readouts of shape {got}, the groups need {want}.",

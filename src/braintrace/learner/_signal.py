@@ -1,0 +1,94 @@
+"""What a rule is told besides the loss: keywords of a call, and a learning signal of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from .._errors import message
+from ..engine import OWN
+from ..graph import HiddenGroup
+from ..rules import Rule
+from ._checks import check_windows
+
+Array = jax.Array
+
+
+class SignalMixin:
+    """Keywords for the rule, and the hook for a learning signal."""
+
+    takes: tuple[str, ...] = ()  # keyword arguments of a call that are for the rule
+    signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
+    windows: str | None = None  # why windows are refused, if they are
+    vjp_method: str
+    _names: tuple[str, ...] = ()
+
+    @property
+    def _has_signal(self) -> bool:
+        return type(self).learning_signal is not SignalMixin.learning_signal
+
+    def _check_signal(self, rule: Any) -> None:
+        """Refuse windows and signals that the rule has no place for."""
+        reason = self.windows
+        if reason is None and self.takes:
+            reason = "what a call gives the rule belongs to its steps"
+        check_windows(type(self).__name__, self.vjp_method, reason)
+        if self._has_signal and not (isinstance(rule, Rule) and rule.takes_signal):
+            raise TypeError(
+                message(
+                    f"{type(self).__name__} has a learning signal and no trace for it.",
+                    why="this rule carries derivatives to the loss, not traces to a signal",
+                    do="make it from D_RTRL, pp_prop or SnAp",
+                )
+            )
+
+    def _told(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """What the rule is given at a call."""
+        return {**extra, OWN: self.signal_values()} if self._has_signal else extra
+
+    @contextmanager
+    def named(self, names: tuple[str, ...]) -> Iterator[None]:
+        """Take the last arguments of calls as keywords of these names: a mapped call has none."""
+        self._names = names
+        try:
+            yield
+        finally:
+            self._names = ()
+
+    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        n = len(args) - len(self._names)
+        return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
+
+    def _check_extra(self, extra: dict[str, Any]) -> None:
+        """Refuse a call that does not give the rule what it needs."""
+
+    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The keyword arguments of the model, and those that are for the rule."""
+        mine = {k: kwargs[k] for k in self.takes if kwargs.get(k) is not None}
+        return {k: v for k, v in kwargs.items() if k not in self.takes}, mine
+
+    def learning_signal(
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+    ) -> Array:
+        """The signal that meets the traces of a group; a class may put its own here.
+
+        All arrays have a leading axis of steps and the shape (*varshape, num_state) of the group
+        after it. In windows the signal meets the traces where the window enters. It is compiled
+        once: what it reads from `self` must stay the same. Arrays that change belong into
+        `signal_values`.
+
+        Args:
+            group: the hidden group.
+            cotangent: the loss's own signal, its derivative by the states.
+            state: the states after each step.
+            extra: what the learner was called with by the names in `takes`, with a leading axis of
+                steps; and `signal_values()`, without one.
+        """
+        return cotangent
+
+    def signal_values(self) -> dict[str, Any]:
+        """Arrays that `learning_signal` finds in `extra`, as they are at each call."""
+        return {}
