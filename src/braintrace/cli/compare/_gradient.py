@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ...learner import MultiStepData, compile
-from ...learner._compile import RULES
 from ._network import Network
-from ._rules import BPTT, IMMEDIATE, TRUNCATED, Choice
+from ._rules import BPTT, TRUNCATED, Choice
 from .tasks import Array, Task
 
 Grads = dict[Any, Any]
@@ -32,9 +31,8 @@ class Compiled:
     def __init__(self, choice: Choice, network: Network, task: Task, size: int):
         brainstate.nn.init_all_states(network, batch_size=size)
         self.choice, self.network = choice, network
-        if choice.name in (BPTT, TRUNCATED) or choice.name not in RULES:
-            window = 1 if choice.name == IMMEDIATE else choice.window
-            gradient, holder = reverse(network, task, window), network
+        if choice.name in (BPTT, TRUNCATED):
+            gradient, holder = reverse(network, task, choice.window), network
         else:
             gradient, holder = _online(network, task, choice, size)
         shapes = jax.eval_shape(lambda key: task.batch(key, size), jax.random.key(0))
@@ -65,10 +63,7 @@ class Compiled:
 
 
 def reverse(network: Network, task: Task, window: int | None = None) -> Gradient:
-    """Reverse mode in windows of some steps, default all: no gradient passes between two.
-
-    A window of one step gives the immediate derivative.
-    """
+    """Reverse mode in windows of some steps, default all: no gradient passes between two."""
 
     def piece(xs: Array, ys: Array, mask: Array) -> tuple[Grads, Array]:
         def loss():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...learner._compile import RULES
+from ...learner._compile import RULES, parameters_of
 
 BPTT, TRUNCATED, IMMEDIATE = "bptt", "tbptt", "no_trace"
 BASELINES = {
@@ -52,9 +51,8 @@ class Choice:
 
 def known() -> list[str]:
     """Names of baselines and rules, aliases left out."""
-    seen: set[type] = set()
-    first = [name for name, rule in RULES.items() if not (rule in seen or seen.add(rule))]  # type: ignore[func-returns-value]
-    return [*BASELINES, *(name for name in first if name not in BASELINES)]
+    first = {rule: name for name, rule in reversed(RULES.items())}
+    return [*BASELINES, *(n for n, r in RULES.items() if first[r] == n and n not in BASELINES)]
 
 
 def parse(words: Iterable[str]) -> list[Choice]:
@@ -105,10 +103,8 @@ def _steps(text: str, option: str, given: dict[str, Any]) -> int | None:
 def _check(name: str, options: dict[str, Any]) -> None:
     """Refuse options that the rule does not have."""
     own = {BPTT: [], TRUNCATED: ["window"], IMMEDIATE: []}.get(name, ["window", "block"])
-    takes = inspect.signature(RULES[name].__init__).parameters if name in RULES else {}
-    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        return
-    names = [n for n in takes if n not in ("self", "model", "name")]
+    takes = parameters_of(RULES[name]) if name in RULES else []
+    names = [p.name for p in takes if p.name != "name"]
     if unknown := sorted(set(options) - set(names)):
         has = ", ".join([*own, *names]) or "none"
         raise ValueError(f"{name} has no option {', '.join(unknown)}; its options are {has}.")
