@@ -67,8 +67,8 @@ def test_every_name_has_coordinates():
     assert set(RULES) - set(PRESETS) == {"esd_rtrl", "dni"}
     for name, (options, _) in PRESETS.items():
         config = RULES[name](Net(), **options).config
-        assert config is not None and options_of(config).get("config", config) == config
-        assert issubclass(class_of(config), bt.ETraceAlgorithm)
+        needed = {k: options[k] for k in NEEDED.get(name, ())}
+        assert class_of(config)(Net(), **options_of(config), **needed).config == config
 
 
 @pytest.mark.parametrize(
