@@ -444,3 +444,15 @@ def test_samples_that_meet_are_not_told_apart():
     assert not learner.rule.batched
     with pytest.raises(ValueError, match="eps=0"):
         bt.KFRTRL(Meeting(), eps=0.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "full"),
+    [((2,), (2, 1, 1)), ((4,), (1, 4, 1)), ((2, 4), (2, 4, 1)), ((2, 4, 1), (2, 4, 1))],
+)
+def test_a_modulator_for_samples_units_or_both(shape, full):
+    m = jnp.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    whole = jnp.broadcast_to(m.reshape(full), (2, 4, 1))
+    found, want = (gradient(made("three_factor"), modulator=lambda y, m=m: m) for m in (m, whole))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
