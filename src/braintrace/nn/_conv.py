@@ -13,7 +13,7 @@ from brainstate.nn import init
 from .._errors import message
 from ..ops import conv
 from ._shapes import Init, constant, initial, over_leading
-from ._window import Padding, dimension_numbers, padding_of, per_axis
+from ._window import Padding, dimension_numbers, named_padding, padding_of, per_axis
 
 _XAVIER = init.XavierNormal()
 
@@ -50,9 +50,19 @@ class _Conv(brainstate.nn.Module):
         n, layer = self.spatial, type(self).__name__
         self.kernel_size = per_axis(layer, "kernel_size", kernel_size, n)
         self.stride = per_axis(layer, "stride", stride, n)
-        self.padding = padding_of(layer, padding, n)
         self.lhs_dilation = per_axis(layer, "lhs_dilation", lhs_dilation, n)
         self.rhs_dilation = per_axis(layer, "rhs_dilation", rhs_dilation, n)
+        self.padding = padding_of(layer, padding, n)
+        if isinstance(self.padding, str) and self.lhs_dilation != (1,) * n:
+            sizes = self.in_size[1:] if channel_first else self.in_size[:-1]
+            self.padding = named_padding(
+                self.padding,
+                sizes,
+                self.kernel_size,
+                self.stride,
+                self.lhs_dilation,
+                self.rhs_dilation,
+            )
         self.dimension_numbers = dimension_numbers(n, channel_first)
 
         shape = (*self.kernel_size, self.in_channels // groups, out_channels)

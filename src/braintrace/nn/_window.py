@@ -50,6 +50,20 @@ def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, i
     return tuple((int(low), int(high)) for low, high in np.broadcast_to(numbers, (n, 2)))
 
 
+def named_padding(
+    name: str,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    lhs_dilation: tuple[int, ...],
+    rhs_dilation: tuple[int, ...],
+) -> tuple[tuple[int, int], ...]:
+    """The numbers a name stands for, if the input is the dilated one: lax knows no such names."""
+    wide = lambda sizes, dilation: [(n - 1) * d + 1 for n, d in zip(sizes, dilation, strict=True)]
+    pads = lax.padtype_to_pads(wide(sizes, lhs_dilation), wide(kernel, rhs_dilation), stride, name)
+    return tuple((int(low), int(high)) for low, high in pads)
+
+
 def dimension_numbers(n: int, channel_first: bool) -> lax.ConvDimensionNumbers:
     """Batch first, channels first or last; kernels are (*space, in, out)."""
     space = tuple(range(n))
