@@ -37,6 +37,10 @@ def test_units_pass_through():
     np.testing.assert_allclose(scaled(X).to_decimal(u.mV), bare(X))
 
 
+def test_signs_are_positive_by_default():
+    np.testing.assert_allclose(SignedWLinear(3, 4, w_init=-2.0)(X)[:, 0], 2 * X.sum(1))
+
+
 def test_standard_weights_have_mean_zero_and_norm_one():
     layer = ScaledWSLinear(3, 4, b_init=None, ws_gain=False)
     assert set(layer.weight.value) == {"weight"}
@@ -55,6 +59,8 @@ def test_layer_refuses_sizes_and_values_that_do_not_fit(kind):
     with pytest.raises(ValueError, match=rf"{name}: w_init has the shape \(4, 3\)") as info:
         kind(3, 4, w_init=jnp.ones((4, 3)))
     assert "why:" in str(info.value) and "do:" in str(info.value)
+    with pytest.raises(ValueError, match=rf"{name}: w_init is None\.(.|\n)*pass an initialiser"):
+        kind(3, 4, w_init=None)
     other = {"w_sign" if kind is SignedWLinear else "w_mask": jnp.ones((1, 3, 4))}
     with pytest.raises(ValueError, match=r"has the shape \(1, 3, 4\)"):
         kind(3, 4, **other)

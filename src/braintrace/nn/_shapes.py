@@ -27,6 +27,15 @@ def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:
     """The same, of whatever type it is: masks and signs may be boolean."""
     if isinstance(value, brainstate.State):
         value = value.value
+    if value is None:
+        raise ValueError(
+            message(
+                f"{label} is None.",
+                why="the layer has no form without it.",
+                do=f"pass an initialiser such as brainstate.nn.init.KaimingNormal(), or an array "
+                f"that broadcasts to {shape}.",
+            )
+        )
     array = u.math.asarray(value(shape) if callable(value) else value)
     pairs = zip(array.shape[::-1], shape[::-1], strict=False)
     if array.ndim > len(shape) or any(a not in (1, b) for a, b in pairs):
