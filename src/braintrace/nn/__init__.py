@@ -1,7 +1,19 @@
 """Layers whose weights go through ETP operators."""
 
+from ._gru import CFNCell as CFNCell
+from ._gru import GRUCell as GRUCell
+from ._gru import GRUResetAfterCell as GRUResetAfterCell
+from ._gru import MGUCell as MGUCell
 from ._linear import Linear as Linear
+from ._lru import LRUCell as LRUCell
+from ._lru import RGLRUCell as RGLRUCell
+from ._lstm import LSTMCell as LSTMCell
+from ._lstm import URLSTMCell as URLSTMCell
+from ._minimal import MinGRUCell as MinGRUCell
+from ._minimal import MiniGRU as MiniGRU
+from ._minimal import MiniLSTM as MiniLSTM
+from ._minimal import MinLSTMCell as MinLSTMCell
 from ._readout import LeakyRateReadout as LeakyRateReadout
-from ._rnn import GRUCell as GRUCell
-from ._rnn import LSTMCell as LSTMCell
+from ._rnn import MinimalRNNCell as MinimalRNNCell
 from ._rnn import ValinaRNNCell as ValinaRNNCell
+from ._s5 import S5Cell as S5Cell
