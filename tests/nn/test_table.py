@@ -38,6 +38,7 @@ def test_every_layer_has_an_entry():
 def test_row_is_what_is_measured(name):
     found = measured(name)
     assert error(found) < TIGHT
+    assert all(p.operators for p in found.parameters.values())  # none reaches a state unseen
     kept = [path for path, p in found.parameters.items() if p.exact]
     exact = comparison(*({p: g[p] for p in kept} for g in (found.d_rtrl, found.bptt)))
     assert exact.max_error < TIGHT, exact
