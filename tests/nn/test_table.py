@@ -13,12 +13,14 @@ from braintrace import nn
 from braintrace.verify._compare import comparison
 
 PAGE = Path(__file__).parents[2] / "docs" / "cells.md"
+MODULE = brainstate.nn.Module
 EXPORTED = [
     name
     for name, value in vars(nn).items()
     if not name.startswith("_")
     and inspect.isclass(value)
-    and issubclass(value, brainstate.nn.Module)
+    and issubclass(value, MODULE)
+    and value.update is not MODULE.update  # else a base to build on
 ]
 EXACT = "Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RGLRUCell S5Cell".split()
 
