@@ -5,9 +5,10 @@
         return nn.MyCell(3, 4), X
 
 The function has the name of the class and returns a module and an example of its input, with a
-leading batch axis. Inputs of a run are random numbers times the example; of an example of integers,
-random integers up to its largest. The time step is 1 ms. Layers without a state are put into leaky
-units. Write equations without a vertical bar: they stand in a table.
+leading batch axis; `entry(equation, "option")` makes a row of its own for an option. Inputs of a
+run are random numbers times the example; of an example of integers, random integers up to its
+largest. The time step is 1 ms. Layers without a state are put into leaky units. Write equations
+without a vertical bar: they stand in a table.
 """
 
 from collections.abc import Callable
@@ -33,11 +34,11 @@ class Entry:
 ENTRIES: dict[str, Entry] = {}
 
 
-def entry(equation: str):
-    """Register a maker under its own name."""
+def entry(equation: str, option: str = ""):
+    """Register a maker under its own name, and its option if there is one."""
 
     def register(make: Callable[[], tuple[Any, Any]]) -> Callable:
-        ENTRIES[make.__name__] = Entry(equation, make)
+        ENTRIES[f"{make.__name__}({option})" if option else make.__name__] = Entry(equation, make)
         return make
 
     return register
@@ -138,3 +139,8 @@ def RGLRUCell():
 @entry("Λ' = exp(Λ Δ); h = Λ' h + (Λ' - 1)/Λ B x; y = 2 Re(C h) + D x")
 def S5Cell():
     return nn.S5Cell(3, 4), X
+
+
+@entry("Λ' = (1 + Λ Δ/2)/(1 - Λ Δ/2); h = Λ' h + Δ/(1 - Λ Δ/2) B x; y as above", "bilinear")
+def S5Cell():  # noqa: F811
+    return nn.S5Cell(3, 4, discretization="bilinear"), X

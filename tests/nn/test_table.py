@@ -32,7 +32,7 @@ def rows() -> dict[str, str]:
 
 
 def test_every_layer_has_an_entry():
-    missing = set(EXPORTED) ^ set(ENTRIES)
+    missing = set(EXPORTED) ^ {name.split("(")[0] for name in ENTRIES}
     assert not missing, f"add to (or take from) tests/nn/registry.py: {sorted(missing)}"
 
 
