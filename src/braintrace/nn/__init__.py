@@ -6,12 +6,24 @@ from ._conv import Conv3d as Conv3d
 from ._embedding import Embedding as Embedding
 from ._forwards import forward as __getattr__  # noqa: F401
 from ._grouped import GroupedLinear as GroupedLinear
+from ._gru import CFNCell as CFNCell
+from ._gru import GRUCell as GRUCell
+from ._gru import GRUResetAfterCell as GRUResetAfterCell
+from ._gru import MGUCell as MGUCell
 from ._linear import Linear as Linear
 from ._lora import LoRA as LoRA
+from ._lru import LRUCell as LRUCell
+from ._lru import RGLRUCell as RGLRUCell
+from ._lstm import LSTMCell as LSTMCell
+from ._lstm import URLSTMCell as URLSTMCell
+from ._minimal import MinGRUCell as MinGRUCell
+from ._minimal import MiniGRU as MiniGRU
+from ._minimal import MiniLSTM as MiniLSTM
+from ._minimal import MinLSTMCell as MinLSTMCell
 from ._readout import LeakyRateReadout as LeakyRateReadout
-from ._rnn import GRUCell as GRUCell
-from ._rnn import LSTMCell as LSTMCell
+from ._rnn import MinimalRNNCell as MinimalRNNCell
 from ._rnn import ValinaRNNCell as ValinaRNNCell
+from ._s5 import S5Cell as S5Cell
 from ._scaled import ScaledWSLinear as ScaledWSLinear
 from ._signed import SignedWLinear as SignedWLinear
 from ._sparse import SparseLinear as SparseLinear
