@@ -139,7 +139,9 @@ def places(learner):
 
 
 def gradient(learner, sequences, chunk_size=None):
-    return quick(lambda s: online_grad(learner, step_fn, *s, chunk_size=chunk_size), sequences)
+    # One step at a time: a single block needs no trace, and RTRL would be plain reverse mode.
+    sizes = {"chunk_size": chunk_size, "block_size": chunk_size or 1}
+    return quick(lambda s: online_grad(learner, step_fn, *s, **sizes), sequences)
 
 
 def learn(name, algorithm, chunk_size=None, **options):

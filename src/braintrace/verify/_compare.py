@@ -50,6 +50,7 @@ def compare(
     step_fn: StepFn,
     *sequences: Any,
     chunk_size: int | None = None,
+    block_size: int | None = None,
     against: str = "bptt",
 ) -> Comparison:
     """Compare the summed online gradient of a sequence with a reference.
@@ -63,6 +64,7 @@ def compare(
             scalar loss of one step. In windows it calls `net` once and sees its result only.
         *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
         chunk_size: steps per window, for a multi-step learner.
+        block_size: steps per block, as for `etrace_grad`; 1 steps the traces one by one.
         against: 'bptt', 'reference' (the rule's defining equations) or 'finite' differences.
 
     Returns:
@@ -106,13 +108,16 @@ def compare(
                 do="choose one of them",
             )
         )
-    return comparison(
-        online_grad(learner, step_fn, *sequences, chunk_size=chunk_size), truth, against
-    )
+    sizes = {"chunk_size": chunk_size, "block_size": block_size}
+    return comparison(online_grad(learner, step_fn, *sequences, **sizes), truth, against)
 
 
 def online_grad(
-    learner: ETraceAlgorithm, step_fn: StepFn, *sequences: Any, chunk_size: int | None = None
+    learner: ETraceAlgorithm,
+    step_fn: StepFn,
+    *sequences: Any,
+    chunk_size: int | None = None,
+    block_size: int | None = None,
 ) -> Grads:
     """The learner's summed gradient from zero traces; learner and model are left as they were."""
     chunk = chunk_size or 1
@@ -129,6 +134,7 @@ def online_grad(
             *sequences,
             step_fn=window if chunk > 1 else step,
             chunk_size=chunk_size,
+            block_size=block_size,
             reduction="sum",
         )
     return dict(grads)
