@@ -21,6 +21,7 @@ from .frontend import (
 )
 from .graph import CompilationRecord as CompilationRecord
 from .graph import CompilationReport as CompilationReport
+from .graph import ControlFlowPolicy as ControlFlowPolicy
 from .graph import DiagnosticKind as DiagnosticKind
 from .graph import DiagnosticLevel as DiagnosticLevel
 from .graph import Dropped as Dropped

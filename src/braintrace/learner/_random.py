@@ -13,6 +13,7 @@ import numpy as np
 from .._errors import message
 from .._jaxpr import is_traced
 from ..engine import Values, new_hidden
+from ..graph import ControlFlowPolicy
 from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import rule_of
@@ -41,6 +42,7 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'multi-step' for exact gradients inside windows, or 'single-step'.
         fast_solve: accepted; there is one path.
+        control_flow: what to refuse; without effect otherwise, as operators need no traces.
         projection_key: seed or key of the random signs.
         projection_eps: positive number that is added to norms.
     """
@@ -53,6 +55,7 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "multi-step",
         fast_solve: bool = True,
+        control_flow: ControlFlowPolicy | None = None,
         projection_key: Any = 42,
         projection_eps: float = 1e-12,
     ):
@@ -60,7 +63,8 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
         config = ETraceConfig("random_projection", recurrence_scope="coupled")
         rule = rule_of(config, key=projection_key, eps=self.projection_eps)
-        super().__init__(model, rule, name=name, vjp_method=vjp_method, config=config)
+        options: dict[str, Any] = dict(vjp_method=vjp_method, control_flow=control_flow)
+        super().__init__(model, rule, name=name, config=config, **options)
 
 
 class UORO(RandomProjectionVjpAlgorithm):
