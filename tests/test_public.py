@@ -106,6 +106,57 @@ def test_dir_lists_the_public_names_and_those_of_version_01():
     assert {*braintrace.__all__} < {*dir(braintrace)}
 
 
+# Arguments that programs pass by position, in the published order.
+ORDERS = {
+    "compile": "model algorithm example_inputs",
+    "matmul": "x weight bias",
+    "grouped_matmul": "x weight bias",
+    "embedding": "indices weight",
+    "einsum": "equation x weight",
+    "conv": "x kernel bias",
+    "sparse_matmul": "x weight",
+    "lora_matmul": "x B A",
+    "register_primitive": "name impl_fn",
+    "ParamDimVjpAlgorithm": "model name vjp_method fast_solve trace_dtype chunked_trace "
+    "control_flow config random_feedback_key snap_max_jacobian_elements",
+    "IODimVjpAlgorithm": "model decay_or_rank name vjp_method fast_solve control_flow config "
+    "random_feedback_key",
+    "EProp": "model feedback kappa_filter_decay random_feedback_key name vjp_method fast_solve",
+    "SnAp": "model n name vjp_method fast_solve snap_max_jacobian_elements",
+    "OSTLRecurrent": "model name vjp_method fast_solve",
+    "OSTLFeedforward": "model decay_or_rank name",
+    "UORO": "model name vjp_method fast_solve control_flow projection_key projection_eps",
+    "OTTT": "model mode",
+    "OTPE": "model mode",
+    "OSTTP": "model B_list target_timing name vjp_method fast_solve",
+    "ThreeFactor": "model name vjp_method modulator fast_solve trace_dtype chunked_trace "
+    "control_flow",
+    "DNI": "model synthesizer name vjp_method fast_solve trace_dtype chunked_trace control_flow "
+    "snap_max_jacobian_elements",
+    "SyntheticGradient": "group_shapes hidden_width scale seed",
+    "KappaFilter": "init_value kappa",
+    "PresynapticTrace": "init_value leak",
+    "FixedRandomFeedback": "n_target n_layer key init_scale",
+    "GradExpon": "grad_shape tau_or_decay",
+    "ETraceGraphExecutor": "model include_recurrent_mixing sparse_n snap_max_jacobian_elements "
+    "control_flow",
+    "ETraceVjpGraphExecutor": "model vjp_method include_recurrent_mixing sparse_n "
+    "snap_max_jacobian_elements control_flow",
+    "ControlFlowPolicy": "cond scan_unroll_limit while_hidden etp_in_control_flow scan_descent "
+    "fixpoint_iteration_limit",
+    "ETraceConfig": "trace_factorization temporal_recursion recurrence_scope learning_signal "
+    "trace_filter update_schedule decay kappa sparse_n window_size",
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_arguments_come_in_the_published_order(name):
+    value = getattr(braintrace, name)
+    made = value.__init__ if inspect.isclass(value) else value
+    got = [p for p in inspect.signature(made).parameters if p != "self"]
+    assert got[: len(ORDERS[name].split())] == ORDERS[name].split()
+
+
 def test_public_layers_exist():
     for name in ("Linear", "ValinaRNNCell", "GRUCell", "LSTMCell", "LeakyRateReadout"):
         assert issubclass(getattr(braintrace.nn, name), brainstate.nn.Module)

@@ -28,8 +28,8 @@ class ControlFlowPolicy:
     Without a policy operators inside `cond` and `scan` are traced as they stand, whatever their
     length, so a policy only ever takes traces away: a weight in a closed body keeps its exact
     gradient within the step, the report says so, and no other gradient changes. An operator inside
-    a `while_loop` is refused in any case. Rules that keep the influence of all parameters on all
-    states (`RTRL`, `UORO`) need no traces of operators; there a policy can only raise errors.
+    a `while_loop` is refused in any case. `UORO` needs no traces of operators: there a policy can
+    only raise errors.
 
     Args:
         cond: 'convert' follows operators in branches, 'opaque' closes the branches.

@@ -134,7 +134,14 @@ class OSTLRecurrent(SnAp):
     __module__ = "braintrace"
     regime = "with-H"
 
-    def __init__(self, model: brainstate.nn.Module, name: str | None = None, **options: Any):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        **options: Any,
+    ):
         if "n" in options:
             raise TypeError(
                 message(
@@ -143,7 +150,7 @@ class OSTLRecurrent(SnAp):
                     do="use braintrace.SnAp(model, n=...)",
                 )
             )
-        super().__init__(model, n=1, name=name, **options)
+        super().__init__(model, 1, name, vjp_method, fast_solve, **options)
 
 
 class OSTLFeedforward(pp_prop):

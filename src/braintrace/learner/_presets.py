@@ -179,8 +179,8 @@ class SnAp(ParamDimVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         fast_solve: accepted; there is one path.
-        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         memory_limit: bytes that the traces may need, None for no limit; more is refused before it
             is allocated.
         chunked_trace: accepted; there is one path.
@@ -196,8 +196,8 @@ class SnAp(ParamDimVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
         fast_solve: bool = True,
-        trace_dtype: Any = None,
         snap_max_jacobian_elements: int = 1 << 24,
+        trace_dtype: Any = None,
         memory_limit: int | None = _MEMORY_LIMIT,
         chunked_trace: bool = True,
         control_flow: ControlFlowPolicy | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 from .._errors import message
 from .._jaxpr import is_traced
 from ..engine import Values, new_hidden
-from ..graph import ControlFlowPolicy
+from ..graph import MOST_ENTRIES, ControlFlowPolicy
 from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import rule_of
@@ -45,6 +45,7 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         control_flow: what to refuse; without effect otherwise, as operators need no traces.
         projection_key: seed or key of the random signs.
         projection_eps: positive number that is added to norms.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
     """
 
     __module__ = "braintrace"
@@ -58,13 +59,21 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         control_flow: ControlFlowPolicy | None = None,
         projection_key: Any = 42,
         projection_eps: float = 1e-12,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
     ):
         _check_eps("projection_eps", projection_eps)
         self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
         config = ETraceConfig("random_projection", recurrence_scope="coupled")
         rule = rule_of(config, key=projection_key, eps=self.projection_eps)
-        options: dict[str, Any] = dict(vjp_method=vjp_method, control_flow=control_flow)
-        super().__init__(model, rule, name=name, config=config, **options)
+        super().__init__(
+            model,
+            rule,
+            name=name,
+            vjp_method=vjp_method,
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
+            config=config,
+            control_flow=control_flow,
+        )
 
 
 class UORO(RandomProjectionVjpAlgorithm):
