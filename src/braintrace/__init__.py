@@ -1,5 +1,7 @@
 """Online learning of recurrent and spiking networks in JAX."""
 
+from typing import Any as _Any
+
 from . import nn as nn
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
@@ -21,6 +23,7 @@ from .frontend import (
 )
 from .graph import CompilationRecord as CompilationRecord
 from .graph import CompilationReport as CompilationReport
+from .graph import ControlFlowPolicy as ControlFlowPolicy
 from .graph import DiagnosticKind as DiagnosticKind
 from .graph import DiagnosticLevel as DiagnosticLevel
 from .graph import Dropped as Dropped
@@ -84,3 +87,18 @@ __version_info__ = tuple(int(part) for part in __version__.split("."))
 for _name, _value in list(globals().items()):
     if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("braintrace."):
         _value.__module__ = "braintrace"
+
+__all__ = ["__version__", "__version_info__", "nn", "verify"]
+__all__ += [_n for _n, _v in globals().items() if getattr(_v, "__module__", "") == __name__]
+
+
+def __dir__() -> list[str]:
+    from ._legacy import INSTEAD
+
+    return sorted({*__all__, *INSTEAD})
+
+
+def __getattr__(name: str) -> _Any:  # names of version 0.1
+    from ._legacy import deprecated
+
+    return deprecated(name)

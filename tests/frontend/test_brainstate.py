@@ -278,6 +278,30 @@ def test_finders_agree_with_the_graph():
     assert braintrace.find_hidden_param_op_relations_from_minfo(minfo, {}) == ()
 
 
+def test_executors_and_finders_take_the_limits_of_the_graph():
+    cell, x = lstm(), jnp.zeros((2, 2))
+    mixing = {"include_recurrent_mixing": True, "sparse_n": 2}
+    groups, _ = braintrace.find_hidden_groups_from_module(cell, x, **mixing)
+    assert [g.num_state for g in groups] == [2]
+    for kind in (braintrace.ETraceGraphExecutor, braintrace.ETraceVjpGraphExecutor):
+        executor = kind(cell, **mixing)
+        executor.compile_graph(x)
+        assert executor.graph.analysis.crossings == 1
+        with pytest.raises(braintrace.NotSupportedError, match="sparse_n=2 without"):
+            kind(cell, sparse_n=2)
+
+
+def test_variables_and_states_are_found_in_both_directions():
+    cell, x = lstm(), jnp.zeros((2, 2))
+    info = braintrace.extract_module_info(cell, x)
+    for path in (("c",), ("h",)):
+        entry, leaves = info.hidden_path_to_invar[path], info.hidden_path_to_outvar[path]
+        assert info.invar_to_hidden_path[entry] == path
+        assert info.outvar_to_hidden_path[leaves] == path
+        assert info.hidden_outvar_to_invar[leaves] is entry
+        assert info.state_id_to_path[id(info.states[path])] == path
+
+
 # ----------------------------------------------------------------------------------- perturbation
 
 

@@ -12,7 +12,15 @@ import saiunit as u
 
 from .._errors import NotSupportedError, dotted, message
 from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
-from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Leaf, Step
+from ..graph import (
+    CompilationRecord,
+    ControlFlowPolicy,
+    DiagnosticKind,
+    DiagnosticLevel,
+    Leaf,
+    Step,
+    check_policy,
+)
 
 Path = tuple[Any, ...]
 
@@ -35,6 +43,7 @@ class ModuleInfo:
     out_tree: Any
     records: tuple[CompilationRecord, ...]
     closed_jaxpr: Any
+    control_flow: ControlFlowPolicy | None = None
 
     @property
     def jaxpr(self) -> Any:
@@ -50,6 +59,26 @@ class ModuleInfo:
     def hidden_path_to_outvar(self) -> dict[Path, Any]:
         """Exit variable of every hidden state."""
         return {leaf.path: self.step.exit(leaf) for leaf in self.step.hidden}
+
+    @property
+    def invar_to_hidden_path(self) -> dict[Var, Path]:
+        """The hidden state of every entry variable."""
+        return {v: path for path, v in self.hidden_path_to_invar.items()}
+
+    @property
+    def outvar_to_hidden_path(self) -> dict[Any, Path]:
+        """A hidden state of every exit variable."""
+        return {v: path for path, v in self.hidden_path_to_outvar.items()}
+
+    @property
+    def hidden_outvar_to_invar(self) -> dict[Any, Var]:
+        """From exit to entry variables."""
+        return {self.step.exit(leaf): self.step.entry(leaf) for leaf in self.step.hidden}
+
+    @property
+    def state_id_to_path(self) -> dict[int, Path]:
+        """The path of every state that the call touched."""
+        return {id(state): path for path, state in self.states.items()}
 
     @property
     def weight_path_to_invars(self) -> dict[Path, tuple[Var, ...]]:
@@ -88,16 +117,22 @@ class ModuleInfo:
 ModuleInfo.__module__ = "braintrace"
 
 
-def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) -> ModuleInfo:
+def extract_module_info(
+    model: brainstate.nn.Module,
+    *args: Any,
+    control_flow: ControlFlowPolicy | None = None,
+    **kwargs: Any,
+) -> ModuleInfo:
     """Trace one call of a model and sort its states into parameters, hidden states and others.
 
     Args:
         model: a module with initialised states.
         *args: arguments of one step.
+        control_flow: which control flow the analysis leaves alone, none by default.
         **kwargs: keyword arguments of one step.
 
     Raises:
-        TypeError: `model` is not a brainstate module.
+        TypeError: `model` is not a brainstate module, or `control_flow` no policy.
         NotSupportedError: the step writes a parameter.
         ValueError: a state leaves the step with another shape, type or unit.
     """
@@ -109,6 +144,7 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
                 do="subclass brainstate.nn.Module and write one step of the network in `update`",
             )
         )
+    check_policy(control_flow)
     paths = {id(state): path for path, state in model.states().items()}
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
@@ -155,6 +191,7 @@ def extract_module_info(model: brainstate.nn.Module, *args: Any, **kwargs: Any) 
         jax.tree.structure(out_shapes),
         tuple(records),
         closed,
+        control_flow,
     )
 
 

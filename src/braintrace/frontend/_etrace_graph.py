@@ -15,6 +15,7 @@ from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
     CompilationReport,
+    ControlFlowPolicy,
     DiagnosticKind,
     DiagnosticLevel,
     Graph,
@@ -119,6 +120,7 @@ def compile_etrace_graph(
     include_recurrent_mixing: bool = False,
     sparse_n: int | None = None,
     snap_max_jacobian_elements: int = MOST_ENTRIES,
+    control_flow: ControlFlowPolicy | None = None,
     **kwargs: Any,
 ) -> ETraceGraph:
     """Trace one step of a model and find its hidden groups and weight relations.
@@ -130,15 +132,23 @@ def compile_etrace_graph(
         include_recurrent_mixing: follow traces through operators too.
         sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        control_flow: which control flow the analysis leaves alone, none by default.
         **kwargs: keyword arguments of one step.
 
     Raises:
         NotSupportedError: the step writes a parameter, or a Jacobian would be too large.
+        CompilationError: the step contains what the policy does not accept.
     """
-    crossings = None
+    crossings = check_mixing(include_recurrent_mixing, sparse_n)
+    minfo = extract_module_info(model, *model_args, control_flow=control_flow, **kwargs)
+    return graph_of(minfo, include_hidden_perturb, crossings, snap_max_jacobian_elements)
+
+
+def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | None:
+    """How many operators a trace is followed through; None for none, on no path."""
     if include_recurrent_mixing:
-        crossings = (1 if sparse_n is None else check_crossings(sparse_n)) - 1
-    elif sparse_n is not None:
+        return (1 if sparse_n is None else check_crossings(sparse_n)) - 1
+    if sparse_n is not None:
         raise NotSupportedError(
             message(
                 f"sparse_n={sparse_n} without recurrent mixing.",
@@ -146,8 +156,7 @@ def compile_etrace_graph(
                 do="pass include_recurrent_mixing=True as well",
             )
         )
-    minfo = extract_module_info(model, *model_args, **kwargs)
-    return graph_of(minfo, include_hidden_perturb, crossings, snap_max_jacobian_elements)
+    return None
 
 
 def check_crossings(n: Any) -> int:
@@ -185,7 +194,13 @@ def graph_of(
     """
     try:
         found = analyse(
-            minfo.step, minfo.consts, minfo.states.get, minfo.records, crossings, most_entries
+            minfo.step,
+            minfo.consts,
+            minfo.states.get,
+            minfo.records,
+            crossings,
+            most_entries,
+            minfo.control_flow,
         )
     except (CompilationError, NotSupportedError):
         raise
@@ -221,17 +236,31 @@ def _by_path(groups: Sequence[HiddenGroup]) -> dict[Path, HiddenGroup]:
 
 def find_hidden_groups_from_minfo(
     minfo: ModuleInfo,
+    include_recurrent_mixing: bool = False,
+    sparse_n: int | None = None,
+    snap_max_jacobian_elements: int = MOST_ENTRIES,
 ) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
-    """The hidden groups of a traced model, and the group of each state path."""
-    groups = graph_of(minfo, False).hidden_groups
+    """The hidden groups of a traced model, and the group of each state path.
+
+    Groups are states that act on each other element by element, whatever else is followed.
+    """
+    crossings = check_mixing(include_recurrent_mixing, sparse_n)
+    groups = graph_of(minfo, False, crossings, snap_max_jacobian_elements).hidden_groups
     return groups, _by_path(groups)
 
 
 def find_hidden_groups_from_module(
-    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+    model: brainstate.nn.Module,
+    *args: Any,
+    include_recurrent_mixing: bool = False,
+    sparse_n: int | None = None,
+    snap_max_jacobian_elements: int = MOST_ENTRIES,
+    **kwargs: Any,
 ) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
     """The hidden groups of a model, and the group of each state path."""
-    return find_hidden_groups_from_minfo(extract_module_info(model, *args, **kwargs))
+    info = extract_module_info(model, *args, **kwargs)
+    limits = (include_recurrent_mixing, sparse_n, snap_max_jacobian_elements)
+    return find_hidden_groups_from_minfo(info, *limits)
 
 
 def find_hidden_param_op_relations_from_minfo(

@@ -12,6 +12,8 @@ from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
 from ._perturb import HiddenPerturbation as HiddenPerturbation
+from ._policy import ControlFlowPolicy as ControlFlowPolicy
+from ._policy import check_policy as check_policy
 from ._reach import bits_of as bits_of
 from ._reach import numbers_of as numbers_of
 from ._reach import reach as reach

@@ -225,6 +225,9 @@ class _About:
             return []
         weight = self.weight(site)
         relation = self.relation_of.get(eqn)
+        if site.closed is not None:
+            why = f"{weight} -> {self.names(through)}: the policy closes the {site.closed.name}"
+            return [Dropped(f"{why} around its operator", eqn.where())]
         if not site.steady:
             why = f"{weight} -> {self.names(through)}: its operand changes within a sequence"
             return [Dropped(why, eqn.where())]

@@ -72,7 +72,10 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
     context = None
     level = DiagnosticLevel.WARNING
-    if not site.steady:
+    if site.closed is not None:
+        kind = DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW
+        why = f"the {site.closed.name} around it is closed by the ControlFlowPolicy"
+    elif not site.steady:
         kind = DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT
         why = (
             "its operand is computed from states or inputs as well, so it changes within a sequence"

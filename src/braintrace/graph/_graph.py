@@ -37,6 +37,7 @@ from ._pattern import (
     state_pattern,
     tap_pattern,
 )
+from ._policy import ControlFlowPolicy, close_bodies
 from ._reach import strongly_connected
 from ._relations import HiddenParamOpRelation
 from ._sites import Site, find_sites
@@ -140,6 +141,7 @@ def analyse(
     extra: Sequence[CompilationRecord] = (),
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
+    policy: ControlFlowPolicy | None = None,
 ) -> Graph:
     """Find groups, relations and recurrent entries of a step.
 
@@ -151,11 +153,12 @@ def analyse(
         crossings: how many operators or mixing equations a trace is followed through; None keeps
             only paths that cross none.
         most_entries: how many entries the D of one relation may have.
+        policy: which control flow around operators stays closed.
     """
     program = step.program
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     sites = find_sites(step, unsteady)
-    trained = [s for s in sites if s.trained]
+    trained = close_bodies(policy, step, [s for s in sites if s.trained])
     apart = _view(step, consts, trained, crossing=False)
     view = apart if crossings is None else _view(step, consts, trained, crossing=True)
     components = view.tangent.components
@@ -169,7 +172,7 @@ def analyse(
         parts = (*view.tangent.entries, *view.tangent.taps[i])
         dtype = jnp.result_type(*(v.dtype for v in parts))
         followed = None
-        if site.steady:
+        if site.steady and site.closed is None:
             followed = slots(
                 view.taps[i],
                 _reached(apart, view, i, site, places.n, crossings),

@@ -14,6 +14,7 @@ from ._relations import HiddenParamOpRelation
 from ._step import Path
 
 _EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded")}
+_EXCLUDED.add(DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW)
 
 
 class CompilationReport:

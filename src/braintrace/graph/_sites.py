@@ -51,7 +51,8 @@ class Site:
     """An ETP operator in the step, and the parameters its operands are made of.
 
     `leaves[key]` are the parameter leaves (positions in `step.params`) of that operand, none for
-    an operand that is not trained; `varying` are the operands that read states or inputs.
+    an operand that is not trained; `varying` are the operands that read states or inputs; `closed`
+    is the control flow around it that the user wants left alone.
     """
 
     equation: Equation
@@ -59,6 +60,7 @@ class Site:
     leaves: Mapping[str, tuple[int, ...]]
     varying: frozenset[str]
     levels: tuple[Level, ...] = ()
+    closed: Equation | None = None
 
     @property
     def trained(self) -> bool:

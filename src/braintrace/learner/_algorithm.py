@@ -16,7 +16,7 @@ from .._errors import dotted, message
 from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
-from ..graph import MOST_ENTRIES, CompilationReport, Graph, Traces
+from ..graph import MOST_ENTRIES, CompilationReport, ControlFlowPolicy, Graph, Traces
 from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
 from ._around import Around, around, stand_in
 from ._batch import (
@@ -83,13 +83,19 @@ class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         memory_limit: int | None = None,
         config: ETraceConfig | None = None,
+        control_flow: ControlFlowPolicy | None = None,
     ):
         super().__init__(name=name)
         self.config = config
         self.vjp_method = check_vjp_method(vjp_method)
         self._check_signal(rule)
         self.executor = ETraceVjpGraphExecutor(
-            model, self.vjp_method, crossings, snap_max_jacobian_elements
+            model,
+            self.vjp_method,
+            crossings is not None,
+            None if crossings is None else crossings + 1,
+            snap_max_jacobian_elements,
+            control_flow,
         )
         self.memory_limit = check_limit(memory_limit)
         self.model4compile = model

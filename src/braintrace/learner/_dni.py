@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..engine import Values
-from ..graph import Graph
+from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph
 from ._config import ETraceConfig
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
@@ -33,6 +33,8 @@ class DNI(ParamDimVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces.
         chunked_trace: accepted; there is one path.
+        control_flow: which control flow around operators stays closed, none by default.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
 
     Example:
         >>> import braintrace, jax.numpy as jnp
@@ -54,11 +56,21 @@ class DNI(ParamDimVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
+        control_flow: ControlFlowPolicy | None = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
     ):
         self.synthesizer = synthesizer
         config = ETraceConfig(learning_signal="bootstrapped")
         super().__init__(
-            model, name, vjp_method, fast_solve, trace_dtype, chunked_trace, config=config
+            model,
+            name,
+            vjp_method,
+            fast_solve,
+            trace_dtype,
+            chunked_trace,
+            control_flow,
+            config,
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
         )
 
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:

@@ -12,8 +12,8 @@ import jax
 from .._errors import message
 from .._jaxpr import fingerprint
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
-from ..frontend import ETraceGraph, ModuleInfo, extract_module_info, graph_of
-from ..graph import MOST_ENTRIES, Graph
+from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
+from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, check_policy
 
 Path = tuple[Any, ...]
 
@@ -28,6 +28,13 @@ class ETraceGraphExecutor:
 
     Every call traces the model again, so values that `update` takes from its surroundings are
     those of the call; the analysis is reused whenever the traced program is the same.
+
+    Args:
+        model: the network, one step in `update`, states initialised.
+        include_recurrent_mixing: follow traces through operators too.
+        sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        control_flow: which control flow the analysis leaves alone, none by default.
     """
 
     __module__ = "braintrace"
@@ -35,10 +42,14 @@ class ETraceGraphExecutor:
     def __init__(
         self,
         model: brainstate.nn.Module,
-        crossings: int | None = None,
+        include_recurrent_mixing: bool = False,
+        sparse_n: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
+        control_flow: ControlFlowPolicy | None = None,
     ):
+        crossings = check_mixing(include_recurrent_mixing, sparse_n)
         self._options = (crossings, snap_max_jacobian_elements)
+        self.control_flow = check_policy(control_flow)
         if not isinstance(model, brainstate.nn.Module):
             raise TypeError(
                 message(
@@ -82,9 +93,12 @@ class ETraceGraphExecutor:
 
     def compile_graph(self, *args: Any, **kwargs: Any) -> None:
         """Trace and analyse the model on example inputs."""
-        info = extract_module_info(self.model, *args, **kwargs)
+        info = self._info(args, kwargs)
         self._graph = graph_of(info, True, *self._options)
         self._known[_key(info)] = self._graph.analysis
+
+    def _info(self, args: Any, kwargs: Any) -> ModuleInfo:
+        return extract_module_info(self.model, *args, control_flow=self.control_flow, **kwargs)
 
     def bound_to(self, model: brainstate.nn.Module) -> Self:
         """This executor, or a copy of it for another model of the same structure."""
@@ -111,7 +125,7 @@ class ETraceGraphExecutor:
 
     def trace(self, *args: Any, **kwargs: Any) -> tuple[ModuleInfo, Graph]:
         """Trace the model at its present states and surroundings."""
-        info = extract_module_info(self.model, *args, **kwargs)
+        info = self._info(args, kwargs)
         key = _key(info)
         if key not in self._known:
             _keep(self._known, key, graph_of(info, False, *self._options).analysis)
@@ -133,7 +147,10 @@ class ETraceGraphExecutor:
 
 
 class ETraceVjpGraphExecutor(ETraceGraphExecutor):
-    """An executor that also evaluates the Jacobians of a step."""
+    """An executor that also evaluates the Jacobians of a step.
+
+    Takes the arguments of `ETraceGraphExecutor`, and `vjp_method` as second.
+    """
 
     __module__ = "braintrace"
 
@@ -141,10 +158,13 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         self,
         model: brainstate.nn.Module,
         vjp_method: str = "single-step",
-        crossings: int | None = None,
+        include_recurrent_mixing: bool = False,
+        sparse_n: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
+        control_flow: ControlFlowPolicy | None = None,
     ):
-        super().__init__(model, crossings, snap_max_jacobian_elements)
+        limits = (sparse_n, snap_max_jacobian_elements, control_flow)
+        super().__init__(model, include_recurrent_mixing, *limits)
         self.vjp_method = check_vjp_method(vjp_method)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import brainstate
 
 from .._errors import message
+from ..graph import ControlFlowPolicy
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import rule_of
 from ._config import ETraceConfig
@@ -133,7 +134,14 @@ class OSTLRecurrent(SnAp):
     __module__ = "braintrace"
     regime = "with-H"
 
-    def __init__(self, model: brainstate.nn.Module, name: str | None = None, **options: Any):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        name: str | None = None,
+        vjp_method: str = "single-step",
+        fast_solve: bool = True,
+        **options: Any,
+    ):
         if "n" in options:
             raise TypeError(
                 message(
@@ -142,7 +150,7 @@ class OSTLRecurrent(SnAp):
                     do="use braintrace.SnAp(model, n=...)",
                 )
             )
-        super().__init__(model, n=1, name=name, **options)
+        super().__init__(model, 1, name, vjp_method, fast_solve, **options)
 
 
 class OSTLFeedforward(pp_prop):
@@ -174,6 +182,7 @@ class OTTT(IODimVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         trace_dtype: storage type of the traces.
+        control_flow: which control flow around operators stays closed, none by default.
     """
 
     __module__ = "braintrace"
@@ -187,13 +196,19 @@ class OTTT(IODimVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
         trace_dtype: Any = None,
+        control_flow: ControlFlowPolicy | None = None,
     ):
         _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
         self.mode, self.leak = mode, check_fraction("leak", leak, zero=False)
         decay = (self.leak if mode == "A" else 0.0, 0.0)
         config = ETraceConfig("io_factorized", decay=decay)
         super().__init__(
-            model, name=name, vjp_method=vjp_method, trace_dtype=trace_dtype, config=config
+            model,
+            name=name,
+            vjp_method=vjp_method,
+            trace_dtype=trace_dtype,
+            config=config,
+            control_flow=control_flow,
         )
 
 
@@ -209,6 +224,7 @@ class OTPE(ETraceVjpAlgorithm):
         trace_clip_abs: largest absolute value of a trace, mode 'full' only; steps are then taken
             one after another.
         trace_dtype: storage type of the traces.
+        control_flow: which control flow around operators stays closed, none by default.
     """
 
     __module__ = "braintrace"
@@ -223,6 +239,7 @@ class OTPE(ETraceVjpAlgorithm):
         vjp_method: str = "single-step",
         trace_clip_abs: float | None = None,
         trace_dtype: Any = None,
+        control_flow: ControlFlowPolicy | None = None,
     ):
         _check_mode(mode, {"full": "a trace per weight", "approx": "two factors"})
         self.mode, self.leak = mode, check_fraction("leak", leak, zero=False)
@@ -245,6 +262,7 @@ class OTPE(ETraceVjpAlgorithm):
             name=name,
             vjp_method=vjp_method,
             config=config,
+            control_flow=control_flow,
         )
 
 

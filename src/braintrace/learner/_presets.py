@@ -8,7 +8,7 @@ import brainstate
 
 from .._errors import message
 from ..frontend import check_crossings
-from ..graph import MOST_ENTRIES
+from ..graph import MOST_ENTRIES, ControlFlowPolicy
 from ..rules import Forward
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import crossings_of, rule_of
@@ -26,7 +26,7 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         chunked_trace: accepted; there is one path.
-        control_flow: accepted; control flow is followed as it is.
+        control_flow: which control flow around operators stays closed, none by default.
         config: other coordinates of the rule, with traces per weight.
         random_feedback_key: seed or key of random feedback, where the config has it.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
@@ -54,7 +54,7 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
-        control_flow: Any = None,
+        control_flow: ControlFlowPolicy | None = None,
         config: ETraceConfig | None = None,
         random_feedback_key: Any = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
@@ -72,6 +72,7 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
             snap_max_jacobian_elements=snap_max_jacobian_elements,
             memory_limit=memory_limit,
             config=config,
+            control_flow=control_flow,
         )
         self.fast_solve, self.trace_dtype, self.chunked_trace = fast_solve, dtype, chunked_trace
 
@@ -92,10 +93,10 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         fast_solve: accepted; there is one path.
-        trace_dtype: storage type of the traces.
-        control_flow: accepted; control flow is followed as it is.
+        control_flow: which control flow around operators stays closed, none by default.
         config: other coordinates of the rule, with two factors; its decays win.
         random_feedback_key: seed or key of random feedback, where the config has it.
+        trace_dtype: storage type of the traces.
     """
 
     __module__ = "braintrace"
@@ -107,10 +108,10 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
         fast_solve: bool = True,
-        trace_dtype: Any = None,
-        control_flow: Any = None,
+        control_flow: ControlFlowPolicy | None = None,
         config: ETraceConfig | None = None,
         random_feedback_key: Any = None,
+        trace_dtype: Any = None,
     ):
         if config is not None:
             decay_or_rank = getattr(config, "decay", None)
@@ -142,6 +143,7 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
             vjp_method=vjp_method,
             crossings=crossings_of(config),
             config=config,
+            control_flow=control_flow,
         )
         self.fast_solve, self.trace_dtype = fast_solve, dtype
 
@@ -177,10 +179,12 @@ class SnAp(ParamDimVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         fast_solve: accepted; there is one path.
-        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
+        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
         memory_limit: bytes that the traces may need, None for no limit; more is refused before it
             is allocated.
+        chunked_trace: accepted; there is one path.
+        control_flow: which control flow around operators stays closed, none by default.
     """
 
     __module__ = "braintrace"
@@ -192,9 +196,11 @@ class SnAp(ParamDimVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
         fast_solve: bool = True,
-        trace_dtype: Any = None,
         snap_max_jacobian_elements: int = 1 << 24,
+        trace_dtype: Any = None,
         memory_limit: int | None = _MEMORY_LIMIT,
+        chunked_trace: bool = True,
+        control_flow: ControlFlowPolicy | None = None,
     ):
         self.n = check_crossings(n)
         super().__init__(
@@ -203,6 +209,8 @@ class SnAp(ParamDimVjpAlgorithm):
             vjp_method,
             fast_solve,
             trace_dtype,
+            chunked_trace,
+            control_flow,
             config=ETraceConfig(
                 recurrence_scope="sparse_n", sparse_n=self.n, learning_signal=self.signals[0]
             ),

@@ -13,6 +13,7 @@ import numpy as np
 from .._errors import message
 from .._jaxpr import is_traced
 from ..engine import Values, new_hidden
+from ..graph import MOST_ENTRIES, ControlFlowPolicy
 from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
 from ._built import rule_of
@@ -41,8 +42,10 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         name: name of the learner.
         vjp_method: 'multi-step' for exact gradients inside windows, or 'single-step'.
         fast_solve: accepted; there is one path.
+        control_flow: what to refuse; without effect otherwise, as operators need no traces.
         projection_key: seed or key of the random signs.
         projection_eps: positive number that is added to norms.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
     """
 
     __module__ = "braintrace"
@@ -53,14 +56,24 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "multi-step",
         fast_solve: bool = True,
+        control_flow: ControlFlowPolicy | None = None,
         projection_key: Any = 42,
         projection_eps: float = 1e-12,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
     ):
         _check_eps("projection_eps", projection_eps)
         self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
         config = ETraceConfig("random_projection", recurrence_scope="coupled")
         rule = rule_of(config, key=projection_key, eps=self.projection_eps)
-        super().__init__(model, rule, name=name, vjp_method=vjp_method, config=config)
+        super().__init__(
+            model,
+            rule,
+            name=name,
+            vjp_method=vjp_method,
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
+            config=config,
+            control_flow=control_flow,
+        )
 
 
 class UORO(RandomProjectionVjpAlgorithm):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
-from ..graph import HiddenGroup
+from ..graph import MOST_ENTRIES, ControlFlowPolicy, HiddenGroup
 from ._config import ETraceConfig
 from ._options import key_of
 from ._presets import ParamDimVjpAlgorithm, SnAp
@@ -37,7 +37,9 @@ class ThreeFactor(ParamDimVjpAlgorithm):
         fast_solve: accepted; there is one path.
         trace_dtype: storage type of the traces.
         chunked_trace: accepted; there is one path.
+        control_flow: which control flow around operators stays closed, none by default.
         config: other coordinates of the traces, with the signal 'modulatory'.
+        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -63,12 +65,22 @@ class ThreeFactor(ParamDimVjpAlgorithm):
         fast_solve: bool = True,
         trace_dtype: Any = None,
         chunked_trace: bool = True,
+        control_flow: ControlFlowPolicy | None = None,
         config: ETraceConfig | None = None,
+        snap_max_jacobian_elements: int = MOST_ENTRIES,
     ):
         self.modulator = modulator
         config = ETraceConfig(learning_signal="modulatory") if config is None else config
         super().__init__(
-            model, name, vjp_method, fast_solve, trace_dtype, chunked_trace, config=config
+            model,
+            name,
+            vjp_method,
+            fast_solve,
+            trace_dtype,
+            chunked_trace,
+            control_flow,
+            config,
+            snap_max_jacobian_elements=snap_max_jacobian_elements,
         )
 
     def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
