@@ -25,6 +25,7 @@ from ..graph import (
     analyse,
     certify,
     unused,
+    uses_of,
 )
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
@@ -66,6 +67,7 @@ class ETraceGraph(NamedTuple):
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
             parameters,
+            uses_of(self.analysis, traces.whole),
         )
 
     def explain(

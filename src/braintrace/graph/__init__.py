@@ -12,6 +12,7 @@ from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
 from ._perturb import HiddenPerturbation as HiddenPerturbation
+from ._picture import Picture as Picture
 from ._reach import bits_of as bits_of
 from ._reach import numbers_of as numbers_of
 from ._reach import reach as reach
@@ -24,4 +25,5 @@ from ._step import Leaf as Leaf
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
+from ._uses import uses_of as uses_of
 from ._while import bind_reversible as bind_reversible
