@@ -1,6 +1,7 @@
 """Online learning of recurrent and spiking networks in JAX."""
 
 from . import nn as nn
+from . import show as show
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
 from ._errors import NotSupportedError as NotSupportedError
