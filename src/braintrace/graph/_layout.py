@@ -11,7 +11,7 @@ LETTER = 7.3  # width of a letter of a line, and of a note
 SMALL = 6.4
 LINE, NOTE = 17.0, 15.0  # heights
 PAD, GAP, MARGIN = 11.0, 12.0, 14.0
-BETWEEN = 130.0  # columns
+BETWEEN = 110.0  # columns
 HEAD = 34.0  # above the boxes: the names of the columns
 MOST_LETTERS, MOST_LINES = 32, 5
 REACH = 6  # operators that one box without a trace stands beside
@@ -80,7 +80,8 @@ def place(picture: Picture) -> Layout:
     right = max((b.x + b.width for b in boxes.values()), default=0.0)
     bottom = max((b.y + b.height for b in boxes.values()), default=HEAD)
     curves = tuple(_curves(picture.edges, boxes))
-    loops = any(c.leaves_right and not c.enters_left for c in curves)
+    last = {n.key for n in columns[-1]}
+    loops = any(e.source in last and e.target in last for e in picture.edges)
     return Layout(
         tuple(boxes.values()),
         curves,

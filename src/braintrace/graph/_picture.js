@@ -50,7 +50,7 @@
     const wanted = search.value.trim().toLowerCase();
     const found = named.filter((n) => nameOf(n).includes(wanted));
     light(wanted ? new Set(found.flatMap((n) => [...about.get(n)])) : null);
-    if (wanted && found.length) found[0].scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (wanted && found.length) found[0].scrollIntoView({ block: "center", inline: "nearest" });
   });
   panel.hidden = false;
 }

@@ -38,7 +38,7 @@ def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any 
     trace = found(recording.traces, weight, "trace of")
     lines = dict(zip(trace.labels, np.asarray(trace.entries).T, strict=True))
     ax = _curves(axes(ax), after, lines, label, "trace")
-    ax.set_title(dotted(path_of(weight)), fontsize="medium")
+    ax.set_title(f"eligibility trace of {dotted(path_of(weight))}", fontsize="medium")
     return ax
 
 
@@ -94,8 +94,8 @@ def signals(
         extent=(step / 2, after[-1] + step / 2, -0.5, array.shape[1] - 0.5),
     )
     ax.figure.colorbar(image, ax=ax, label="∂L/∂h")
-    title = dotted(path_of(state))
-    return tidy(ax, xlabel=label, ylabel="neuron", title=title)
+    ax.set_title(f"learning signal at {dotted(path_of(state))}", fontsize="medium")
+    return tidy(ax, xlabel=label, ylabel="neuron")
 
 
 def states(

@@ -80,11 +80,22 @@ def _look(
     first = [(sample or 0,) if batch is not None and s[:1] == (batch,) else () for s in shapes]
     rest = [s[len(f) :] for s, f in zip(shapes, first, strict=True)]
     ends = np.cumsum([0, *(int(np.prod(s)) for s in rest)])
-    flat = np.unique(np.linspace(0, ends[-1] - 1, min(entries, int(ends[-1]))).round().astype(int))
     places, labels = [], []
-    for i in flat.tolist():
+    for i in _spread(entries, int(ends[-1])):
         k = int(np.searchsorted(ends, i, side="right")) - 1
         index = first[k] + tuple(int(n) for n in np.unravel_index(i - ends[k], rest[k]))
         places.append((k, index))
         labels.append(f"{names[k]}[{', '.join(map(str, index))}]")
     return Look(lambda: list(read().values()), tuple(places), tuple(labels))
+
+
+def _spread(count: int, size: int) -> list[int]:
+    """Numbers below `size` that lie evenly and, in an array, at all places of its axes."""
+    if count >= size:
+        return list(range(size))
+    chosen: set[int] = set()
+    golden, k = (5**0.5 - 1) / 2, 0
+    while len(chosen) < count:
+        chosen.add(int(size * ((0.5 + golden * k) % 1)))
+        k += 1
+    return sorted(chosen)

@@ -47,14 +47,14 @@ def raster(
     step, neuron = np.nonzero(array)
     ax = axes(ax)
     height = ax.get_window_extent().height * 72 / ax.figure.dpi  # of the axes, in points
-    size = max(1.0, min(12.0, 0.8 * height / max(array.shape[1], 1)))
+    size = max(2.5, min(12.0, 0.8 * height / max(array.shape[1], 1)))
     ax.plot(
         after[step],
         neuron,
         linestyle="none",
         marker="|",
         markersize=size,
-        markeredgewidth=0.9,
+        markeredgewidth=1.1,
         color="black" if color is None else color,
     )
     ends = (after[0] - after[0], after[-1] + after[0]) if len(after) else (0.0, 1.0)

@@ -43,7 +43,7 @@ def record(
             without it there are no losses, signals and gradients.
         states: paths of the hidden states whose values and signals are kept; default all.
         weights: paths of the parameters whose traces are kept; default all that have one.
-        entries: how many entries of each trace are kept, evenly spaced; its length always is.
+        entries: how many entries of each trace are kept, evenly spread; its length always is.
         sample: keep this sample of a batch only; default all.
         memory_limit: bytes that the recording may take.
 
