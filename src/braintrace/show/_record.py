@@ -35,6 +35,7 @@ def record(
     It looks and does not touch: weights, states, traces and random keys are afterwards what they
     were before. The learning signal is `∂L_t/∂h_t`, the derivative of the loss of a step by the
     states that the step leaves behind, along the random way back or replaced if the rule does so.
+    A state does not pass it on through states that share its traces, see `docs/rules.md`.
 
     Args:
         learner: a learner with single steps, as `braintrace.compile` makes it.
