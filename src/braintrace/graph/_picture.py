@@ -85,7 +85,6 @@ class Picture:
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     counts: Mapping[Standing, int]
-    trace_bytes: int
 
     @property
     def summary(self) -> str:
@@ -124,7 +123,6 @@ def draw(
         tuple(drawing.nodes()),
         tuple(drawing.edges()),
         {s: found.count(s) for s in Standing},
-        sum(p.trace_bytes for p in parameters.values()),
     )
 
 

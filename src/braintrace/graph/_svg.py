@@ -34,7 +34,7 @@ def fragment(picture: Picture, name: str) -> str:
         [
             f'<div class="braintrace-picture" id="{name}">',
             f"<style>{style()}</style>",
-            f'<p class="summary">{escape(_summary(picture))}</p>',
+            f'<p class="summary">{escape(picture.summary)}</p>',
             _legend(picture),
             '<input class="search" type="search" placeholder="find a parameter" '
             f'aria-label="find a parameter" hidden data-from="{SEARCHABLE}">',
@@ -124,10 +124,6 @@ def _curve(curve: Curve) -> str:
         f'<g class="edge {kind}" data-about="{" ".join(edge.parameters)}">'
         f'<path class="line" d="{path}"/><path class="tip" d="{head}"/></g>'
     )
-
-
-def _summary(picture: Picture) -> str:
-    return f"{picture.summary}. Traces take {picture.trace_bytes:,} bytes."
 
 
 def _legend(picture: Picture) -> str:
