@@ -10,11 +10,12 @@ BIN := $(VENV)/bin
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test test-all check lint types test-jax sweep bench bench-compile clean
+.PHONY: help demo test test-all test-browser check lint types test-jax sweep bench bench-compile \
+  pictures clean
 .NOTPARALLEL:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 demo: $(VENV)/.demo  ## run the demo
 	$(BIN)/python -m braintrace demo
@@ -25,7 +26,10 @@ test: $(VENV)/.dev  ## run the quick suite on two cores
 test-all: $(VENV)/.dev  ## the same with every model and rule (half an hour)
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-check: lint types test  ## everything CI runs
+test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
+	$(BIN)/python -m pytest -q tests/browser
+
+check: lint types test  ## ruff, mypy and the quick suite; CI runs these and test-browser
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -49,9 +53,27 @@ bench: $(VENV)/.dev  ## time and memory against BPTT and the published package (
 bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 	$(BIN)/python benchmarks/compile_time.py
 
+pictures: $(VENV)/.browser chromium  ## draw the pictures of the documents again
+	$(BIN)/python docs/pictures.py
+
 clean:  ## remove environments, caches and build outputs
 	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A browser is no Python package: Debian's, where it can be installed.
+.PHONY: chromium
+chromium:
+	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v "$$name" >/dev/null 2>&1 && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get -qq update && \
+	  apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
+	else \
+	  echo 'no Chromium: install it (Debian: chromium), or name it with CHROMIUM=/path/to/it.' >&2; \
+	  exit 1; \
+	fi
 
 %/$(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -65,6 +87,10 @@ $(VENV)/.demo: $(VENV)/$(MADE) pyproject.toml
 
 $(VENV)/.dev: $(VENV)/$(MADE) pyproject.toml
 	$(BIN)/python $(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python $(PIP) -e '.[dev,browser]'
 	@touch $@
 
 $(JAX_VENV)/.dev: $(JAX_VENV)/$(MADE) pyproject.toml

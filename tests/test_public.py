@@ -11,9 +11,10 @@ import pytest
 
 import braintrace
 import braintrace.nn
+import braintrace.show
 import braintrace.verify
 
-HOMES = {m.__name__: m for m in (braintrace, braintrace.nn, braintrace.verify)}
+HOMES = {m.__name__: m for m in (braintrace, braintrace.nn, braintrace.show, braintrace.verify)}
 
 
 def public(module):

@@ -3,6 +3,7 @@
 from typing import Any as _Any
 
 from . import nn as nn
+from . import show as show
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
 from ._errors import NotSupportedError as NotSupportedError

@@ -7,6 +7,7 @@ from ._forward import new_hidden as new_hidden
 from ._learn import Ran as Ran
 from ._learn import init_traces as init_traces
 from ._learn import stretch as stretch
+from ._listen import listen as listen
 from ._observe import group_jacobians as group_jacobians
 from ._observe import observe as observe
 from ._recurrence import Known as Known

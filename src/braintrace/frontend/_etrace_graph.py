@@ -26,6 +26,7 @@ from ..graph import (
     analyse,
     certify,
     unused,
+    uses_of,
 )
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
@@ -67,6 +68,7 @@ class ETraceGraph(NamedTuple):
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
             parameters,
+            uses_of(self.analysis, traces.whole),
         )
 
     def explain(

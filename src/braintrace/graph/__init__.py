@@ -12,6 +12,7 @@ from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
 from ._perturb import HiddenPerturbation as HiddenPerturbation
+from ._picture import Picture as Picture
 from ._policy import ControlFlowPolicy as ControlFlowPolicy
 from ._policy import check_policy as check_policy
 from ._reach import bits_of as bits_of
@@ -26,4 +27,5 @@ from ._step import Leaf as Leaf
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
+from ._uses import uses_of as uses_of
 from ._while import bind_reversible as bind_reversible

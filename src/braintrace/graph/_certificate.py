@@ -8,7 +8,7 @@ to later states is in the trace's D. Whatever else there is, is listed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,11 +25,21 @@ from ._step import Path
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """From a parameter or state to states, through another parameter's operator if `via` is one."""
+
+    source: Path
+    via: Path | None
+    targets: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """A dependency that the gradient leaves out: in words, and the user's line that makes it."""
 
     text: str
     line: str | None = None
+    way: Way | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.text} ({self.line})" if self.line else self.text
@@ -142,8 +152,15 @@ class _About:
     def name(self, k: int) -> str:
         return dotted(self.step.hidden[k].path)
 
+    def path_of(self, site: Site) -> Path:
+        return self.step.params[next(i for v in site.leaves.values() for i in v)].path
+
     def weight(self, site: Site) -> str:
-        return dotted(self.step.params[next(i for v in site.leaves.values() for i in v)].path)
+        return dotted(self.path_of(site))
+
+    def way(self, source: Path, via: Site | None, leaves: Iterable[int]) -> Way:
+        targets = tuple(dict.fromkeys(self.step.hidden[k].path for k in leaves))
+        return Way(source, None if via is None else self.path_of(via), targets)
 
     def leaf(self, i: int) -> ParameterReport:
         step, graph = self.step, self.graph
@@ -211,8 +228,11 @@ class _About:
         if not states:
             return []
         use = self.graph.links.plain_use.get(step.entry(step.params[i]))
-        text = f"{dotted(step.params[i].path)} -> {self.names(states)} by plain computation"
-        return [Dropped(f"{text}, through no operator of its own", use.where() if use else None)]
+        path = step.params[i].path
+        text = f"{dotted(path)} -> {self.names(states)} by plain computation"
+        line = use.where() if use else None
+        way = self.way(path, None, states)
+        return [Dropped(f"{text}, through no operator of its own", line, way)]
 
     def names(self, leaves: Iterable[int]) -> str:
         return ", ".join(dict.fromkeys(self.name(k) for k in leaves))
@@ -223,14 +243,14 @@ class _About:
         through = numbers_of(graph.links.through[eqn])
         if not through:
             return []
-        weight = self.weight(site)
+        path, weight = self.path_of(site), self.weight(site)
         relation = self.relation_of.get(eqn)
         if site.closed is not None:
             why = f"{weight} -> {self.names(through)}: the policy closes the {site.closed.name}"
             return [Dropped(f"{why} around its operator", eqn.where())]
         if not site.steady:
             why = f"{weight} -> {self.names(through)}: its operand changes within a sequence"
-            return [Dropped(why, eqn.where())]
+            return [Dropped(why, eqn.where(), self.way(path, None, through))]
         if graph.crossings is not None:
             return self.beyond(site, relation, through)
         out = []
@@ -238,14 +258,15 @@ class _About:
             reached = numbers_of(graph.links.through[other.equation])
             if reached:
                 text = f"{weight} -> {self.weight(other)} -> {self.names(reached)}"
-                out.append(Dropped(f"{text} across steps", other.equation.where()))
+                way = self.way(path, other, reached)
+                out.append(Dropped(f"{text} across steps", other.equation.where(), way))
         number = next(i for i, s in enumerate(graph.sites) if s is site)
         out += self.cut_on_the_way(
-            {self.n + k for k, t in enumerate(self.tap_of) if t == number}, weight
+            {self.n + k for k, t in enumerate(self.tap_of) if t == number}, path
         )
         if relation is None and not out:
             text = f"{weight} -> {self.names(through)}: no path keeps units apart"
-            out.append(Dropped(text, eqn.where()))
+            out.append(Dropped(text, eqn.where(), self.way(path, None, through)))
         return out
 
     def from_states(self, leaves: Sequence[int]) -> list[Dropped]:
@@ -255,12 +276,13 @@ class _About:
         out = []
         for k in leaves:
             mine = {c for c in range(self.n) if components[c].leaf == k}
-            out += self.cut_on_the_way(mine, self.name(k))
+            path = self.step.hidden[k].path
+            out += self.cut_on_the_way(mine, path)
             for to, source in graph.pattern.dropped:
                 if source in mine:
                     target = self.name(components[to].leaf)
                     text = f"{self.name(k)} -> {target} across steps, from other units"
-                    out.append(Dropped(text))
+                    out.append(Dropped(text, None, self.way(path, None, [components[to].leaf])))
             for site in graph.sites:
                 entered = any(
                     bits_of(a, graph.links.from_leaves) >> k & 1 for a in site.equation.inputs
@@ -268,10 +290,11 @@ class _About:
                 reached = numbers_of(graph.links.through[site.equation])
                 if entered and reached:
                     text = f"{self.name(k)} -> {self.weight(site)} -> {self.names(reached)}"
-                    out.append(Dropped(f"{text} across steps", site.equation.where()))
+                    way = self.way(path, site, reached)
+                    out.append(Dropped(f"{text} across steps", site.equation.where(), way))
         return out
 
-    def cut_on_the_way(self, sources: set[int], name: str) -> list[Dropped]:
+    def cut_on_the_way(self, sources: set[int], path: Path) -> list[Dropped]:
         found = self.graph.found
         out: dict[int, list[int]] = {}
         for c, cuts in enumerate(found.lost):
@@ -280,8 +303,9 @@ class _About:
                     out.setdefault(k, []).append(self.graph.tangent.components[c].leaf)
         return [
             Dropped(
-                f"{name} -> {self.names(leaves)}: {found.cuts[k].reason}",
+                f"{dotted(path)} -> {self.names(leaves)}: {found.cuts[k].reason}",
                 found.cuts[k].equation.where(),
+                self.way(path, None, leaves),
             )
             for k, leaves in out.items()
         ]
@@ -293,11 +317,11 @@ class _About:
         graph = self.graph
         offsets = graph.found.offsets
         n = int(offsets[self.n])
-        weight = self.weight(site)
+        path, weight = self.path_of(site), self.weight(site)
         crossings = graph.crossings
         text = f"{weight} -> {self.names(through)} through more than {crossings} crossing(s)"
-        far = Dropped(text, site.equation.where())
-        out = self.cut_on_the_way(set(range(self.n + len(self.tap_of))), weight)
+        far = Dropped(text, site.equation.where(), self.way(path, None, through))
+        out = self.cut_on_the_way(set(range(self.n + len(self.tap_of))), path)
         if relation is None:
             return [*out, far]
         destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])

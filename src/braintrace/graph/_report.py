@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -10,8 +12,13 @@ from .._errors import dotted
 from ._certificate import ParameterReport
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
+from ._page import page, write
+from ._picture import Picture, draw
 from ._relations import HiddenParamOpRelation
 from ._step import Path
+from ._svg import fragment
+from ._tree import coloured, encodable, tree
+from ._uses import Use
 
 _EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded")}
 _EXCLUDED.add(DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW)
@@ -21,7 +28,8 @@ class CompilationReport:
     """Groups, traced weights, untraced weights and diagnostics of a compiled graph.
 
     `parameters` tells for every parameter how it is learned, whether its gradient is exact, and
-    what it leaves out.
+    what it leaves out. `show` prints all of it, `draw` a tree of which weight reaches which state,
+    and `to_html` makes a drawing; a notebook shows that by itself.
     """
 
     __module__ = "braintrace"
@@ -33,6 +41,7 @@ class CompilationReport:
         diagnostics: Sequence[CompilationRecord],
         dynamic_states: Sequence[Path] = (),
         parameters: Mapping[Path, ParameterReport] | None = None,
+        uses: Sequence[Use] = (),
     ):
         self.parameters = dict(parameters or {})
         self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
@@ -48,6 +57,7 @@ class CompilationReport:
         ]
         self.diagnostics = tuple(diagnostics)
         self.dynamic_states = list(dynamic_states)
+        self._uses = tuple(uses)
         self._traced = [
             f"{dotted(r.weight_path)} ({', '.join(r.trainable_paths)})  {r.primitive.name}"
             f"  -> groups {[g.index for g in r.hidden_groups]}"
@@ -92,6 +102,42 @@ class CompilationReport:
     def show(self, level: int = 1, *, file: TextIO | None = None) -> None:
         """Print the report."""
         print(self.to_str(level), file=file or sys.stdout)
+
+    @property
+    def picture(self) -> Picture:
+        """What a drawing of the graph shows, as data."""
+        return draw(self.parameters, self.hidden_groups, self._uses)
+
+    def draw(self, *, file: TextIO | None = None, color: bool | None = None) -> None:
+        """Print which parameter reaches which states through which operator.
+
+        Args:
+            file: where to print; default the standard output.
+            color: whether to use colours; default on a terminal, unless NO_COLOR is set.
+        """
+        out = file or sys.stdout
+        text = tree(self.picture, coloured(out) if color is None else color)
+        print(encodable(text, out), file=out)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The graph as a drawing: a web page that needs nothing besides itself.
+
+        Parameters are coloured by how they are learned, dashed links are left out of the gradient.
+        Point at a box to follow it and to read its part of the report; click to keep it.
+
+        Args:
+            path: a file to write the page to; written whole or not at all.
+
+        Raises:
+            FileNotFoundError: the folder of `path` does not exist.
+        """
+        text = page(self.picture)
+        if path is not None:
+            write(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        return fragment(self.picture, f"braintrace-{uuid.uuid4().hex}")
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{k}={v}" for k, v in self.counts.items())

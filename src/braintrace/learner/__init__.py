@@ -25,6 +25,7 @@ from ._grad_expon import GradExpon as GradExpon
 from ._helpers import FixedRandomFeedback as FixedRandomFeedback
 from ._helpers import KappaFilter as KappaFilter
 from ._helpers import PresynapticTrace as PresynapticTrace
+from ._listen import Listener as Listener
 from ._presets import D_RTRL as D_RTRL
 from ._presets import ES_D_RTRL as ES_D_RTRL
 from ._presets import RTRL as RTRL
@@ -35,6 +36,8 @@ from ._presets import pp_prop as pp_prop
 from ._random import KFRTRL as KFRTRL
 from ._random import UORO as UORO
 from ._random import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
+from ._sequences import floating as floating
+from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient
 from ._synthetic import train_synthetic_gradient as train_synthetic_gradient
 from ._third_factor import DECOLLE as DECOLLE

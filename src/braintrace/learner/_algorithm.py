@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,7 @@ from ._signal import SignalMixin
 from ._train import train
 
 Array = jax.Array
+Instead = Callable[..., tuple[list[Any], Values]]  # (rule, graph, call, values, extra, names)
 
 
 class EligibilityTrace(brainstate.ShortTermState):
@@ -104,7 +106,7 @@ class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
-        self._standing_in = False  # whether calls are placeholders for a block to come
+        self._instead: Instead | None = None  # what a call does in place of the engine
         self._example: Any = None
         self._state_shapes: Shapes = {}
 
@@ -220,8 +222,8 @@ class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
             besides.leaves,
         )
         told = (besides.timed, jax.tree.structure(besides.step))
-        if self._standing_in:
-            outs, new = stand_in(graph, call, values, *told)
+        if self._instead is not None:
+            outs, new = self._instead(self.rule, graph, call, values, *told)
             info.write("hidden", new.hidden)
             info.write("others", new.others)
             return unflatten(info, outs)
@@ -260,16 +262,22 @@ class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
         key = (graph, call.timed, call.length, extra, names)
         return self.executor.compiled(key, run)
 
+    @contextmanager
+    def instead(self, run: Instead) -> Iterator[None]:
+        """Let calls compute their results by `run`; traces do not move."""
+        before, self._instead = self._instead, run
+        try:
+            yield
+        finally:
+            self._instead = before
+
     # --------------------------------------------------------------------------------- blocks
 
     def _planned(self, step: Callable, sequences: Any) -> Around | None:
         """The step function as something to run in blocks, None where that is not possible."""
-        self._standing_in = True
         private = {id(s) for s in (*self.etraces.values(), self.running_index)}
-        try:
+        with self.instead(lambda rule, *given: stand_in(*given)):
             return around(step, jax.tree.map(lambda a: a[0], sequences), private)
-        finally:
-            self._standing_in = False
 
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options

@@ -1,0 +1,66 @@
+"""A drawing as a web page of its own, and as a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from .._errors import message
+from ._picture import Picture
+from ._svg import fragment
+
+# The browser is told to load nothing: what is not in the page is not there.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def page(picture: Picture) -> str:
+    """A page that needs nothing besides itself."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="color-scheme" content="light dark">
+<title>braintrace: the compiled graph</title>
+<style>body {{ margin: 1.5rem }} @media (max-width: 600px) {{ body {{ margin: .6rem }} }}</style>
+</head>
+<body>
+{fragment(picture, "braintrace")}
+</body>
+</html>
+"""
+
+
+def write(text: str, path: str | os.PathLike[str]) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        IsADirectoryError: the path is a folder.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            message(
+                f"{target} cannot be written.",
+                why=f"there is no folder {target.parent}",
+                do="make the folder first, or choose another path",
+            )
+        )
+    if target.is_dir():
+        raise IsADirectoryError(
+            message(f"{target} is a folder.", why="a page is one file", do="name a file in it")
+        )
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(draft, 0o666 & ~mask)  # as any other file; drafts are private
+        os.replace(draft, target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

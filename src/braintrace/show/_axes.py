@@ -1,0 +1,64 @@
+"""Axes to draw on, and their time axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import saiunit as u
+
+from .._errors import message
+
+
+def axes(ax: Any = None) -> Any:
+    """The given axes, or those of a new figure.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        raise ModuleNotFoundError(
+            message(
+                "braintrace.show needs matplotlib.",
+                why="it is not installed: drawing is an extra",
+                do="pip install 'braintrace[plot]'",
+            ),
+            name=error.name,
+        ) from error
+    return pyplot.subplots(layout="constrained")[1]
+
+
+def times(length: int, dt: Any) -> tuple[np.ndarray, str]:
+    """The time after each step, and what to call it: ms if the duration of a step is known."""
+    return (np.arange(1, length + 1) * _milliseconds(dt), "time (ms)" if dt is not None else "step")
+
+
+def _milliseconds(dt: Any) -> float:
+    if dt is None:
+        return 1.0
+    try:
+        value = float(dt.to_decimal(u.ms) if isinstance(dt, u.Quantity) else dt)
+    except (TypeError, ValueError, u.UnitMismatchError):
+        value = float("nan")
+    if not value > 0:
+        raise ValueError(
+            message(
+                f"dt={dt!r}.",
+                why="it is the duration of a step",
+                do="pass a time such as 1.0 * saiunit.ms, or a positive number of milliseconds",
+            )
+        )
+    return value
+
+
+def tidy(ax: Any, **labels: Any) -> Any:
+    """Set labels and leave out the frame at the top and the right."""
+    ax.set(**labels)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

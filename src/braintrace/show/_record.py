@@ -1,0 +1,225 @@
+"""Stepping a learner through a sequence and keeping what there is to see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import NotSupportedError, message
+from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
+from ._looks import looks_at, norm
+from ._recording import Path, Recording, TraceRecord, found, path_of
+
+MEMORY = 1 << 30
+
+
+def record(
+    learner: ETraceAlgorithm,
+    *sequences: Any,
+    step_fn: Callable[..., Any] | None = None,
+    states: Iterable[Any] | None = None,
+    weights: Iterable[Any] | None = None,
+    entries: int = 8,
+    sample: int | None = None,
+    memory_limit: int = MEMORY,
+) -> Recording:
+    """Step a learner through a sequence and keep outputs, states, traces and learning signals.
+
+    It looks and does not touch: weights, states, traces and random keys are afterwards what they
+    were before. The learning signal is `∂L_t/∂h_t`, the derivative of the loss of a step by the
+    states that the step leaves behind, along the random way back or replaced if the rule does so.
+    A state does not pass it on through states that share its traces, see `docs/rules.md`.
+
+    Args:
+        learner: a learner with single steps, as `braintrace.compile` makes it.
+        *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+        step_fn: `step_fn(*slices)` calls the learner once and returns the loss of the step;
+            without it there are no losses, signals and gradients.
+        states: paths of the hidden states whose values and signals are kept; default all.
+        weights: paths of the parameters whose traces are kept; default all that have one.
+        entries: how many entries of each trace are kept, evenly spread; its length always is.
+        sample: keep this sample of a batch only; default all.
+        memory_limit: bytes that the recording may take.
+
+    Raises:
+        ValueError: sequences or options do not fit, or the recording would take too much memory.
+        NotSupportedError: the learner is mapped over samples, or takes windows.
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(3, 4), 'd_rtrl', jnp.zeros(3))
+        >>> loss = lambda x: jnp.sum(learner(x) ** 2)
+        >>> seen = braintrace.show.record(learner, jnp.ones((5, 3)), step_fn=loss)
+        >>> seen.signals['h',].shape
+        (5, 4)
+    """
+    _check(learner, step_fn, entries, sample)
+    length = length_of(sequences)
+    places = _places(learner, states)
+    looks = looks_at(learner, weights, entries, sample)
+    one = lambda a: a if sample is None else _sample(a, learner.batch_size, sample)
+    first = jax.tree.map(lambda a: a[0], sequences)
+    call = learner if step_fn is None else step_fn
+    touched = brainstate.transform.StatefulFunction(lambda *s: call(*s)).get_states(*first)
+    listener, params = Listener(learner), floating(learner.param_states)
+
+    def step(*slices: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {"losses": None, "signals": {}, "gradients": {}}
+        if step_fn is None:
+            outputs = learner(*slices)
+        else:
+            loss = lambda: _loss(step_fn, slices)
+            before = [s.value for s in touched]
+            signals, outputs = listener.signals(loss)
+            for state, value in zip(touched, before, strict=True):  # that was a rehearsal
+                state.value = value
+            gradient = brainstate.transform.grad(
+                loss, params, return_value=True, check_states=False
+            )
+            grads, out["losses"] = gradient()
+            out["signals"] = {path: one(signals[at.number]) for path, at in places.items()}
+            out["gradients"] = {path: norm(grads[path]) for path in params}
+        out["outputs"] = jax.tree.map(one, outputs)
+        out["states"] = {path: jax.tree.map(one, at.read()) for path, at in places.items()}
+        out["traces"] = {path: look() for path, look in looks.items()}
+        return out
+
+    loop = lambda *s: brainstate.transform.for_loop(step, *s)
+    stateful = brainstate.transform.StatefulFunction(loop, return_only_write=False)
+    used = stateful.get_states(*sequences)
+    _check_memory(stateful.get_out_shapes(*sequences), memory_limit)
+    # The states go in as numbers and what becomes of them is dropped: nothing is written back.
+    run = jax.jit(lambda values, sequences: stateful.jaxpr_call(values, *sequences)[1])
+    seen = run([s.value for s in used], sequences)
+    traces = {}
+    for path, look in looks.items():
+        length_of_trace, chosen = seen["traces"][path]
+        traces[path] = TraceRecord(length_of_trace, chosen, look.labels)
+    groups = tuple(g.hidden_paths for g in learner.graph.hidden_groups)
+    rest = {k: seen[k] for k in ("outputs", "states", "losses", "signals", "gradients")}
+    return Recording(length=length, groups=groups, traces=traces, **rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A hidden leaf: its number, its state, and which leaf of the state's value it is."""
+
+    number: int
+    state: Any
+    index: int
+    alone: bool
+
+    def read(self) -> Any:
+        value = self.state.value
+        return value if self.alone else jax.tree.leaves(value)[self.index]
+
+
+def _places(learner: ETraceAlgorithm, wanted: Iterable[Any] | None) -> dict[Path, _Place]:
+    """Where the states to keep are, by path; of a state of several arrays, by path and number."""
+    states = learner.hidden_states
+    leaves = learner.graph.module_info.step.hidden
+    count = Counter(leaf.path for leaf in leaves)
+    known = {}
+    for i, leaf in enumerate(leaves):
+        alone = count[leaf.path] == 1
+        path = leaf.path if alone else (*leaf.path, leaf.index)
+        known[path] = _Place(i, states[leaf.path], leaf.index, alone)
+    if wanted is None:
+        return known
+    return {path_of(w): found(known, w, "hidden state", "the model") for w in wanted}
+
+
+def _loss(step_fn: Callable[..., Any], slices: Any) -> Any:
+    loss = step_fn(*slices)
+    if isinstance(loss, tuple) or jnp.shape(loss) != ():
+        kind = "a tuple" if isinstance(loss, tuple) else f"shape {jnp.shape(loss)}"
+        raise ValueError(
+            message(
+                f"step_fn returned {kind}, expected one number.",
+                why="each step has one loss",
+                do="reduce the loss over the batch and features in step_fn, and return only it",
+            )
+        )
+    return loss
+
+
+def _sample(a: Any, batch: int | None, sample: int) -> Any:
+    return a[sample] if jnp.ndim(a) and jnp.shape(a)[0] == batch else a
+
+
+def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
+    if isinstance(learner, ETraceVmap):
+        raise NotSupportedError(
+            message(
+                "a learner mapped over samples is not recorded.",
+                why="its states and traces belong to single samples",
+                do="compile with an explicit batch (vmap=False, batch_size=...)",
+            )
+        )
+    if not isinstance(learner, ETraceAlgorithm) or not learner.is_compiled:
+        raise TypeError(
+            message(
+                f"{type(learner).__name__} is not a compiled learner.",
+                why="what there is to see is known from the compiled graph",
+                do="pass what braintrace.compile(model, rule, *example_inputs) returns",
+            )
+        )
+    if learner.vjp_method != "single-step":
+        raise NotSupportedError(
+            message(
+                "a learner of windows is not recorded.",
+                why="inside a window there are no traces and signals of single steps",
+                do="compile it again with vjp_method='single-step'",
+            )
+        )
+    if step_fn is not None and not callable(step_fn):
+        raise TypeError(
+            message(
+                f"step_fn is a {type(step_fn).__name__}.",
+                why="it computes the loss of a step",
+                do="pass step_fn=lambda x, y: loss(learner(x), y)",
+            )
+        )
+    _check_number("entries", entries, 0, None)
+    if sample is not None:
+        if learner.batch_size is None:
+            raise ValueError(
+                message(
+                    f"sample={sample!r} of a learner without a batch.",
+                    why="there is one sample only",
+                    do="leave it out",
+                )
+            )
+        _check_number("sample", sample, 0, learner.batch_size)
+
+
+def _check_number(name: str, value: Any, low: int, below: int | None) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < low or (below is not None and value >= below):
+        raise ValueError(
+            message(
+                f"{name}={value!r}.",
+                why=f"it is an integer >= {low}" + (f" and < {below}" if below else ""),
+                do="choose another one",
+            )
+        )
+
+
+def _check_memory(shapes: Any, limit: int) -> None:
+    size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(shapes))
+    if size > limit:
+        raise ValueError(
+            message(
+                f"the recording would take {size:,} bytes.",
+                why=f"memory_limit is {limit:,} bytes",
+                do="keep less: name the states and weights, one sample, fewer entries; or raise "
+                "memory_limit",
+            )
+        )

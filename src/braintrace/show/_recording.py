@@ -1,0 +1,80 @@
+"""What was seen of a learner that was stepped through a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .._errors import dotted, message
+
+Array = jax.Array
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRecord:
+    """The eligibility trace of one parameter over time.
+
+    Attributes:
+        norm: its length after every step, over all samples, (T,).
+        entries: some of its entries after every step, (T, n).
+        labels: which these are: the array of the trace, and the index in it.
+    """
+
+    norm: Array
+    entries: Array
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """What was seen of a learner, step by step; made by `record`. Leading axes count the steps.
+
+    Attributes:
+        length: the number of steps.
+        outputs: what the learner returned.
+        states: the states after each step, by path.
+        groups: the paths of states that share their traces.
+        traces: the eligibility traces after each step, by the path of the parameter.
+        losses: the loss of each step; None without a `step_fn`.
+        signals: the learning signal `∂L_t/∂h_t`, by the path of the state; empty without a
+            `step_fn`.
+        gradients: the length of the online gradient of each step, by the path of the parameter;
+            empty without a `step_fn`.
+    """
+
+    length: int
+    outputs: Any
+    states: Mapping[Path, Any]
+    groups: tuple[tuple[Path, ...], ...]
+    traces: Mapping[Path, TraceRecord]
+    losses: Array | None
+    signals: Mapping[Path, Array]
+    gradients: Mapping[Path, Array]
+
+
+def path_of(name: Any) -> Path:
+    """A path as users write it: a tuple of keys, or one name with dots."""
+    return tuple(name.split(".")) if isinstance(name, str) else tuple(name)
+
+
+def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the recording") -> Any:
+    """The item at a path.
+
+    Raises:
+        ValueError: there is none; the message lists the paths that there are.
+    """
+    named = {dotted(path): value for path, value in items.items()}
+    wanted = dotted(path_of(name))
+    if wanted not in named:
+        raise ValueError(
+            message(
+                f"{where} has no {kind} {wanted!r}.",
+                why=f"there are {', '.join(named)}" if named else "there are none",
+                do="name one of these" if named else "see braintrace.show.record for what is kept",
+            )
+        )
+    return named[wanted]
