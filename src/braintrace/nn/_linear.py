@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
@@ -22,8 +23,10 @@ _ZERO = init.ZeroInit()
 
 def initial(value: Init, shape: tuple[int, ...]) -> Any:
     """An initialiser's array of this shape, or a given value broadcast to it."""
-    value = init.param(value, shape, allow_none=False)
-    return u.math.broadcast_to(u.math.asarray(value), shape)
+    value = u.math.asarray(init.param(value, shape, allow_none=False))
+    # The dtype of a Python number is weak until an update makes it strong: a second compilation.
+    strong = jax.tree.map(lambda a: jnp.asarray(a, a.dtype), value)
+    return u.math.broadcast_to(strong, shape)
 
 
 def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> Any:
