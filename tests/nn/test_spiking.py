@@ -137,7 +137,6 @@ def test_physical_units_change_nothing_but_the_unit(kind):
     own = {"beta": 0.5, "b": 1.0, "A_1": 0.05, "A_2": -0.01}
     own = {k: v * u.mV for k, v in own.items() if hasattr(plain, k)}
     weight = plain.W.weight.value["weight"]
-    plain.W.weight.value = {**plain.W.weight.value, "weight": weight}
     cell = made(kind, V_th=0.001 * u.volt, w_init=weight * u.mV, b_init=None, **own)
     cell.U.weight.value = {"weight": 1e-3 * plain.U.weight.value["weight"]}  # counts in volt
     for x in XS:
@@ -204,8 +203,10 @@ def test_a_cell_of_your_own_needs_two_methods():
     class Integrator(SpikingCell):
         def init_state(self, batch_size=None, **kwargs):
             self.V = brainstate.HiddenState(0.5 + self.rest(batch_size))
+            self.age = brainstate.ShortTermState(jnp.zeros((), int))
 
         def update(self, x):
+            self.age.value += 1
             z = self.spikes(self.V.value)
             self.V.value = self.after_reset(self.V.value, z) + self.current(x, z)
             return self.spikes(self.V.value)
@@ -215,8 +216,9 @@ def test_a_cell_of_your_own_needs_two_methods():
     learner = braintrace.compile(cell, "rtrl", XS[0], batch_size=B, strict=True)
     assert braintrace.verify.compare(learner, loss, XS[:4], TARGETS[:4]).max_error < 1e-9
     cell(XS[0])
-    learner.reset()
+    brainstate.transform.jit(learner.reset)()  # the states stay what they are: no tracer in them
     np.testing.assert_array_equal(cell.V.value, np.full((B, N), 0.5))
+    assert cell.age.value == 0
 
 
 ERRORS = [

@@ -115,7 +115,7 @@ class SpikingCell(brainstate.nn.Module):
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Set the states to the values that `init_state` gives them."""
-        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.HiddenState)}
+        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
         self.init_state(batch_size)
         for name, state in states.items():
             state.value = getattr(self, name).value
