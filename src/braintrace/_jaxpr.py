@@ -450,7 +450,7 @@ def user_line(source: Any) -> str | None:
         return None
     for frame in source_info_util.user_frames(source.traceback):
         if _is_users(frame.file_name):
-            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+            return f"{_shown(frame.file_name)}:{frame.start_line} ({frame.function_name})"
     return None
 
 
@@ -459,7 +459,7 @@ def failing_line(error: BaseException) -> str | None:
     frames = [(f.f_code, line) for f, line in walk_tb(error.__traceback__)]
     for code, line in reversed(frames):
         if _is_users(code.co_filename):
-            return f"{code.co_filename}:{line} ({code.co_name})"
+            return f"{_shown(code.co_filename)}:{line} ({code.co_name})"
     return None
 
 
@@ -472,6 +472,12 @@ def made_by_cond(eqn: Equation) -> bool:
         if os.path.basename(frame.file_name) == "conditionals.py":
             return True
     return False
+
+
+def _shown(file_name: str) -> str:
+    """Relative to the working folder if it is below it, as editors and terminals open it."""
+    folder = os.path.join(os.getcwd(), "")
+    return file_name.removeprefix(folder)
 
 
 def _is_users(file_name: str) -> bool:

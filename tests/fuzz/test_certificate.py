@@ -1,14 +1,12 @@
 """What the report promises of a parameter's gradient holds, and nothing dropped is kept silent."""
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from interpret import interpreted
 from judge import TIGHT, errors, judge, judge_network
-from layers import WHOLE, Layer, Network, by_hand, droppable, random_network, sequences, spec_of
+from layers import WHOLE, Network, by_hand, droppable, random_network, sequences, spec_of
 from programs import random_program, step_fn
 
-import braintrace as bt
 from braintrace.verify import bptt_grad
 
 many = dict(
@@ -21,22 +19,10 @@ many = dict(
 seeds = st.integers(0, 2**32 - 1)
 
 
-def report_of(net):
-    learner = bt.D_RTRL(Network(net))
-    learner.compile_graph(sequences()[0][0])
-    return learner.report
-
-
-@pytest.fixture(scope="module")
-def certified():
-    if not hasattr(report_of((Layer(),)), "parameters"):
-        pytest.skip("the report has no certificate yet")
-
-
 # ----------------------------------------------------------------------------- layered networks
 
 
-@settings(max_examples=12, **many)
+@settings(max_examples=8, **many)
 @given(seeds)
 def test_learner_is_the_network_cut_by_hand(seed):
     net = random_network(seed)
@@ -45,7 +31,7 @@ def test_learner_is_the_network_cut_by_hand(seed):
     assert verdict.kind == "right", verdict
 
 
-@settings(max_examples=10, **many)
+@settings(max_examples=6, **many)
 @given(seeds)
 def test_network_without_cuts_is_bptt(seed):
     model = Network(random_network(seed))
@@ -56,7 +42,7 @@ def test_network_without_cuts_is_bptt(seed):
 
 @settings(max_examples=8, **many)
 @given(seeds)
-def test_every_cut_is_on_the_certificate(certified, seed):
+def test_every_cut_is_on_the_certificate(seed):
     net = random_network(seed)
     note(f'--replay "{spec_of(net)}"')
     verdict = judge_network(net)
@@ -77,9 +63,9 @@ def test_parameters_of_both_kinds_are_drawn():
 # ------------------------------------------------------------------------------ random programs
 
 
-@settings(max_examples=40, **many)
+@settings(max_examples=25, **many)
 @given(seeds)
-def test_exact_is_bptt(certified, seed):
+def test_exact_is_bptt(seed):
     spec = random_program(seed)
     note(f'--replay "{spec}"')
     verdict = judge(spec, ("d_rtrl",))

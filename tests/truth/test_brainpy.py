@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from models import Draw
+from models import Draw, some
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
@@ -446,7 +446,7 @@ def network_case(name: str, batch: int | None = None) -> Case:
 # ------------------------------------------------------------------------------------- tests
 
 
-@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("name", some(NEURONS, 2))
 def test_d_rtrl_of_a_driven_neuron_is_bptt(name):
     c = driven_case(name)
     assert_alive(c)
@@ -461,7 +461,7 @@ def test_d_rtrl_of_a_feedforward_synapse_is_bptt(name):
     assert_equal(c.learn(bt.D_RTRL), c.bptt())
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in (*KEPT, "prefetch")])
+@pytest.mark.parametrize("name", some([n for n in NETWORKS if n not in (*KEPT, "prefetch")], 2))
 def test_d_rtrl_of_a_network_is_its_definition(name):
     c = network_case(name)
     truth = rule_on(c.seen(), "d_rtrl")
@@ -482,7 +482,7 @@ def test_one_window_over_a_network_is_bptt(name):
     assert_equal(c.learn(bt.D_RTRL, T, vjp_method="multi-step"), c.bptt())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", some(NETWORKS, 2))
 def test_networks_spike_and_rest(name):
     assert_alive(network_case(name))
 

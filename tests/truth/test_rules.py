@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from models import EXACT, OPERATORS, RECURRENT, Draw, T, matmul, net, recorded, spike, step_fn
+from models import (
+    EXACT,
+    OPERATORS,
+    RECURRENT,
+    Draw,
+    T,
+    matmul,
+    net,
+    recorded,
+    some,
+    spike,
+    step_fn,
+)
 
 import braintrace as bt
 from braintrace.verify import compare
@@ -192,12 +204,12 @@ CORE = ["alif", "lstm", "stacked_layers", "hidden_group_state"]
 FURTHER = ["gru", "conv", "learnable_decay", "sparse_batched", "operators_inside_bodies"]
 FURTHER += ["loss_reads_before_reset", "delay_line", "weight_also_used_plainly"]
 OWN_TRACES = ["eprop", "otpe", "otpe approx", "stllr"]
-SINGLE = [(m, r) for m in CORE for r in RULES] + [(m, r) for m in FURTHER for r in OWN_TRACES]
+SINGLE = [(m, r) for r in RULES for m in CORE] + [(m, r) for m in FURTHER for r in OWN_TRACES]
 SINGLE += [("weight_also_used_plainly", "three_factor")]
 SINGLE += [("operators_inside_bodies", "otpe clipped"), ("conv", "otpe clipped")]
 
 
-@pytest.mark.parametrize("name, rule", SINGLE)
+@pytest.mark.parametrize("name, rule", some(SINGLE, 3))
 def test_single_step(name, rule):
     found = gradient(learner_of(name, rule), name, rule)
     assert_equal(found, truth(name, rule))

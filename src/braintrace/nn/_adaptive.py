@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import message
-from ._linear import Init, Size, batched, initial
+from ._shapes import Init, Size, batched, initial
 from ._spiking import ZERO, Options, SpikingCell
 from ._time import refuted
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import brainstate
 import saiunit as u
 
-from ._linear import Init, Size
+from ._shapes import Init, Size
 from ._spiking import KAIMING, Options, SpikingCell
 
 

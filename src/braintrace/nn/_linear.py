@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
-import jax
-import jax.numpy as jnp
-import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message
 from ..ops import matmul
-
-Size = int | Sequence[int]
-Init = Callable[..., Any] | Any
+from ._shapes import Init as Init
+from ._shapes import Size as Size
+from ._shapes import batched as batched
+from ._shapes import check_leading, constant, over_leading
+from ._shapes import initial as initial
 
 _KAIMING = init.KaimingNormal()
 _ZERO = init.ZeroInit()
-
-
-def initial(value: Init, shape: tuple[int, ...]) -> Any:
-    """An initialiser's array of this shape, or a given value broadcast to it."""
-    value = u.math.asarray(init.param(value, shape, allow_none=False))
-    # The dtype of a Python number is weak until an update makes it strong: a second compilation.
-    strong = jax.tree.map(lambda a: jnp.asarray(a, a.dtype), value)
-    return u.math.broadcast_to(strong, shape)
-
-
-def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> Any:
-    """The initial value of a state, with a leading batch axis if there is one."""
-    return initial(value, shape if batch_size is None else (batch_size, *shape))
 
 
 class Linear(brainstate.nn.Module):
@@ -50,7 +34,7 @@ class Linear(brainstate.nn.Module):
         weight: the one parameter state, a dictionary with `weight` and perhaps `bias`.
 
     Raises:
-        ValueError: if the leading sizes of input and output differ.
+        ValueError: if the leading sizes of input and output differ, or a value has another shape.
 
     Example:
         >>> import jax.numpy as jnp, braintrace
@@ -75,28 +59,22 @@ class Linear(brainstate.nn.Module):
     ):
         super().__init__(name=name)
         self.in_size, self.out_size = in_size, out_size
-        if self.in_size[:-1] != self.out_size[:-1]:
-            raise ValueError(
-                message(
-                    f"Linear: in_size {self.in_size} does not fit out_size {self.out_size}.",
-                    why="the layer acts on the last axis and keeps the axes before it.",
-                    do="make the sizes before the last one equal.",
-                )
-            )
+        check_leading("Linear", self.in_size, self.out_size)
         shape = (self.in_size[-1], self.out_size[-1])
-        self.w_mask = None if w_mask is None else initial(w_mask, shape)
-        params = {"weight": initial(w_init, shape)}
+        self.w_mask = None if w_mask is None else constant(w_mask, shape, "Linear: w_mask")
+        params = {"weight": initial(w_init, shape, "Linear: w_init")}
         if b_init is not None:
-            params["bias"] = initial(b_init, shape[1:])
+            params["bias"] = initial(b_init, shape[1:], "Linear: b_init")
         self.weight = param_type(params)
 
     def update(self, x: Any) -> Any:
         """Apply the layer to the last axis of x, whatever the axes before it."""
+        return over_leading(self._apply, x, axes=1)
+
+    def _apply(self, x: Any) -> Any:
         params = self.weight.value
-        folded = x.reshape((-1, x.shape[-1])) if jnp.ndim(x) > 2 else x
         mask = None if self.w_mask is None else self._mask
-        y = matmul(folded, params["weight"], params.get("bias"), weight_fn=mask)
-        return y.reshape((*x.shape[:-1], y.shape[-1])) if jnp.ndim(x) > 2 else y
+        return matmul(x, params["weight"], params.get("bias"), weight_fn=mask)
 
     def _mask(self, weight: Any) -> Any:
         return weight * self.w_mask

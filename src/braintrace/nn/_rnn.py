@@ -1,82 +1,16 @@
-"""Recurrent cells; `[a, b]` is the concatenation of a and b, and W a `Linear` layer."""
+"""Recurrent cells without gates of their own: the plain and the minimal one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import brainstate
 import jax
-import jax.numpy as jnp
-from brainstate.nn import init
 
-from .._errors import message
-from ._linear import Init, Linear, Size, batched
-
-Array = jax.Array
-
-_ZERO = init.ZeroInit()
-_XAVIER = init.XavierNormal()
-_ORTHOGONAL = init.Orthogonal()
-
-ACTIVATIONS = tuple(
-    """
-    celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid mish relu
-    relu6 selu sigmoid silu soft_sign softplus squareplus swish tanh
-    """.split()
-)
+from ._cell import ORTHOGONAL, XAVIER, ZERO, Activation, Array, Cell, join
+from ._linear import Init, Linear, Size
 
 
-def activation_of(name: str | Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """A function of its own, or one of `brainstate.nn` by name."""
-    if callable(name):
-        return name
-    if name not in ACTIVATIONS:
-        raise ValueError(
-            message(
-                f"There is no activation {name!r}.",
-                why=f"the known names are {', '.join(ACTIVATIONS)}.",
-                do="use one of these names, or pass a function.",
-            )
-        )
-    return getattr(brainstate.nn, name)
-
-
-class _Cell(brainstate.nn.Module):
-    """What the cells share: sizes, and hidden states called `state_names`."""
-
-    state_names: tuple[str, ...] = ("h",)
-
-    in_size: Any
-    out_size: Any
-
-    def __init__(
-        self, in_size: Size, out_size: Size, state_init: Init, activation: Any, name: str | None
-    ):
-        super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
-        self.state_init = state_init
-        self.activation = activation_of(activation)
-
-    def _gate(self, w_init: Init, b_init: Init | None) -> Linear:
-        size = self.in_size[-1] + self.out_size[-1]
-        return Linear((*self.in_size[:-1], size), self.out_size, w_init, b_init)
-
-    def _initial(self, batch_size: int | None) -> Any:
-        return batched(self.state_init, self.out_size, batch_size)
-
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the hidden states, with a leading batch axis if `batch_size` is given."""
-        for name in self.state_names:
-            setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
-
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Set the hidden states to their initial values."""
-        for name in self.state_names:
-            getattr(self, name).value = self._initial(batch_size)
-
-
-class ValinaRNNCell(_Cell):
+class ValinaRNNCell(Cell):
     """The plain recurrent cell, `h = φ(W[x, h])`.
 
     Args:
@@ -105,10 +39,10 @@ class ValinaRNNCell(_Cell):
         self,
         in_size: Size,
         out_size: Size,
-        state_init: Init = _ZERO,
-        w_init: Init = _XAVIER,
-        b_init: Init | None = _ZERO,
-        activation: str | Callable[[Array], Array] = "relu",
+        state_init: Init = ZERO,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        activation: Activation = "relu",
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, activation, name)
@@ -116,14 +50,15 @@ class ValinaRNNCell(_Cell):
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
-        self.h.value = self.activation(self.W(_join(x, self.h.value)))
+        self.h.value = self.activation(self.W(join(x, self.h.value)))
         return self.h.value
 
 
-class GRUCell(_Cell):
-    """The gated recurrent unit.
+class MinimalRNNCell(Cell):
+    """The minimal recurrent network: `z = φ(x)`, `f = σ(W_u[z, h])`, `h = f h + (1 - f) z`.
 
-    `z = σ(Wz[x, h])`, `r = σ(Wr[x, h])`, `h = (1 - z) h + z φ(Wh[x, r h])`.
+    D_RTRL has a trace for all weights; φ is also read through W_u, and `h` feeds back through W_u:
+    these ways are left out, so no parameter is exact.
 
     Args:
         in_size: size of the input.
@@ -131,15 +66,12 @@ class GRUCell(_Cell):
         w_init: initialiser of the weights.
         b_init: initialiser of the biases; None for no bias.
         state_init: initialiser of the state.
-        activation: φ, by name or as a function.
+        phi: φ, a function or module from the input to the units; by default a `Linear` layer.
         name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
 
     Example:
         >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.GRUCell(3, 4)
+        >>> cell = braintrace.nn.MinimalRNNCell(3, 4)
         >>> cell.init_state()
         >>> cell(jnp.ones(3)).shape
         (4,)
@@ -151,80 +83,20 @@ class GRUCell(_Cell):
         self,
         in_size: Size,
         out_size: Size,
-        w_init: Init = _ORTHOGONAL,
-        b_init: Init | None = _ZERO,
-        state_init: Init = _ZERO,
-        activation: str | Callable[[Array], Array] = "tanh",
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        phi: Callable[[Array], Array] | None = None,
         name: str | None = None,
     ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wz = self._gate(w_init, b_init)
-        self.Wr = self._gate(w_init, b_init)
-        self.Wh = self._gate(w_init, b_init)
+        super().__init__(in_size, out_size, state_init, name=name)
+        self.phi: Callable[[Array], Array] = phi or self._input(w_init, b_init)
+        units = self.out_size[-1]
+        self.W_u = Linear((*self.in_size[:-1], 2 * units), self.out_size, w_init, b_init)
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
-        h = self.h.value
-        xh = _join(x, h)
-        z, r = jax.nn.sigmoid(self.Wz(xh)), jax.nn.sigmoid(self.Wr(xh))
-        self.h.value = (1 - z) * h + z * self.activation(self.Wh(_join(x, r * h)))
+        z = self.phi(x)
+        f = jax.nn.sigmoid(self.W_u(join(z, self.h.value)))
+        self.h.value = f * self.h.value + (1 - f) * z
         return self.h.value
-
-
-class LSTMCell(_Cell):
-    """The long short-term memory, with gates `i, g, f, o = Wi[x, h], Wg[x, h], Wf[x, h], Wo[x, h]`.
-
-    `c = σ(f + 1) c + σ(i) φ(g)`, `h = σ(o) φ(c)`.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the states.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.LSTMCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
-    """
-
-    __module__ = "braintrace.nn"
-
-    state_names = ("c", "h")
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = _XAVIER,
-        b_init: Init | None = _ZERO,
-        state_init: Init = _ZERO,
-        activation: str | Callable[[Array], Array] = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wi = self._gate(w_init, b_init)
-        self.Wg = self._gate(w_init, b_init)
-        self.Wf = self._gate(w_init, b_init)
-        self.Wo = self._gate(w_init, b_init)
-
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new `h`."""
-        xh = _join(x, self.h.value)
-        i, g, f, o = self.Wi(xh), self.Wg(xh), self.Wf(xh), self.Wo(xh)
-        kept = jax.nn.sigmoid(f + 1) * self.c.value
-        self.c.value = kept + jax.nn.sigmoid(i) * self.activation(g)
-        self.h.value = jax.nn.sigmoid(o) * self.activation(self.c.value)
-        return self.h.value
-
-
-def _join(x: Array, h: Array) -> Array:
-    return jnp.concatenate([x, h], axis=-1)

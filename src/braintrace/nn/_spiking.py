@@ -10,7 +10,8 @@ import saiunit as u
 from brainstate.nn import init
 
 from .._errors import message
-from ._linear import Init, Linear, Size, batched, initial
+from ._linear import Linear
+from ._shapes import Init, Size, batched, initial
 from ._surrogate import surrogate as surrogate_of
 from ._time import Decay, refuted
 

@@ -11,7 +11,7 @@ import saiunit as u
 
 from .._errors import message
 from ..ops import element_wise
-from ._linear import Init, initial
+from ._shapes import Init, initial
 
 
 def refuted(condition: Any) -> bool:

@@ -42,25 +42,11 @@ class _Cell(brainstate.nn.Module):
         return jnp.zeros(self.units if batch_size is None else (batch_size, self.units))
 
 
-class MinGRU(_Cell):
-    """Gates that read the input only: `z = σ(Wz x)`, `h = (1 - z) h + z Wh x`."""
-
-    def __init__(self, inputs: int, units: int, memory: int):
-        super().__init__(units)
-        self.gate = nn.Linear(inputs, units, b_init=-jnp.log(_times(units, memory)))
-        self.value = nn.Linear(inputs, units)
-
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        z = jax.nn.sigmoid(self.gate(x))
-        self.h.value = (1 - z) * self.h.value + z * self.value(x)
-        return self.h.value
-
-
 class LRU(_Cell):
     """A linear recurrence with trained complex eigenvalues, as two real states.
 
-    `λ = exp(-exp(ν) + i θ)`, `h = λ h + sqrt(1 - |λ|²) B x`, and `gelu(C h)` is returned.
+    `λ = exp(-exp(ν) + i θ)`, `h = λ h + sqrt(1 - |λ|²) B x`, and `gelu(C h)` is returned. Unlike
+    `nn.LRUCell` it has no scale of its own, no way past the states, and as many outputs as states.
     """
 
     names = ("re", "im")
@@ -155,6 +141,13 @@ def _lstm(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     return cell
 
 
+def _min_gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
+    times = jnp.log(_times(units, memory))
+    cell = nn.MinGRUCell(inputs, units, brainstate.nn.init.KaimingNormal())
+    _set_bias(cell.Wz, -times)
+    return cell
+
+
 def _rnn(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     return nn.ValinaRNNCell(inputs, units, activation="tanh")
 
@@ -181,7 +174,7 @@ CELLS: dict[str, Kind] = {
     "lstm": Kind(_lstm, "long short-term memory"),
     "rnn": Kind(_rnn, "plain tanh recurrence: nothing passes from step to step but by weights"),
     "leaky": Kind(Leaky, "leaky tanh rate units"),
-    "mingru": Kind(MinGRU, "gates of the input only: element-wise, D_RTRL is exact"),
+    "mingru": Kind(_min_gru, "gates of the input only: element-wise, D_RTRL is exact"),
     "lru": Kind(LRU, "linear recurrence, complex eigenvalues: element-wise, D_RTRL is exact"),
     "alif": Kind(ALIF, "spiking, recurrent, adaptive threshold: two states per unit"),
 }

@@ -1,0 +1,122 @@
+"""What the recurrent cells share; `[a, b]` is the concatenation of a and b, W a `Linear` layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+from brainstate.nn import init
+
+from .._errors import message
+from ._linear import Init, Linear, Size, batched
+
+Array = jax.Array
+Activation = str | Callable[[Array], Array]
+
+ZERO = init.ZeroInit()
+XAVIER = init.XavierNormal()
+ORTHOGONAL = init.Orthogonal()
+
+ACTIVATIONS = tuple(
+    """
+    celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid mish relu
+    relu6 selu sigmoid silu soft_sign softplus squareplus swish tanh
+    """.split()
+)
+
+
+def identity(x: Array) -> Array:
+    """x itself."""
+    return x
+
+
+def positive(x: Array) -> Array:
+    """x + 1/2 above zero, σ(x) below: never negative, so that its logarithm may be taken."""
+    return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
+
+
+_OWN: dict[str, Callable[[Array], Array]] = {"identity": identity, "positive": positive}
+
+
+def activation_of(name: Activation) -> Callable[[Array], Array]:
+    """A function of its own, or one by name: of `brainstate.nn`, `identity` or `positive`."""
+    if callable(name):
+        return name
+    if name in _OWN:
+        return _OWN[name]
+    if name not in ACTIVATIONS:
+        raise ValueError(
+            message(
+                f"There is no activation {name!r}.",
+                why=f"the known names are {', '.join([*ACTIVATIONS, *_OWN])}.",
+                do="use one of these names, or pass a function.",
+            )
+        )
+    return getattr(brainstate.nn, name)
+
+
+class Cell(brainstate.nn.Module):
+    """Sizes, and hidden states called `state_names`, each of `state_size`."""
+
+    state_names: tuple[str, ...] = ("h",)
+
+    in_size: Any
+    out_size: Any
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        state_init: Init = ZERO,
+        activation: Activation = identity,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.in_size, self.out_size = in_size, out_size
+        self.state_size: tuple[int, ...] = self.out_size
+        self.state_init = state_init
+        self.activation = activation_of(activation)
+
+    def _gate(self, w_init: Init, b_init: Init | None) -> Linear:
+        """A layer that reads `[x, h]`."""
+        size = self.in_size[-1] + self.out_size[-1]
+        return Linear((*self.in_size[:-1], size), self.out_size, w_init, b_init)
+
+    def _input(self, w_init: Init, b_init: Init | None) -> Linear:
+        """A layer that reads `x`."""
+        return Linear(self.in_size, self.out_size, w_init, b_init)
+
+    def _initial(self, batch_size: int | None) -> Any:
+        return batched(self.state_init, self.state_size, batch_size)
+
+    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Make the hidden states, with a leading batch axis if `batch_size` is given."""
+        for name in self.state_names:
+            setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Set the hidden states to their initial values."""
+        for name in self.state_names:
+            getattr(self, name).value = self._initial(batch_size)
+
+
+def join(x: Array, h: Array) -> Array:
+    """`[x, h]`."""
+    return jnp.concatenate([x, h], axis=-1)
+
+
+def radii(what: str, n: int, least: float, most: float) -> Array:
+    """Moduli of n eigenvalues, uniform in the area of a ring; never quite 0 or 1."""
+    if not 0 <= least < most <= 1:
+        raise ValueError(
+            message(
+                f"{what}: r_min is {least} and r_max is {most}.",
+                why="an eigenvalue's modulus is drawn between them; beyond 1 the states explode.",
+                do="choose 0 <= r_min < r_max <= 1.",
+            )
+        )
+    area = brainstate.random.uniform(1e-4, 1 - 1e-4, (n,))
+    return jnp.sqrt(area * (most**2 - least**2) + least**2)

@@ -1,0 +1,124 @@
+"""Long short-term memories: gates of the input and the output, two states per unit."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from ..ops import element_wise
+from ._cell import XAVIER, ZERO, Activation, Array, Cell, join
+from ._linear import Init, Size
+
+
+class LSTMCell(Cell):
+    """The long short-term memory, with gates `i, g, f, o = Wi[x, h], Wg[x, h], Wf[x, h], Wo[x, h]`.
+
+    `c = σ(f + 1) c + σ(i) φ(g)`, `h = σ(o) φ(c)`.
+
+    Args:
+        in_size: size of the input.
+        out_size: number of units.
+        w_init: initialiser of the weights.
+        b_init: initialiser of the biases; None for no bias.
+        state_init: initialiser of the states.
+        activation: φ, by name or as a function.
+        name: name of the cell.
+
+    Raises:
+        ValueError: if no activation has this name.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> cell = braintrace.nn.LSTMCell(3, 4)
+        >>> cell.init_state()
+        >>> cell(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace.nn"
+
+    state_names = ("c", "h")
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: Activation = "tanh",
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, state_init, activation, name)
+        self.Wi = self._gate(w_init, b_init)
+        self.Wg = self._gate(w_init, b_init)
+        self.Wf = self._gate(w_init, b_init)
+        self.Wo = self._gate(w_init, b_init)
+
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns the new `h`."""
+        xh = join(x, self.h.value)
+        i, g, f, o = self.Wi(xh), self.Wg(xh), self.Wf(xh), self.Wo(xh)
+        kept = jax.nn.sigmoid(f + 1) * self.c.value
+        self.c.value = kept + jax.nn.sigmoid(i) * self.activation(g)
+        self.h.value = jax.nn.sigmoid(o) * self.activation(self.c.value)
+        return self.h.value
+
+
+class URLSTMCell(Cell):
+    """The LSTM with a refined gate and uniformly initialised forget times.
+
+    With gates `f, r, u, o` of `[x, h]` without biases: `f' = σ(f + b)`, `r' = σ(r - b)`,
+    `g = 2 r' f' + (1 - 2 r') f'²`, `c = g c + (1 - g) φ(u)`, `h = σ(o) φ(c)`. The forget gates
+    σ(b) start uniform between 1/n and 1 - 1/n for n units.
+
+    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates.
+
+    Args:
+        in_size: size of the input.
+        out_size: number of units.
+        w_init: initialiser of the weights.
+        state_init: initialiser of the states.
+        activation: φ, by name or as a function.
+        name: name of the cell.
+
+    Raises:
+        ValueError: if no activation has this name.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> cell = braintrace.nn.URLSTMCell(3, 4)
+        >>> cell.init_state()
+        >>> cell(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace.nn"
+
+    state_names = ("c", "h")
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        state_init: Init = ZERO,
+        activation: Activation = "tanh",
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, state_init, activation, name)
+        self.Wu, self.Wf, self.Wr, self.Wo = (self._gate(w_init, None) for _ in range(4))
+        edge = 1 / max(self.out_size[-1], 2)
+        uniform = brainstate.random.uniform(edge, 1 - edge, self.out_size)
+        self.bias = brainstate.ParamState(-jnp.log(1 / uniform - 1))
+
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns the new `h`."""
+        xh = join(x, self.h.value)
+        bias = element_wise(self.bias.value)
+        f, r = jax.nn.sigmoid(self.Wf(xh) + bias), jax.nn.sigmoid(self.Wr(xh) - bias)
+        g = 2 * r * f + (1 - 2 * r) * f**2
+        self.c.value = g * self.c.value + (1 - g) * self.activation(self.Wu(xh))
+        self.h.value = jax.nn.sigmoid(self.Wo(xh)) * self.activation(self.c.value)
+        return self.h.value

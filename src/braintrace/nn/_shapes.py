@@ -1,0 +1,79 @@
+"""What layers do with sizes: initial values of a shape, masks, axes before those of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import brainstate
+import saiunit as u
+
+from .._errors import message
+
+Size = int | Sequence[int]
+Init = Callable[..., Any] | Any
+
+
+def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> Any:
+    """An initialiser's array of this shape, or a given value broadcast to it; never integers."""
+    array = constant(value, shape, label)
+    if not u.math.issubdtype(array.dtype, u.math.inexact):
+        return array.astype(brainstate.environ.dftype())
+    # The dtype of a Python number is weak until an update makes it strong: a second compilation.
+    return array.astype(array.dtype)
+
+
+def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:
+    """The same, of whatever type it is: masks and signs may be boolean."""
+    if isinstance(value, brainstate.State):
+        value = value.value
+    if value is None:
+        raise ValueError(
+            message(
+                f"{label} is None.",
+                why="the layer has no form without it.",
+                do=f"pass an initialiser such as brainstate.nn.init.KaimingNormal(), or an array "
+                f"that broadcasts to {shape}.",
+            )
+        )
+    array = u.math.asarray(value(shape) if callable(value) else value)
+    pairs = zip(array.shape[::-1], shape[::-1], strict=False)
+    if array.ndim > len(shape) or any(a not in (1, b) for a, b in pairs):
+        raise ValueError(
+            message(
+                f"{label} has the shape {tuple(array.shape)}.",
+                why=f"it must broadcast to {shape}.",
+                do=f"give it the shape {shape}, or pass an initialiser.",
+            )
+        )
+    return u.math.broadcast_to(array, shape)
+
+
+def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> Any:
+    """The initial value of a state, with a leading batch axis if there is one."""
+    return initial(value, shape if batch_size is None else (batch_size, *shape))
+
+
+def check_leading(layer: str, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> None:
+    """Refuse sizes that differ before the last axis."""
+    if in_size[:-1] != out_size[:-1]:
+        raise ValueError(
+            message(
+                f"{layer}: in_size {in_size} does not fit out_size {out_size}.",
+                why="the layer acts on the last axis and keeps the axes before it.",
+                do="make the sizes before the last one equal.",
+            )
+        )
+
+
+def over_leading(operator: Callable[[Any], Any], x: Any, axes: int) -> Any:
+    """Apply an operator for one sample or a batch to x; all axes before its last `axes` are batch.
+
+    Operators know one batch axis, so more of them are folded into one and unfolded again.
+    """
+    lead = tuple(x.shape[: max(x.ndim - axes, 0)])
+    if len(lead) < 2:
+        return operator(x)
+    y = operator(x.reshape((prod(lead), *x.shape[len(lead) :])))
+    return y.reshape((*lead, *y.shape[1:]))

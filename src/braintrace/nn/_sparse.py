@@ -1,0 +1,93 @@
+"""The layer with trained weights at the non-zeros of a sparse matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import saiunit as u
+
+from .._errors import message
+from ..ops import sparse_matmul
+from ..ops._structure import structure_of
+from ._shapes import Init, Size, initial, over_leading
+
+
+class SparseLinear(brainstate.nn.Module):
+    """A layer with a fixed sparse structure, `y = x @ S(w) + b`; absent connections stay absent.
+
+    Args:
+        spar_mat: matrix of shape (in, out): CSR, CSC or COO of brainevent or saiunit, BCOO or BCSR
+            of jax, or any scipy.sparse matrix. Its numbers are the first weights; a structure that
+            keeps a single number for all its connections trains that number.
+        b_init: initialiser of the bias, or its value; None for no bias.
+        in_size: size of the input, if it has axes before the last; the output keeps them.
+        name: name of the layer.
+        param_type: class of the parameter state.
+
+    Attributes:
+        weight: the parameter state, a dictionary with `weight`, in the order of the matrix's own
+            data vector, and perhaps `bias`.
+
+    Raises:
+        TypeError: if the matrix is of no known format.
+        ValueError: if `in_size` does not fit the matrix.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, braintrace
+        >>> from jax.experimental.sparse import BCOO
+        >>> layer = braintrace.nn.SparseLinear(BCOO.fromdense(np.diag([1.0, 2.0, 3.0])))
+        >>> layer(jnp.ones(3)).tolist()
+        [1.0, 2.0, 3.0]
+    """
+
+    __module__ = "braintrace.nn"
+
+    in_size: Any
+    out_size: Any
+
+    def __init__(
+        self,
+        spar_mat: Any,
+        b_init: Init | None = None,
+        in_size: Size | None = None,
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+    ):
+        super().__init__(name=name)
+        self.structure = structure_of(spar_mat)
+        rows, columns = self.structure.shape
+        self.in_size = rows if in_size is None else in_size
+        if self.in_size[-1] != rows:
+            raise ValueError(
+                message(
+                    f"SparseLinear: in_size {self.in_size} does not fit a matrix of shape "
+                    f"{self.structure.shape}.",
+                    why="the last axis of the input meets the rows of the matrix.",
+                    do=f"let in_size end in {rows}, or transpose the matrix.",
+                )
+            )
+        self.out_size = (*self.in_size[:-1], columns)
+        self.spar_mat = spar_mat
+        params = {"weight": _data(spar_mat)}
+        if b_init is not None:
+            params["bias"] = initial(b_init, (columns,), "SparseLinear: b_init")
+        self.weight = param_type(params)
+
+    def update(self, x: Any) -> Any:
+        """Apply the layer to the last axis of x, whatever the axes before it."""
+        return over_leading(self._apply, x, axes=1)
+
+    def _apply(self, x: Any) -> Any:
+        params = self.weight.value
+        bias = params.get("bias")
+        return sparse_matmul(x, params["weight"], sparse_mat=self.structure, bias=bias)
+
+
+def _data(matrix: Any) -> Any:
+    """The numbers in the order of the structure: the data vector, or that of `tocoo()`."""
+    data: Any = getattr(matrix, "data", None)
+    if not hasattr(data, "ndim") or data.ndim > 1 or data.dtype == object:
+        data = matrix.tocoo().data
+    data = u.math.asarray(data)
+    return initial(data, data.shape)

@@ -1,0 +1,87 @@
+"""The window of a convolution: sizes and padding per axis, and the order of the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax import lax
+
+from .._errors import message
+
+Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
+_NAMES = ("SAME", "SAME_LOWER", "VALID")
+
+
+def per_axis(layer: str, name: str, value: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """One positive number per axis of space."""
+    numbers = np.atleast_1d(value)
+    whole = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
+    if not whole or len(numbers) not in (1, n) or np.any(numbers < 1):
+        raise ValueError(
+            message(
+                f"{layer}: {name} is {value!r}.",
+                why=f"the layer has {n} axes of space." if n > 1 else "it has one axis of space.",
+                do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
+            )
+        )
+    numbers = np.broadcast_to(numbers, (n,))
+    return tuple(int(a) for a in numbers)
+
+
+def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, int], ...]:
+    """The name of a padding, or (low, high) for every axis of space."""
+    if isinstance(padding, str):
+        if padding.upper() in _NAMES:
+            return padding.upper()
+        raise _refused(layer, padding, n)
+    try:
+        numbers = np.asarray(padding)
+    except ValueError as error:  # sequences of different lengths
+        raise _refused(layer, padding, n) from error
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise _refused(layer, padding, n)
+    if n == 1 and numbers.shape == (2,):
+        numbers = numbers[None]
+    if numbers.shape in ((), (1,), (n,)):
+        numbers = np.stack([np.broadcast_to(numbers, (n,))] * 2, axis=1)
+    if numbers.shape not in ((1, 2), (n, 2)):
+        raise _refused(layer, padding, n)
+    return tuple((int(low), int(high)) for low, high in np.broadcast_to(numbers, (n, 2)))
+
+
+def named_padding(
+    name: str,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    lhs_dilation: tuple[int, ...],
+    rhs_dilation: tuple[int, ...],
+) -> tuple[tuple[int, int], ...]:
+    """The numbers a name stands for, if the input is the dilated one: lax knows no such names."""
+    wide = lambda sizes, dilation: [(n - 1) * d + 1 for n, d in zip(sizes, dilation, strict=True)]
+    pads = lax.padtype_to_pads(wide(sizes, lhs_dilation), wide(kernel, rhs_dilation), stride, name)
+    return tuple((int(low), int(high)) for low, high in pads)
+
+
+def dimension_numbers(n: int, channel_first: bool) -> lax.ConvDimensionNumbers:
+    """Batch first, channels first or last; kernels are (*space, in, out)."""
+    space = tuple(range(n))
+    kernel = (n + 1, n, *space)
+    first = (0, 1, *(a + 2 for a in space))
+    last = (0, n + 1, *(a + 1 for a in space))
+    image = first if channel_first else last
+    return lax.ConvDimensionNumbers(image, kernel, image)
+
+
+def _refused(layer: str, padding: Padding, n: int) -> ValueError:
+    return ValueError(
+        message(
+            f"{layer}: padding is {padding!r}.",
+            why=f"the layer pads both ends of {n} axes of space."
+            if n > 1
+            else "the layer pads both ends of one axis of space.",
+            do=f"give one of {', '.join(map(repr, _NAMES))}, an integer, an integer per axis, or "
+            "(low, high) per axis.",
+        )
+    )
