@@ -25,33 +25,28 @@ STEPS, TRAIN = 15, 1400  # of 1797 images
 class SpikingConv(brainstate.nn.Module):
     """A convolution into leaky integrate-and-fire neurons, one per channel and place."""
 
-    def __init__(self, channels, out_channels, side, stride):
+    def __init__(self, in_size, channels, stride):
         super().__init__()
-        kernel = brainstate.random.normal(size=(out_channels, channels, 3, 3))
-        self.kernel = brainstate.ParamState(kernel / (9 * channels) ** 0.5)
-        self.bias = brainstate.ParamState(0.1 * jnp.ones(out_channels))
-        self.shape = (out_channels, side // stride, side // stride)
-        self.stride = stride
+        self.conv = braintrace.nn.Conv2d(in_size, channels, 3, stride=stride, b_init=0.1)
         self.spike = braintrace.nn.surrogate("triangle")
 
     def init_state(self, batch_size=None, **kwargs):
-        self.V = brainstate.HiddenState(jnp.zeros((batch_size, *self.shape)))
+        self.V = brainstate.HiddenState(jnp.zeros((batch_size, *self.conv.out_size)))
 
     def reset_state(self, batch_size=None, **kwargs):
-        self.V.value = jnp.zeros((batch_size, *self.shape))
+        self.V.value = jnp.zeros((batch_size, *self.conv.out_size))
 
     def update(self, x):
-        current = braintrace.conv(x, self.kernel.value, self.bias.value, strides=self.stride)
         V = self.V.value
-        self.V.value = 0.8 * (V - self.spike(V - 1)) + current  # a spike takes the threshold off
+        self.V.value = 0.8 * (V - self.spike(V - 1)) + self.conv(x)  # a spike takes 1 off
         return self.spike(self.V.value - 1)
 
 
 class Network(brainstate.nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.first = SpikingConv(1, channels, 8, stride=1)
-        self.second = SpikingConv(channels, 2 * channels, 8, stride=2)
+        self.first = SpikingConv((8, 8, 1), channels, stride=1)
+        self.second = SpikingConv((8, 8, channels), 2 * channels, stride=2)
         self.readout = braintrace.nn.LeakyRateReadout(32 * channels, 10, tau=10 * u.ms)
 
     def update(self, image):
@@ -65,7 +60,7 @@ def main(small=False, seed=0):
     brainstate.environ.set(dt=1.0 * u.ms)
     brainstate.random.seed(seed)
     digits = load_digits()
-    images, labels = jnp.asarray(digits.images[:, None] / 8), jnp.asarray(digits.target)
+    images, labels = jnp.asarray(digits.images[..., None] / 8), jnp.asarray(digits.target)
     network = Network(channels)
     learner = braintrace.compile(network, "d_rtrl", images[:size], batch_size=size)
     weights = learner.param_states
