@@ -144,3 +144,39 @@ def S5Cell():
 @entry("Λ' = (1 + Λ Δ/2)/(1 - Λ Δ/2); h = Λ' h + Δ/(1 - Λ Δ/2) B x; y as above", "bilinear")
 def S5Cell():  # noqa: F811
     return nn.S5Cell(3, 4, discretization="bilinear"), X
+
+
+# ----------------------------------------------------- spiking: z the last spikes, y the new ones
+
+
+@entry("V = α reset(V) + W x + U z; y = V > V_th")
+def LIFCell():
+    return nn.LIFCell(3, 4), X
+
+
+@entry("V = α reset(V) + W x; y = V > V_th", "recurrent=False")
+def LIFCell():  # noqa: F811
+    return nn.LIFCell(3, 4, recurrent=False), X
+
+
+@entry("V = α reset(V) + W x + U z; a = ρ a + z; y = V > V_th + β a")
+def ALIFCell():
+    return nn.ALIFCell(3, 4), X
+
+
+@entry(
+    "V = α reset(V) + W x + U z - (1 - α) w; y = V > V_th; "
+    "w = ρ w + (1 - ρ) (a reset(V) + b y) of the new V"
+)
+def AdLIFCell():
+    return nn.AdLIFCell(3, 4), X
+
+
+@entry("Ik = ρk Ik + Ak z; V = α reset(V) + W x + U z + I1 + I2; y = V > V_th")
+def GIFCell():
+    return nn.GIFCell(3, 4), X
+
+
+@entry("V = α reset(V) + W x; y = V > V_th")
+def LeakySpikeReadout():
+    return nn.LeakySpikeReadout(3, 4), X

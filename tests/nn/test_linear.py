@@ -50,3 +50,9 @@ def test_linear_uses_its_param_type():
 def test_linear_refuses_sizes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"in_size \(2, 3\) does not fit out_size \(4,\)"):
         Linear((2, 3), 4)
+
+
+@pytest.mark.parametrize("value", [0.5, 0.5 * u.mV])
+def test_parameter_of_a_number_has_a_strong_dtype(value):
+    bias = Linear(3, 4, b_init=value).weight.value["bias"]
+    assert not u.get_mantissa(bias).weak_type and u.get_mantissa(bias).dtype == jnp.float64

@@ -22,7 +22,10 @@ EXPORTED = [
     and issubclass(value, MODULE)
     and value.update is not MODULE.update  # else a base to build on
 ]
-EXACT = "Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RGLRUCell S5Cell".split()
+EXACT = """
+    Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RGLRUCell S5Cell LIFCell(recurrent=False)
+    LeakySpikeReadout
+""".split()
 
 
 def rows() -> dict[str, str]:

@@ -1,5 +1,8 @@
 """Layers whose weights go through ETP operators."""
 
+from ._adaptive import AdLIFCell as AdLIFCell
+from ._adaptive import ALIFCell as ALIFCell
+from ._adaptive import GIFCell as GIFCell
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
@@ -10,6 +13,8 @@ from ._gru import CFNCell as CFNCell
 from ._gru import GRUCell as GRUCell
 from ._gru import GRUResetAfterCell as GRUResetAfterCell
 from ._gru import MGUCell as MGUCell
+from ._lif import LeakySpikeReadout as LeakySpikeReadout
+from ._lif import LIFCell as LIFCell
 from ._linear import Linear as Linear
 from ._lora import LoRA as LoRA
 from ._lru import LRUCell as LRUCell
@@ -27,3 +32,5 @@ from ._s5 import S5Cell as S5Cell
 from ._scaled import ScaledWSLinear as ScaledWSLinear
 from ._signed import SignedWLinear as SignedWLinear
 from ._sparse import SparseLinear as SparseLinear
+from ._spiking import SpikingCell as SpikingCell
+from ._surrogate import surrogate as surrogate

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message
 from ..ops import matmul
 from ._linear import Init, Size, batched, initial
+from ._time import steps_per
 
 _ZERO = init.ZeroInit()
 _KAIMING = init.KaimingNormal()
@@ -26,13 +26,13 @@ class LeakyRateReadout(brainstate.nn.Module):
     Args:
         in_size: size of the input.
         out_size: number of outputs.
-        tau: time constant, a number or one per output, in the kind of unit that dt has.
+        tau: time constant, a number or one per output; without a unit it counts in that of dt.
         w_init: initialiser of the weight.
         r_init: initialiser of the state.
         name: name of the layer.
 
     Raises:
-        ValueError: if dt is not set, or dt / tau is not a plain number.
+        ValueError: if dt is not set, or dt / tau is not a plain positive number.
 
     Example:
         >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
@@ -61,7 +61,7 @@ class LeakyRateReadout(brainstate.nn.Module):
         self.in_size, self.out_size = in_size, out_size
         self.tau = tau
         self.r_init = r_init
-        self.decay = _decay(tau)
+        self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", tau))
         self.W = brainstate.ParamState(initial(w_init, (self.in_size[-1], self.out_size[-1])))
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
@@ -76,26 +76,3 @@ class LeakyRateReadout(brainstate.nn.Module):
         """Advance one step; returns the new state."""
         self.r.value = self.decay * self.r.value + matmul(x, self.W.value)
         return self.r.value
-
-
-def _decay(tau: Any) -> Any:
-    try:
-        dt = brainstate.environ.get_dt()
-    except KeyError as error:
-        raise ValueError(
-            message(
-                "LeakyRateReadout: the time step dt is not set.",
-                why="the decay of the read-out is exp(-dt / tau).",
-                do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
-            )
-        ) from error
-    ratio = u.maybe_decimal(dt / tau)
-    if isinstance(ratio, u.Quantity):
-        raise ValueError(
-            message(
-                f"LeakyRateReadout: dt is {dt} and tau is {tau}.",
-                why="dt / tau must be a plain number.",
-                do="give both a unit of time, or neither.",
-            )
-        )
-    return jnp.exp(-ratio)

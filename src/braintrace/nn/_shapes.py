@@ -18,9 +18,10 @@ Init = Callable[..., Any] | Any
 def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> Any:
     """An initialiser's array of this shape, or a given value broadcast to it; never integers."""
     array = constant(value, shape, label)
-    if u.math.issubdtype(array.dtype, u.math.inexact):
-        return array
-    return array.astype(brainstate.environ.dftype())
+    if not u.math.issubdtype(array.dtype, u.math.inexact):
+        return array.astype(brainstate.environ.dftype())
+    # The dtype of a Python number is weak until an update makes it strong: a second compilation.
+    return array.astype(array.dtype)
 
 
 def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:

@@ -1,0 +1,178 @@
+"""What spiking cells share: weights, threshold, reset, surrogate and the units of voltages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import brainstate
+import saiunit as u
+from brainstate.nn import init
+
+from .._errors import message
+from ._linear import Linear
+from ._shapes import Init, Size, batched, initial
+from ._surrogate import surrogate as surrogate_of
+from ._time import Decay, refuted
+
+ZERO = init.ZeroInit()
+KAIMING = init.KaimingNormal()
+_WEAK = init.XavierNormal(scale=0.1)
+
+RESETS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "soft": lambda V, V_th, z: V - V_th * z,
+    "hard": lambda V, V_th, z: V * (1 - z),
+}
+
+
+class Options(TypedDict, total=False):
+    """What every cell hands to `SpikingCell`."""
+
+    recurrent: bool
+    V_th: Init
+    reset: str
+    surrogate: str | Callable[[Any], Any]
+    w_init: Init
+    u_init: Init
+    b_init: Init | None
+    name: str | None
+
+
+class SpikingCell(brainstate.nn.Module):
+    """A layer of spiking neurons, the base of the spiking cells and of your own.
+
+    A cell writes `init_state(batch_size)`, which makes its states, and `update(x)`, which
+    advances one step and returns the new spikes. A state `V` is the membrane before its reset:
+    `spikes(V)` are the spikes of the last step whenever they are asked for, so no state holds
+    them twice. Voltages are distances from rest; those without a unit count in that of `V_th`.
+
+    Args:
+        in_size: size of the input.
+        out_size: number of neurons.
+        recurrent: whether the spikes of the last step come back through `U`.
+        V_th: threshold, a number, one per neuron, or an initialiser; may have a unit.
+        reset: 'soft' takes `V_th` off the membrane after a spike, 'hard' sets it to rest.
+        surrogate: what the derivative of a spike is taken to be: a name, or a function of
+            `(V - threshold) / V_th`; `surrogate` sets a width.
+        w_init: initialiser of the input weight, or its value.
+        u_init: initialiser of the recurrent weight, or its value.
+        b_init: initialiser of the bias, or its value; None for no bias.
+        name: name of the cell.
+
+    Raises:
+        ValueError: if no reset or surrogate has this name, `V_th` is not positive, or a voltage
+            has another kind of unit.
+
+    Example:
+        >>> import brainstate, jax.numpy as jnp, braintrace
+        >>> class Integrator(braintrace.nn.SpikingCell):
+        ...     def init_state(self, batch_size=None, **kwargs):
+        ...         self.V = brainstate.HiddenState(self.rest(batch_size))
+        ...     def update(self, x):
+        ...         z = self.spikes(self.V.value)
+        ...         self.V.value = self.after_reset(self.V.value, z) + self.current(x, z)
+        ...         return self.spikes(self.V.value)
+        >>> cell = Integrator(3, 4)
+        >>> learner = braintrace.compile(cell, "d_rtrl", jnp.zeros(3))
+        >>> learner(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace.nn"
+
+    in_size: Any
+    out_size: Any
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        *,
+        recurrent: bool = True,
+        V_th: Init = 1.0,
+        reset: str = "soft",
+        surrogate: str | Callable[[Any], Any] = "triangle",
+        w_init: Init = KAIMING,
+        u_init: Init = _WEAK,
+        b_init: Init | None = ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.in_size, self.out_size = in_size, out_size
+        self.surrogate = surrogate_of(surrogate)
+        self._reset = _reset_of(reset)
+        self.V_th = initial(V_th, self.out_size)
+        self.unit = u.get_unit(self.V_th)
+        if refuted(u.get_mantissa(self.V_th) > 0):
+            raise ValueError(
+                message(
+                    f"{type(self).__name__}: V_th is {V_th}.",
+                    why="voltages are distances from rest, and the threshold is their scale.",
+                    do="make V_th positive.",
+                )
+            )
+        self.W = Linear(in_size, out_size, w_init, b_init)
+        self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Set the states to the values that `init_state` gives them."""
+        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
+        self.init_state(batch_size)
+        for name, state in states.items():
+            state.value = getattr(self, name).value
+            setattr(self, name, state)
+
+    def rest(self, batch_size: int | None = None) -> Any:
+        """Zeros of one number per neuron in the unit of `V_th`, perhaps with a batch axis."""
+        return self.voltage("rest", batched(ZERO, self.out_size, batch_size))
+
+    def current(self, x: Any, z: Any) -> Any:
+        """What comes in: the input through `W`, and the last spikes through `U` if recurrent."""
+        drive = self.voltage("the input through W", self.W(x))
+        if self.U is None:
+            return drive
+        return drive + self.voltage("the spikes through U", self.U(z))
+
+    def spikes(self, V: Any, threshold: Any = None) -> Any:
+        """1 where V is above the threshold (`V_th` unless given), 0 elsewhere."""
+        threshold = self.V_th if threshold is None else threshold
+        return self.surrogate(u.maybe_decimal((V - threshold) / self.V_th))
+
+    def after_reset(self, V: Any, z: Any) -> Any:
+        """The membrane after spikes z."""
+        return self._reset(V, self.V_th, z)
+
+    def decay(self, name: str, tau: Init, train: bool = False) -> Callable[[], Any]:
+        """A function that returns `exp(-dt / tau)` of every neuron, with dt as it is now.
+
+        Keep it as an attribute. A trained one is a module with the parameter
+        `rate = log(dt / tau)`, so that tau stays positive.
+        """
+        return Decay(type(self).__name__, name, tau, self.out_size, train)
+
+    def voltage(self, name: str, value: Any) -> Any:
+        """A value in the unit of `V_th`; a plain number counts in it."""
+        if u.is_unitless(value):
+            return u.maybe_decimal(u.get_mantissa(value) * self.unit)
+        if u.have_same_dim(value, self.V_th):
+            return value
+        raise ValueError(
+            message(
+                f"{type(self).__name__}: {name} has the unit {u.get_unit(value)}, "
+                f"V_th has {self.unit}.",
+                why="it is added to the membrane, which is compared with V_th.",
+                do="give V_th and the weights units that fit, or none to both.",
+            )
+        )
+
+
+def _reset_of(name: str) -> Callable[[Any, Any, Any], Any]:
+    if name not in RESETS:
+        raise ValueError(
+            message(
+                f"There is no reset {name!r}.",
+                why=f"the known ones are {' and '.join(RESETS)}.",
+                do="use one of these names.",
+            )
+        )
+    return RESETS[name]

@@ -1,0 +1,72 @@
+"""Time constants: the step `dt` of the environment, and what is left of a state after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import saiunit as u
+
+from .._errors import message
+from ..ops import element_wise
+from ._shapes import Init, initial
+
+
+def refuted(condition: Any) -> bool:
+    """Whether a condition is known to fail somewhere; inside of `jit` nothing is known."""
+    try:
+        return not bool(jnp.all(condition))
+    except jax.errors.ConcretizationTypeError:
+        return False
+
+
+def steps_per(owner: str, name: str, tau: Any) -> Any:
+    """`dt / tau`, a plain number; a tau without a unit counts in the unit of dt."""
+    try:
+        dt = brainstate.environ.get_dt()
+    except KeyError as error:
+        raise ValueError(
+            message(
+                f"{owner}: the time step dt is not set.",
+                why=f"a state decays by exp(-dt / {name}) in a step.",
+                do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
+            )
+        ) from error
+    if u.is_unitless(tau):
+        tau = u.get_mantissa(tau) * u.get_unit(dt)
+    ratio = u.maybe_decimal(dt / tau)
+    if isinstance(ratio, u.Quantity):
+        raise ValueError(
+            message(
+                f"{owner}: dt is {dt} and {name} is {tau}.",
+                why=f"dt / {name} must be a plain number.",
+                do="give both a unit of time, or neither.",
+            )
+        )
+    if refuted(ratio > 0):
+        raise ValueError(
+            message(
+                f"{owner}: {name} is {tau}.",
+                why="a state decays with a positive time constant.",
+                do=f"make dt and every {name} positive.",
+            )
+        )
+    return ratio
+
+
+class Decay(brainstate.nn.Module):
+    """What is left after a step, `exp(-dt / tau)`; a trained one is `exp(-exp(rate))`."""
+
+    def __init__(self, owner: str, name: str, tau: Init, shape: tuple[int, ...], train: bool):
+        super().__init__()
+        ratio = steps_per(owner, name, initial(tau, shape))
+        self.rate = brainstate.ParamState(jnp.log(ratio)) if train else None
+        self.constant = None if train else jnp.exp(-ratio)
+
+    def update(self) -> Any:
+        """The decay of every unit."""
+        if self.rate is None:
+            return self.constant
+        return element_wise(self.rate.value, lambda rate: jnp.exp(-jnp.exp(rate)))
