@@ -1,8 +1,8 @@
 """A sparse network of excitatory and inhibitory spiking neurons that keeps Dale's law.
 
 A trained number is the logarithm of a synapse's strength, so no synapse changes its sign. Input
-reaches one half of the excitatory neurons, the read-out sees the other half, and the input weights
-are fixed: what is learned must pass the sparse synapses. Which half of the channels fired more?
+reaches one half of the excitatory neurons, the read-out sees the other half, and both have fixed
+weights: only the sparse synapses learn. Which half of the input channels fired more?
 
     python examples/ei_sparse_network.py [--small]
 """
@@ -78,8 +78,8 @@ def main(small=False, seed=0):
     brainstate.random.seed(seed)
     network = Network(units)
     learner = braintrace.compile(network, "d_rtrl", jnp.zeros((size, CHANNELS)), batch_size=size)
-    weights = {p: w for p, w in learner.param_states.items() if "W" not in p or "readout" in p}
-    adam = optax.adam(1e-2)
+    weights = {("cell", "log_strength"): network.cell.log_strength}
+    adam = optax.adam(5e-2)
     moments = adam.init({path: w.value for path, w in weights.items()})
 
     @brainstate.transform.jit
