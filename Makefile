@@ -5,12 +5,13 @@ JAX ?= 0.8.0
 VENV := .venv
 JAX_VENV := .venv-jax-$(JAX)
 BIN := $(VENV)/bin
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 # Stamps carry the interpreter's name, so another PYTHON rebuilds the environment.
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test test-all check lint types test-jax sweep bench bench-compile clean
+.PHONY: help demo test test-all check lint types docs docs-serve test-jax sweep bench bench-compile clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -25,7 +26,7 @@ test: $(VENV)/.dev  ## run the quick suite on two cores
 test-all: $(VENV)/.dev  ## the same with every model and rule (half an hour)
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-check: lint types test  ## everything CI runs
+check: lint types docs test  ## everything CI runs
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -33,6 +34,12 @@ lint: $(VENV)/.dev  ## ruff: rules and format
 
 types: $(VENV)/.dev  ## mypy over src
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## build the documents as a site, a warning is an error: site/index.html
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: $(VENV)/.dev  ## the site on http://127.0.0.1:8000, built again as pages change
+	$(MKDOCS) serve
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
 	$(JAX_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
@@ -50,7 +57,7 @@ bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 	$(BIN)/python benchmarks/compile_time.py
 
 clean:  ## remove environments, caches and build outputs
-	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out
+	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 %/$(MADE):
