@@ -105,6 +105,12 @@ def on_page_markdown(markdown, page, config, files):
     return expanded(markdown if generated else linked(markdown, home.rstrip("/")))
 
 
+def on_page_content(html, page, config, files):
+    """Give the place of an empty table of contents to the page."""
+    if not any(entry.children for entry in page.toc):
+        page.meta.setdefault("hide", []).append("toc")
+
+
 def on_post_build(config):
     """Refuse a site that leaves out a public name or needs the network."""
     from mkdocs.exceptions import PluginError
