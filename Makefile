@@ -5,13 +5,14 @@ JAX ?= 0.8.0
 VENV := .venv
 JAX_VENV := .venv-jax-$(JAX)
 BIN := $(VENV)/bin
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 # Stamps carry the interpreter's name, so another PYTHON rebuilds the environment.
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test test-all test-browser check lint types test-jax sweep bench bench-compile \
-  pictures clean
+.PHONY: help demo test test-all test-browser check lint types docs docs-serve test-jax sweep bench \
+  bench-compile pictures clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -29,7 +30,7 @@ test-all: $(VENV)/.dev  ## the same with every model and rule (half an hour)
 test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
 	$(BIN)/python -m pytest -q tests/browser
 
-check: lint types test  ## ruff, mypy and the quick suite; CI runs these and test-browser
+check: lint types docs test  ## ruff, mypy, the site, the quick suite; CI runs these and test-browser
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -37,6 +38,12 @@ lint: $(VENV)/.dev  ## ruff: rules and format
 
 types: $(VENV)/.dev  ## mypy over src
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## build the documents as a site, a warning is an error: site/index.html
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: $(VENV)/.dev  ## the site on http://127.0.0.1:8000, built again as pages change
+	$(MKDOCS) serve
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
 	$(JAX_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
@@ -57,7 +64,7 @@ pictures: $(VENV)/.browser chromium  ## draw the pictures of the documents again
 	$(BIN)/python docs/pictures.py
 
 clean:  ## remove environments, caches and build outputs
-	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out
+	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A browser is no Python package: Debian's, where it can be installed.

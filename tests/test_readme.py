@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import brainstate
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -18,8 +19,17 @@ def blocks(text: str) -> list[str]:
     return ["\n" * text.count("\n", 0, match.start("code")) + match["code"] for match in found]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_document_runs(path):
+@pytest.fixture
+def environ():
+    """What a document sets for all models (`dt`) ends with it."""
+    before = brainstate.environ.all()
+    yield
+    for key in set(brainstate.environ.all()) - set(before):
+        brainstate.environ.pop(key)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_document_runs(path, environ):
     namespace = {"__name__": path.stem}
     for code in blocks(path.read_text("utf-8")):
         exec(compile(code, path, "exec"), namespace)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
 
 from braintrace import nn
 
@@ -50,6 +52,52 @@ def entry(equation: str, option: str = ""):
 @entry("y = W x + b")
 def Linear():
     return nn.Linear(3, 4), X
+
+
+@entry("y = (abs(W) sign) x")
+def SignedWLinear():
+    return nn.SignedWLinear(3, 4), X
+
+
+@entry("y = gain standard(W) x + b")
+def ScaledWSLinear():
+    return nn.ScaledWSLinear(3, 4), X
+
+
+@entry("y = S x, trained where S has entries")
+def SparseLinear():
+    pattern = scipy.sparse.csr_array(np.array([[1.0, 0, 2, 0], [0, 3, 0, 4], [5, 0, 0, 6]]) / 3)
+    return nn.SparseLinear(pattern), X
+
+
+@entry("y = A B x / rank")
+def LoRA():
+    return nn.LoRA(3, 2, 4), X
+
+
+@entry("y = W x + b in each group")
+def GroupedLinear():
+    return nn.GroupedLinear(2, 3, 2), jnp.ones((BATCH, 2, 3))
+
+
+@entry("y = table[x]")
+def Embedding():
+    return nn.Embedding(5, 4), jnp.full(BATCH, 4)
+
+
+@entry("y = K * x")
+def Conv1d():
+    return nn.Conv1d((4, 2), 3, 2), jnp.ones((BATCH, 4, 2))
+
+
+@entry("y = K * x")
+def Conv2d():
+    return nn.Conv2d((3, 3, 1), 2, 2), jnp.ones((BATCH, 3, 3, 1))
+
+
+@entry("y = K * x")
+def Conv3d():
+    return nn.Conv3d((2, 2, 2, 1), 2, 2), jnp.ones((BATCH, 2, 2, 2, 1))
 
 
 @entry("r = exp(-dt/τ) r + W x")

@@ -1,0 +1,399 @@
+"""What the library refuses or leaves out, each as a piece of code that shows it.
+
+The outcome of a record is what its code prints, or the error it raises. `test_limits.py` runs
+every one and holds `docs/limits.md` to the outcome.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+PREAMBLE = '''
+import brainstate
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import braintrace
+from braintrace import matmul
+
+x = jnp.asarray([1.0, -0.5])
+
+
+class Cell(brainstate.nn.Module):
+    """Three units, an input weight, a recurrent weight, and the step that is asked about."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.w = brainstate.ParamState(jnp.linspace(-1.0, 1.0, 6).reshape(2, 3))
+        self.u = brainstate.ParamState(0.1 * jnp.eye(3))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros(3))
+
+    def update(self, x):
+        self.h.value = self.step(x, self.h.value, self.w.value, self.u.value)
+        return self.h.value
+
+
+def learn(step, rule="d_rtrl", **options):
+    return braintrace.compile(Cell(step), rule, x, **options)
+
+
+def leaky(x, h, w, u):
+    return 0.9 * h + jnp.tanh(matmul(x, w))
+
+
+def recurrent(x, h, w, u):
+    return 0.9 * h + jnp.tanh(matmul(x, w) + matmul(h, u))
+
+
+def told(learner, name):
+    print(learner.report.parameters[name,])
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit: what it is called, the code that meets it, whether it raises, what to do.
+
+    `instead`, if given, is code that says the same and prints a certificate that is exact.
+    """
+
+    title: str
+    code: str
+    raises: bool
+    do: str
+    instead: str = ""
+
+
+def refused(title: str, code: str, do: str, instead: str = "") -> Limit:
+    return Limit(title, _plain(code), True, do, _plain(instead))
+
+
+def left_out(title: str, code: str, do: str, instead: str = "") -> Limit:
+    return Limit(title, _plain(code), False, do, _plain(instead))
+
+
+def _plain(code: str) -> str:
+    return textwrap.dedent(code).strip()
+
+
+REFUSED = [
+    refused(
+        "An operator inside a `while_loop`",
+        """
+        def step(x, h, w, u):
+            more = lambda c: (c[0] + 1, c[1] + matmul(x, w))
+            return 0.9 * h + lax.while_loop(lambda c: c[0] < 3, more, (0, jnp.zeros(3)))[1]
+
+
+        learn(step)
+        """,
+        "Use `lax.scan` or `fori_loop` with a fixed number of turns. A state may pass through a "
+        "`while_loop`; a trained operator may not.",
+        """
+        def step(x, h, w, u):
+            return 0.9 * h + lax.fori_loop(0, 3, lambda i, y: y + matmul(x, w), jnp.zeros(3))
+
+
+        told(learn(step), "w")
+        """,
+    ),
+    refused(
+        "No operator",
+        """
+        learn(lambda x, h, w, u: 0.9 * h + jnp.tanh(x @ w))
+        """,
+        "Use an operator for at least one weight that should have a memory: `matmul(x, w)`.",
+    ),
+    refused(
+        "A step that writes a parameter",
+        """
+        class Writing(Cell):
+            def update(self, x):
+                self.w.value = 0.99 * self.w.value
+                return super().update(x)
+
+
+        braintrace.compile(Writing(leaky), "d_rtrl", x)
+        """,
+        "Decay the weights in the optimizer. Something that the step itself changes is a state.",
+    ),
+    refused(
+        "A trace that depends on a callback",
+        """
+        from jax.experimental import io_callback
+
+
+        def step(x, h, w, u):
+            gain = io_callback(lambda: jnp.ones(3), jnp.zeros(3))
+            return 0.9 * h + gain * matmul(x, w)
+
+
+        learn(step)
+        """,
+        "Call it outside of `update` and pass the value as an input.",
+    ),
+    refused(
+        "A backward rule that is not linear",
+        """
+        @jax.custom_vjp
+        def clipped(y):
+            return jnp.tanh(y)
+
+
+        clipped.defvjp(lambda y: (jnp.tanh(y), y), lambda y, c: (jnp.clip(c, -1, 1),))
+        learn(lambda x, h, w, u: 0.9 * h + clipped(matmul(x, w)))
+        """,
+        "Clip the gradients afterwards, or write the derivative as a `jax.custom_jvp`.",
+    ),
+    refused(
+        "Traces larger than `memory_limit`",
+        """
+        learn(recurrent, "rtrl", memory_limit=100)
+        """,
+        "Take a rule that keeps less, or raise the limit; the default of RTRL and SnAp is 4 GiB.",
+    ),
+    refused(
+        "A pattern that spreads over too many units",
+        """
+        step = lambda x, h, w, u: 0.9 * jnp.roll(h, 1) + matmul(x, w)
+        learn(step, snap_max_jacobian_elements=8)
+        """,
+        "A state that rotates reaches every unit; it is followed exactly up to this limit. Raise "
+        "it if the memory is there.",
+    ),
+    refused(
+        "Windows of a mapped learner",
+        """
+        xs = jnp.ones((5, 4, 2))
+        options = {"batch_size": 4, "vmap": True, "vjp_method": "multi-step"}
+        learner = braintrace.compile(Cell(leaky), "d_rtrl", xs[0], **options)
+        learner.etrace_grad(xs, step_fn=lambda x: 0.0, chunk_size=5)
+        """,
+        "Write the step for a batch and compile with `batch_size=` alone.",
+    ),
+    refused(
+        "Windows of a rule whose signal is no derivative",
+        """
+        learn(leaky, "three_factor", vjp_method="multi-step")
+        """,
+        "`three_factor`, `osttp`, `decolle` and `stllr` go step by step: a modulator has no place "
+        "in reverse mode inside a window.",
+    ),
+    refused(
+        "KFRTRL and control flow",
+        """
+        def step(x, h, w, u):
+            y = lax.cond(x[0] > 0, lambda: matmul(x, w), lambda: jnp.zeros(3))
+            return 0.9 * h + y
+
+
+        learn(step, "kf_rtrl")
+        """,
+        "All other rules take operators in branches and scans. KFRTRL also needs an operator that "
+        "is linear in its input.",
+    ),
+    refused(
+        "UORO and complex numbers",
+        """
+        class Complex(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.h = brainstate.HiddenState(jnp.zeros(3, complex))
+
+
+        braintrace.compile(Complex(leaky), "uoro", x)(x)
+        """,
+        "Use another rule, or two real states.",
+    ),
+    refused(
+        "A model that changes its structure",
+        """
+        model = Cell(leaky)
+        learner = braintrace.compile(model, "d_rtrl", x)
+        model.step = lambda x, h, w, u: 0.9 * h + x @ w
+        learner(x)
+        """,
+        "Build a new learner. Changes that leave the structure alone (a time step, a gain) are "
+        "seen at every call.",
+    ),
+]
+
+LEFT_OUT = [
+    left_out(
+        "Recurrent weights",
+        """
+        told(learn(recurrent), "w")
+        """,
+        "Take windows (`vjp_method='multi-step'`), `snap` or `rtrl`; or accept it, as D-RTRL does.",
+    ),
+    left_out(
+        "A weight behind a weight",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h + matmul(jnp.tanh(matmul(x, w)), u)), "w")
+        """,
+        "`w` reaches the state through `u` only. The same: windows, `snap` or `rtrl`.",
+    ),
+    left_out(
+        "Plain weights",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h + jnp.tanh(matmul(x, w) + h @ u)), "u")
+        """,
+        "Use `matmul(h, u)`. Then `u` has a trace.",
+    ),
+    left_out(
+        "Weights computed from states or inputs",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w * jnp.tanh(h)) + matmul(x, w)), "w")
+        """,
+        "Move the factor behind the operator if you can. RTRL follows either.",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w) * (1 + jnp.tanh(h))), "w")
+        """,
+    ),
+    left_out(
+        "Norms and means over units",
+        """
+        def step(x, h, w, u):
+            new = 0.9 * h + matmul(x, w)
+            return new - new.mean()
+
+
+        told(learn(step), "w")
+        """,
+        "Normalise the input, the weights, or what the step returns; a sum over a neuron's own "
+        "synapses is kept. Here the mean can be taken off the weights:",
+        """
+        def step(x, h, w, u):
+            return 0.9 * h + matmul(x, w - w.mean(1, keepdims=True))
+
+
+        told(learn(step), "w")
+        """,
+    ),
+    left_out(
+        "A permutation that depends on data",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h[jnp.argsort(h)] + matmul(x, w)), "w")
+        """,
+        "Any unit may go to any place, which a trace of one number per weight cannot follow. RTRL "
+        "does; a fixed permutation is followed by all rules:",
+        """
+        told(learn(lambda x, h, w, u: 0.9 * h[jnp.asarray([2, 0, 1])] + matmul(x, w)), "w")
+        """,
+    ),
+    left_out(
+        "A neighbour of the same shape",
+        """
+        class Two(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.h = brainstate.HiddenState(jnp.zeros(3))
+                self.g = brainstate.HiddenState(jnp.zeros(3))
+
+            def update(self, x):
+                self.g.value = 0.5 * self.g.value + matmul(x, self.w.value)
+                self.h.value = 0.6 * self.h.value + jnp.roll(self.g.value, 1)
+                return self.h.value
+
+
+        told(braintrace.compile(Two(leaky), "d_rtrl", x), "w")
+        """,
+        "Kept edges are chosen by the shape of the states: beside its own position, a neighbour of "
+        "the same shape is dropped. Give `g` another shape, or keep it in the order of `h`.",
+    ),
+    left_out(
+        "Dendrites as an axis that hears the soma",
+        """
+        class Neuron(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.dendrites = brainstate.HiddenState(jnp.zeros((3, 2)))
+                self.soma = brainstate.HiddenState(jnp.zeros(3))
+
+            def update(self, x):
+                drive = matmul(x, self.w.value)[:, None] - 0.1 * self.soma.value[:, None]
+                self.dendrites.value = 0.5 * self.dendrites.value + drive
+                self.soma.value = 0.9 * self.soma.value + self.dendrites.value.sum(-1)
+                return self.soma.value
+
+
+        told(braintrace.compile(Neuron(leaky), "d_rtrl", x), "w")
+        """,
+        "Make each dendrite a state, or all of them a `brainstate.HiddenGroupState`:",
+        """
+        class Neuron(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.a, self.b, self.soma = (brainstate.HiddenState(jnp.zeros(3)) for _ in range(3))
+
+            def update(self, x):
+                drive = matmul(x, self.w.value) - 0.1 * self.soma.value
+                self.a.value = 0.5 * self.a.value + drive
+                self.b.value = 0.5 * self.b.value + drive
+                self.soma.value = 0.9 * self.soma.value + self.a.value + self.b.value
+                return self.soma.value
+
+
+        told(braintrace.compile(Neuron(leaky), "d_rtrl", x), "w")
+        """,
+    ),
+    left_out(
+        "The next layer's memory",
+        """
+        class Layers(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.h = brainstate.HiddenState(jnp.zeros(3))
+                self.r = brainstate.HiddenState(jnp.zeros(3))
+
+            def update(self, x):
+                self.h.value = leaky(x, self.h.value, self.w.value, None)
+                self.r.value = 0.8 * self.r.value + matmul(self.h.value, self.u.value)
+                return self.r.value
+
+
+        told(braintrace.compile(Layers(leaky), "d_rtrl", x), "w")
+        """,
+        "What `w` did to the second layer in earlier steps is a path through `u`. What it does in "
+        "the present step is there. Windows keep it inside of them.",
+    ),
+]
+
+BESIDE = [
+    left_out(
+        "The gradient by an entry state is zero",
+        """
+        learner = learn(leaky)
+
+
+        def loss(h):
+            learner.model4compile.h.value = h
+            return learner(x).sum()
+
+
+        print(brainstate.transform.grad(loss, argnums=0)(jnp.zeros(3)))
+        """,
+        "State crosses learner calls without a gradient: that is what makes memory constant. "
+        "Differentiate the model itself if you need it.",
+    ),
+    left_out(
+        "Rules that go step by step",
+        """
+        for rule in ("d_rtrl", "eprop", "snap", "rtrl", "uoro", "kf_rtrl"):
+            print(f"{rule:8} blocks: {not learn(leaky, rule).rule.one_by_one}")
+        """,
+        "The numbers are the same, without the speed of blocks. So it is for DNI, for OTPE with "
+        "`trace_clip_abs`, for a learner made with `vmap=True`, and for a `step_fn` that feeds the "
+        "learner from the model's own states.",
+    ),
+]
+
+SECTIONS = {
+    "Refused": ("The compiler raises, and says where and what to do.", REFUSED),
+    "Left out": (
+        "It learns, and the certificate names what the gradient does not have. `strict=True` turns "
+        "these into errors.",
+        LEFT_OUT,
+    ),
+    "Good to know": ("Neither refused nor less exact, and still a surprise to some.", BESIDE),
+}

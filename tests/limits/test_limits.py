@@ -1,0 +1,100 @@
+"""Every limit happens as `docs/limits.md` says. `BRAINTRACE_WRITE=1` writes the page anew."""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from .records import PREAMBLE, SECTIONS, Limit
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+LIMITS = [limit for _, limits in SECTIONS.values() for limit in limits]
+
+
+@functools.cache
+def namespace() -> dict:
+    found = {"__name__": "model"}
+    exec(compile(PREAMBLE.strip(), "preamble.py", "exec"), found)
+    return found
+
+
+@functools.cache
+def outcome(code: str) -> tuple[bool, str]:
+    """Whether it raised, and the error or what was printed."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "model.py", "exec"), dict(namespace()))
+    except Exception as error:
+        return True, f"{type(error).__name__}: {error}"
+    return False, printed.getvalue().rstrip()
+
+
+def folded(line: str) -> str:
+    """A line of at most 90 characters, or several with what follows indented."""
+    start = re.match(r"  (where|why|do): +| *", line)[0]
+    indent = " " * (len(start) if start.strip() else len(start) + 4)
+    return textwrap.fill(line, 90, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def example(code: str) -> str:
+    shown = "\n".join(map(folded, outcome(code)[1].splitlines()))
+    return f"<!-- no-run -->\n```python\n{code}\n```\n\n```text\n{shown}\n```\n"
+
+
+def entry(limit: Limit) -> str:
+    instead = [example(limit.instead)] if limit.instead else []
+    do = textwrap.fill(limit.do, 100, break_on_hyphens=False) + "\n"
+    return "\n".join([f"### {limit.title}\n", example(limit.code), do, *instead])
+
+
+def page() -> str:
+    parts = [HEAD.format(preamble=PREAMBLE.strip())]
+    for name, (about, limits) in SECTIONS.items():
+        parts += [f"## {name}\n", textwrap.fill(about, 100) + "\n", *map(entry, limits)]
+    return "\n".join(parts)
+
+
+HEAD = """\
+# Limits
+
+What the library does not do, each with the code that shows it and what happens. The page is written
+by `tests/limits`, which runs all of it: `BRAINTRACE_WRITE=1 pytest tests/limits` after a change.
+
+All examples use this small model; `told` prints what the certificate says about a parameter.
+
+<!-- no-run -->
+```python
+{preamble}
+```
+"""
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.title)
+def test_limit_is_refused_or_left_out_as_recorded(limit):
+    raised, text = outcome(limit.code)
+    assert raised == limit.raises, text
+    assert text
+    if raised:
+        assert "why:" in text and "do:" in text, text
+
+
+MENDED = [limit for limit in LIMITS if limit.instead]
+
+
+@pytest.mark.parametrize("limit", MENDED, ids=lambda limit: limit.title)
+def test_what_to_do_instead_is_exact(limit):
+    raised, text = outcome(limit.instead)
+    assert not raised and text.endswith("; exact"), text
+
+
+def test_page_says_what_happens():
+    text = page()
+    if os.environ.get("BRAINTRACE_WRITE") == "1":
+        PAGE.write_text(text, "utf-8")
+    assert PAGE.read_text("utf-8") == text, "docs/limits.md is old: BRAINTRACE_WRITE=1 writes it"
