@@ -1,5 +1,9 @@
 """The words of the command line: help, version, and names that must agree."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import braintrace
@@ -38,6 +42,27 @@ def test_version(capsys):
 def test_names_in_help_are_those_that_there_are():
     assert _names.TASKS == tuple(TASKS) and _names.CELLS == tuple(CELLS)
     assert set(_compare.FIRST) <= set(known())
+
+
+LIGHT = """
+import sys, types
+package = types.ModuleType("braintrace")  # without what `import braintrace` itself imports
+package.__path__ = [sys.argv[1]]
+sys.modules["braintrace"] = package
+from braintrace.cli import main
+try:
+    main(["train", "--help"])
+except SystemExit:
+    heavy = {"jax", "numpy", "brainstate", "matplotlib"} & set(sys.modules)
+    sys.exit(", ".join(sorted(heavy)) or 0)
+"""
+
+
+def test_help_itself_imports_nothing_heavy():
+    folder = str(Path(braintrace.__file__).parent)
+    found = subprocess.run([sys.executable, "-c", LIGHT, folder], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "usage: braintrace train" in found.stdout
 
 
 def test_interrupt_is_not_a_traceback(capsys, monkeypatch):

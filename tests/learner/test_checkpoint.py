@@ -221,6 +221,33 @@ def test_checkpoint_holds_every_kind_of_value(tmp_path):
     assert isinstance(found.optimizer, Pair) and found.optimizer.b.tolist() == [1, 1, 1]
 
 
+def test_checkpoint_holds_the_synthesizer_of_dni(tmp_path):
+    def learner_of(seed):
+        learner = braintrace.compile(braintrace.nn.GRUCell(3, 4), "dni", XS[0, 0])
+        if seed is not None:
+            shapes = learner.group_signal_shapes()
+            learner.attach_synthesizer(braintrace.SyntheticGradient(shapes, scale=1.0, seed=seed))
+        return learner
+
+    one, two = learner_of(0), learner_of(1)
+    one.save(tmp_path / "a")
+    two.load(tmp_path / "a")
+    for a, b in zip(*(n.synthesizer.states_dict().values() for n in (one, two)), strict=True):
+        assert np.array_equal(a.value, b.value)
+    assert "synthesizer.w.0: only in the file" in refused(learner_of(None), tmp_path / "a")
+
+
+def test_values_return_to_the_devices_they_were_on(tmp_path):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    learner = learner_of()
+    learner.save(tmp_path / "a")
+    state = learner.model4compile.cell.h
+    state.value = jax.device_put(state.value + 1, spread)
+    learner.load(tmp_path / "a")
+    assert state.value.sharding == spread and not state.value.any()
+
+
 def test_file_describes_itself(tmp_path):
     learner = learner_of()
     learner.save(tmp_path / "a", step=3)
@@ -367,7 +394,7 @@ def test_damaged_file_is_refused(saved, tmp_path):
 
 
 def test_what_cannot_be_saved_is_refused(saved, tmp_path):
-    learner, _ = saved
+    learner, path = saved
     unready = braintrace.D_RTRL(Net())
     for act in (unready.save, unready.load):
         with pytest.raises(ValueError, match=r"(?s)before it is compiled.*do:.*compile_graph"):
@@ -384,13 +411,15 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
     with pytest.raises(TypeError, match="step is a float"):
         learner.save(tmp_path / "a", step=1.5)
 
-    @brainstate.transform.jit
-    def inside(x):
-        learner(x)
-        learner.save(tmp_path / "a")
+    for act in (lambda: learner.save(tmp_path / "a"), lambda: learner.load(path)):
 
-    with pytest.raises(ValueError, match="inside of a transformation"):
-        inside(XS[0])
+        @brainstate.transform.jit
+        def inside(x, act=act):
+            learner(x)
+            act()
+
+        with pytest.raises(ValueError, match="inside of a transformation"):
+            inside(XS[0])
     assert list(tmp_path.iterdir()) == []
 
 

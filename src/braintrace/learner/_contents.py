@@ -57,8 +57,9 @@ def identity(learner: Any, samples: int | None) -> dict[str, Any]:
     for base in type(learner).__mro__:
         if "__init__" in vars(base) and issubclass(base, brainstate.nn.Module):
             for name in inspect.signature(vars(base)["__init__"]).parameters:
-                if name not in _IDLE and not callable(getattr(learner, name, None)):
-                    out.setdefault(name, _word(getattr(learner, name, None)))
+                value = getattr(learner, name, None)
+                if name not in _IDLE and value is not None and not callable(value):
+                    out.setdefault(name, _word(value))
     return out
 
 

@@ -35,14 +35,7 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
         return {"kind": "none"}, None
     if type(value) in _PYTHON:
         return {"kind": "python", "type": _PYTHON[type(value)], "value": _text(value)}, None
-    if is_traced(value):
-        raise ValueError(
-            message(
-                "a checkpoint inside of a transformation.",
-                why="the values of states are not known while jit traces",
-                do="save and load outside of jit, grad, vmap and scan",
-            )
-        )
+    check_known(value)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.device_get(jax.random.key_data(value)))
         return {"kind": "key", "impl": str(jax.random.key_impl(value))}, data
@@ -59,6 +52,18 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
             do="keep anything else outside of states, optimizer and extra",
         )
     )
+
+
+def check_known(value: Any) -> None:
+    """Refuse a value that is a placeholder."""
+    if is_traced(value):
+        raise ValueError(
+            message(
+                "a checkpoint inside of a transformation.",
+                why="the values of states are not known while jit traces",
+                do="save and load outside of jit, grad, vmap and scan",
+            )
+        )
 
 
 def decoded(spec: Spec, array: np.ndarray | None, like: Any = None) -> Any:
@@ -84,6 +89,7 @@ def decoded(spec: Spec, array: np.ndarray | None, like: Any = None) -> Any:
 
 def described(value: Any) -> Spec:
     """What must agree for a value to take another's place: sort, shape, type and unit."""
+    check_known(value)
     if isinstance(value, u.Quantity):
         return {**described(value.mantissa), "unit": _unit(value.unit)}
     if value is None:

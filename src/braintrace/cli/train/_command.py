@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from ..._errors import CompilationError, NotSupportedError
 from .._missing import MissingExtra
 from .._progress import training_bar
+from ..compare._record import plain
 from ..compare._rules import BPTT, TRUNCATED, Choice, parse
 from ..compare.tasks import TASKS, Task
 from . import _settings
@@ -37,7 +39,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if options.resume:
             settings = resumed(options, folder, x64)
         else:
-            _check_new(folder, options.task)
+            _check_new(folder)
             settings = chosen(options, x64)
         task, choice = TASKS[settings.task].make(settings.length), _choice(settings)
     except (ValueError, MissingExtra) as error:
@@ -64,11 +66,12 @@ def _train(session: Session, task: Task, folder: Path, every: int) -> int:
     )
     bar = training_bar(s.steps, session.done)
     started, first = time.perf_counter(), session.done
-    saved, shown = -1, ""
+    told = lambda score: measure.form.format(measure.scale * score)
+    saved, shown = -1, told(session.scores[-1]) if session.scores else ""
     with Interrupt() as interrupt:
         while session.done < s.steps and interrupt.signal is None:
             if session.done % s.score_every == 0:
-                shown = measure.form.format(measure.scale * session.score())
+                shown = told(session.score())
             try:
                 loss = session.advance()
             except REFUSALS as error:
@@ -88,10 +91,12 @@ def _train(session: Session, task: Task, folder: Path, every: int) -> int:
         if saved != session.done or interrupt.signal is None:
             _save(session, folder)
         if interrupt.signal is not None:
-            out = "" if folder == Path("out") / f"train_{s.task}" else f" --out {folder}"
-            print(
-                f"Stopped after update {session.done} of {s.steps}; it is in {folder / CHECKPOINT}."
+            out = (
+                ""
+                if folder == Path("out") / f"train_{s.task}"
+                else f" --out {shlex.quote(str(folder))}"
             )
+            print(f"Stopped after update {session.done} of {s.steps}: {folder / CHECKPOINT}")
             print(f"To go on: {s.command}{out} --resume")
             return 128 + interrupt.signal
     _finish(session, folder, seconds / max(session.done - first, 1))
@@ -112,11 +117,11 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
         "scale": measure.scale,
         "chance": task.chance,
         "seconds_per_update": seconds,
-        "losses": [x if x == x and abs(x) != float("inf") else None for x in session.losses],
+        "losses": session.losses,
         "at": session.at,
         "scores": session.scores,
     }
-    _settings.put(folder / RECORD, record)
+    _settings.put(folder / RECORD, plain(record))
     shown = [measure.form.format(measure.scale * x) for x in (session.scores[-1], task.chance)]
     print(f"{measure.name} on held-out sequences: {shown[0]} (a constant answer has {shown[1]})")
     print(f"Checkpoint: {folder / CHECKPOINT}")
@@ -131,7 +136,7 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
         print(f"Figure: {folder / FIGURE}")
 
 
-def _check_new(folder: Path, task: str) -> None:
+def _check_new(folder: Path) -> None:
     """Refuse to write over another run."""
     there = [name for name in (_settings.NAME, CHECKPOINT) if (folder / name).exists()]
     if there:
