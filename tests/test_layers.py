@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "rules": {"errors", "ops", "graph"},
     "engine": CORE | {"rules"},
     "frontend": CORE,
-    "learner": LEARNING,
+    "learner": LEARNING | {"version"},
     "show": {"errors", "learner"},
     "verify": LEARNING | {"nn", "version"},
     "cli": LEARNING | {"nn", "show", "verify", "version", "init"},

@@ -44,6 +44,7 @@ from .learner import RFLO as RFLO
 from .learner import RTRL as RTRL
 from .learner import STLLR as STLLR
 from .learner import UORO as UORO
+from .learner import Checkpoint as Checkpoint
 from .learner import EligibilityTrace as EligibilityTrace
 from .learner import EProp as EProp
 from .learner import ETraceAlgorithm as ETraceAlgorithm

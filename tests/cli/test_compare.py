@@ -155,7 +155,7 @@ def test_wrong_comparison_prints_help_and_exits_with_2(words, said, capsys):
         main(["compare", *words])
     assert stopped.value.code == 2
     shown = capsys.readouterr().err
-    assert "usage: python -m braintrace compare" in shown and said in shown
+    assert "usage: braintrace compare" in shown and said in shown
 
 
 def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatch):

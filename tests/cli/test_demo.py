@@ -77,7 +77,7 @@ def test_wrong_command_prints_help_and_exits_with_2(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
-    assert "usage: python -m braintrace" in capsys.readouterr().err
+    assert "usage: braintrace" in capsys.readouterr().err
 
 
 def test_task_shows_the_label_only_in_the_cue():

@@ -3,6 +3,7 @@
 from ._algorithm import EligibilityTrace as EligibilityTrace
 from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
+from ._checkpoint import Checkpoint as Checkpoint
 from ._compile import ETraceVmap as ETraceVmap
 from ._compile import compile as compile
 from ._config import ETraceConfig as ETraceConfig

@@ -30,6 +30,7 @@ from ._batch import (
     with_batch,
 )
 from ._blocks import calls_per_block, gradient
+from ._checkpoint import CheckpointMixin
 from ._checks import (
     check_arguments,
     check_exact,
@@ -64,7 +65,7 @@ def cleared(trace: Any) -> Any:
     return {**zeros, "draws": trace["draws"]} if "draws" in trace else zeros
 
 
-class ETraceAlgorithm(SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
+class ETraceAlgorithm(CheckpointMixin, SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
     """A model that learns online.
 
     Build one with `braintrace.compile`, or with the class of a rule and `compile_graph`. Call it

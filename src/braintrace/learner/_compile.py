@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm, cleared
+from ._checkpoint import CheckpointMixin
 from ._checks import check_exact
 from ._config import ETraceConfig
 from ._data import MultiStepData, SingleStepData
@@ -82,10 +83,13 @@ def options_of(config: ETraceConfig) -> dict[str, Any]:
 _LAST = 1 << 20
 
 
-class ETraceVmap(SequenceDriverMixin, brainstate.nn.Vmap):
+class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
     __module__ = "braintrace"
+
+    def _saved(self) -> tuple[Any, int | None]:
+        return self.module, self._n_samples
 
     @property
     def param_states(self) -> Any:

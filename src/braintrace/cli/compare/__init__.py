@@ -1,4 +1,3 @@
 """Rules side by side: the same weights, the same batches, what they learn and what they cost."""
 
-from ._command import add_options as add_options
 from ._command import run as run

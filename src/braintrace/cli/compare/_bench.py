@@ -12,6 +12,7 @@ import numpy as np
 
 from .._gradients import agreement
 from ._gradient import Compiled, Grads
+from ._judge import Judge, assign
 from ._network import Network
 from ._optimizer import adam
 from ._result import Agreement, Plan, Row, Seed
@@ -31,25 +32,9 @@ class Bench:
         self.plan, self.task, self.bptt = plan, plan.task, bptt
         self.draw = jax.jit(lambda key: plan.task.batch(key, plan.batch))
         self.start, self.step = adam(plan.rate)
-        self.held_out = jax.jit(lambda: plan.task.test(plan.tests))()
+        self.score = Judge(network(plan, 0), plan.task, plan.tests)
         # Gradients are compared on held-out sequences, where there are enough of them.
-        self.fixed = tuple(_resized(a, plan.batch) for a in self.held_out)
-        self.judge = network(plan, 0)
-        size = self.held_out[0].shape[1]
-        brainstate.nn.init_all_states(self.judge, batch_size=size)
-
-        @brainstate.transform.jit
-        def score(xs, ys):
-            brainstate.nn.reset_all_states(self.judge, batch_size=size)
-            outputs = brainstate.transform.for_loop(self.judge, xs)
-            return plan.task.measure.score(outputs, ys, plan.task.mask)
-
-        self._score = score
-
-    def score(self, weights: Grads) -> float:
-        """The score of these weights on the held-out sequences."""
-        assign(self.judge, weights)
-        return float(self._score(*self.held_out))
+        self.fixed = tuple(_resized(a, plan.batch) for a in self.score.held_out)
 
     def agreement(self, gradient: Compiled, weights: Grads) -> Agreement:
         """How close a gradient is to BPTT's at these weights, on the fixed batch."""
@@ -84,12 +69,6 @@ class Bench:
             trained = self.agreement(gradient, weights)
         found = [float(loss) for loss in losses]
         row.seeds.append(Seed(seed, scores[-1], at, scores, found, initial, trained))
-
-
-def assign(network: Network, weights: Grads) -> None:
-    """Give a network these weights."""
-    for path, state in network.weights.items():
-        state.value = weights[path]
 
 
 def _resized(a: Any, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m braintrace compare`: its options, and what it does with them."""
+"""`braintrace compare`: what it does with its options."""
 
 from __future__ import annotations
 
@@ -14,37 +14,13 @@ from ._cells import CELLS
 from ._figure import draw
 from ._record import record, write
 from ._result import Plan, Result
-from ._rules import BASELINES, DEFAULTS, FIRST, known, parse
+from ._rules import BASELINES, DEFAULTS, known, parse
 from ._run import compare
 from ._table import table
 from .tasks import TASKS
 
 QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1}
 INTERRUPTED = 130
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-
-    def positive(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-        return int(text)
-
-    add = parser.add_argument
-    add("--task", nargs="+", default=[], metavar="TASK", help="one or more, or all")
-    add("--rules", nargs="+", default=list(FIRST), metavar="RULE",
-        help="name or name:option=value,option=value; all for every one")  # fmt: skip
-    add("--cell", choices=list(CELLS), metavar="CELL", help="default that of the task")
-    add("--seeds", type=positive, metavar="N", help="how many, from 0 on (3)")
-    add("--updates", type=positive, metavar="N", help="weight updates of each run")
-    add("--length", type=positive, metavar="T", help="steps of a sequence")
-    add("--units", type=positive, metavar="N", help="units of the cell")
-    add("--batch", type=positive, metavar="B", help="sequences of an update")
-    add("--lr", type=float, metavar="RATE", help="learning rate of Adam")
-    add("--out", type=Path, default=Path("out"), metavar="DIR", help="for the JSON and PNG files")
-    add("--quick", action="store_true", help="a few seconds, too short to learn")
-    add("--list", action="store_true", help="show tasks, cells and rules")
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

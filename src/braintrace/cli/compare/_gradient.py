@@ -34,7 +34,7 @@ class Compiled:
         if choice.name in (BPTT, TRUNCATED):
             gradient, holder = reverse(network, task, choice.window), network
         else:
-            gradient, holder = _online(network, task, choice, size)
+            gradient, holder = online(network, task, choice, size)
         shapes = jax.eval_shape(lambda key: task.batch(key, size), jax.random.key(0))
         example = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         stateful = brainstate.transform.StatefulFunction(gradient)
@@ -94,7 +94,7 @@ def _cut(a: Array, steps: int) -> Array:
     return full.reshape(-1, steps, *a.shape[1:])
 
 
-def _online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gradient, Any]:
+def online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gradient, Any]:
     """The gradient of a rule, and its learner."""
     x = jnp.zeros((size, task.inputs))
     learner = compile(network, choice.name, x, batch_size=size, **choice.options)

@@ -24,7 +24,7 @@ def record(result: Result) -> dict[str, Any]:
     """Settings, rows with their seeds and curves, versions, machine; what is no number is null."""
     plan, task = result.plan, result.plan.task
     settings = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "task"}
-    return _plain(
+    return plain(
         {
             "schema": SCHEMA,
             "finished": result.finished,
@@ -39,21 +39,28 @@ def record(result: Result) -> dict[str, Any]:
             },
             "settings": settings,
             "rows": [dataclasses.asdict(row) for row in result.rows],
-            "versions": {
-                "braintrace": __version__,
-                "python": platform.python_version(),
-                **{name: _version(name) for name in PACKAGES},
-            },
-            "machine": {
-                "platform": platform.platform(),
-                "processor": platform.machine(),
-                "cores": os.cpu_count(),
-                "device": jax.devices()[0].device_kind,
-                "backend": jax.default_backend(),
-                "x64": jax.numpy.zeros(()).dtype.itemsize == 8,
-            },
+            "versions": versions(),
+            "machine": machine(),
         }
     )
+
+
+def versions() -> dict[str, str | None]:
+    """Of this package, Python, and the packages that matter."""
+    found = {name: _version(name) for name in PACKAGES}
+    return {"braintrace": __version__, "python": platform.python_version(), **found}
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "x64": jax.numpy.zeros(()).dtype.itemsize == 8,
+    }
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -69,9 +76,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold; numbers that are none are null."""
     if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
+        return {key: plain(v) for key, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,6 @@ BASELINES = {
     IMMEDIATE: "the derivative of each step alone",
 }
 BLOCK = 8
-FIRST = (BPTT, TRUNCATED, IMMEDIATE, "d_rtrl", "pp_prop")
 
 # Options a rule cannot do without, or whose default says too little for sequences of this length.
 DEFAULTS: dict[str, dict[str, Any]] = {

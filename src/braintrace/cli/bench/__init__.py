@@ -1,0 +1,3 @@
+"""Time and memory of gradients against the length of the sequence."""
+
+from ._command import run as run

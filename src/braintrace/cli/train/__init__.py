@@ -1,0 +1,3 @@
+"""Training of one network on one task, with checkpoints."""
+
+from ._command import run as run

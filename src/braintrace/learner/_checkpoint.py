@@ -1,0 +1,223 @@
+"""Checkpoints: everything that training goes on from, in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .._errors import message
+from .._version import __version__
+from ._archive import read, write
+from ._contents import Name, identity, states_in
+from ._leaves import decoded, described, described_as, differences, encoded, is_leaf
+from ._optimizer_contents import to_load, to_save
+from ._structure import packed, unpacked
+
+OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What `learner.load` found besides the states that it put back.
+
+    Attributes:
+        step: the number that `save` was given.
+        extra: what `save` was given.
+        optimizer: the optimizer's state as a tree, or the object that holds it; None if it has
+            been left alone.
+        version: of the braintrace that wrote the file.
+    """
+
+    step: int | None
+    extra: Any
+    optimizer: Any
+    version: str
+
+
+class CheckpointMixin:
+    """`save` and `load` of a learner."""
+
+    def _saved(self) -> tuple[Any, int | None]:
+        """The learner whose states count, and over how many samples it is mapped."""
+        return self, None
+
+    def save(
+        self,
+        path: str | os.PathLike,
+        *,
+        optimizer: Any = None,
+        step: int | None = None,
+        extra: Any = None,
+    ) -> None:
+        """Write weights, states, traces, optimizer and random state into one file.
+
+        A file of that name is replaced at once: a process that is killed leaves the old one or the
+        new one. The file holds arrays and plain data, no code.
+
+        Args:
+            path: the file; its folder is made if there is none.
+            optimizer: the optax transformation of `etrace_train` (saved by default), an optimizer
+                of braintools, or the state of any other optimizer as a pytree; False for none.
+            step: how far training has come.
+            extra: anything of dicts, lists, tuples, arrays, numbers, texts and None.
+
+        Raises:
+            ValueError: the learner is not compiled, or this is inside of a transformation.
+            TypeError: a state or `extra` holds something else.
+
+        Example:
+            >>> import braintrace, jax.numpy as jnp, tempfile
+            >>> learner = braintrace.compile(braintrace.nn.GRUCell(3, 4), 'd_rtrl', jnp.zeros(3))
+            >>> path = tempfile.mkdtemp() + '/gru.ckpt'
+            >>> learner.save(path, step=7)
+            >>> learner.load(path).step
+            7
+        """
+        learner, samples = self._saved()
+        _check_compiled(learner, "saved")
+        entries: list[dict[str, Any]] = []
+        arrays: list[np.ndarray] = []
+
+        def put(value: Any) -> dict[str, Any]:
+            spec, array = encoded(value)
+            if array is not None:
+                spec["array"] = len(arrays)
+                arrays.append(array)
+            return spec
+
+        kept = to_save(self, learner, optimizer)
+        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in kept.states.items()}
+        for name, state in states.items():
+            entries += _leaves(name, state.value, put, type(state).__name__)
+        if kept.kind == "tree":
+            entries += _leaves((OPTIMIZER,), kept.tree, put, "tree")
+        header = {
+            "braintrace": __version__,
+            "step": _step(step),
+            "learner": identity(learner, samples),
+            "optimizer": kept.kind,
+            "values": entries,
+            "extra": packed(extra, put),
+        }
+        write(path, header, arrays)
+
+    def load(self, path: str | os.PathLike, *, optimizer: Any = None) -> Checkpoint:
+        """Put back what `save` wrote, so that training goes on as if it had never stopped.
+
+        The random state of brainstate is put back too. A file that is refused changes nothing.
+
+        Args:
+            path: the file.
+            optimizer: as for `save`: an optax transformation, whose state the learner keeps from
+                then on; an optimizer of braintools; or a pytree of the form that was saved. False
+                leaves the optimizer in the file alone.
+
+        Returns:
+            A `Checkpoint`: step, extra, and the optimizer's state.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no checkpoint, is damaged, or belongs to another model, rule or
+                optimizer; all differences are listed.
+        """
+        learner, samples = self._saved()
+        _check_compiled(learner, "loaded")
+        header, arrays = read(path)
+        get = lambda spec: None if "array" not in spec else arrays[spec["array"]]
+        kept = to_load(self, learner, optimizer, header["optimizer"], path)
+        found = {(*e["name"], e["leaf"]): e for e in header["values"]}
+        if kept.kind is None:
+            found = {name: e for name, e in found.items() if name[0] != OPTIMIZER}
+        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in kept.states.items()}
+        places = [(name, state.value) for name, state in states.items()]
+        places += [((OPTIMIZER,), kept.tree)] if kept.kind == "tree" else []
+
+        wrong = _others(header["learner"], identity(learner, samples))
+        matched = []
+        for name, value in places:
+            flat, tree = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
+            specs = [found.pop((*name, jtu.keystr(key)), None) for key, _ in flat]
+            for (key, leaf), spec in zip(flat, specs, strict=True):
+                if spec is None:
+                    wrong.append(f"{_shown(name, key)}: not in the file")
+                else:
+                    texts = differences(described(leaf), described_as(spec, get(spec)))
+                    wrong += [f"{_shown(name, key)}: {text}" for text in texts]
+            matched.append((tree, [leaf for _, leaf in flat], specs))
+        wrong += [f"{'.'.join(name[:-1])}{name[-1]}: only in the file" for name in found]
+        if wrong:
+            raise ValueError(_refusal(path, wrong))
+        values = [
+            jtu.tree_unflatten(
+                tree, [decoded(s, get(s), a) for s, a in zip(specs, leaves, strict=True)]
+            )
+            for tree, leaves, specs in matched
+        ]
+        extra = unpacked(header["extra"], lambda spec: decoded(spec, get(spec)))
+
+        tree = values.pop() if kept.kind == "tree" else None
+        told = kept.finish(tree)
+        for state, value in zip(states.values(), values, strict=True):
+            state.value = value
+        return Checkpoint(header["step"], extra, told, header["braintrace"])
+
+
+def _leaves(
+    name: Name, value: Any, put: Callable[[Any], dict[str, Any]], kind: str
+) -> list[dict[str, Any]]:
+    flat, _ = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
+    of = {"name": list(name), "state": kind}
+    return [{**of, "leaf": jtu.keystr(key), **put(leaf)} for key, leaf in flat]
+
+
+def _shown(name: Name, key: Any) -> str:
+    return ".".join(name) + jtu.keystr(key)
+
+
+def _step(step: Any) -> int | None:
+    if step is None:
+        return None
+    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+        raise TypeError(
+            message(
+                f"step is a {type(step).__name__}.",
+                why="it counts the updates so far",
+                do="pass an integer, and anything else as extra=...",
+            )
+        )
+    return int(step)
+
+
+def _check_compiled(learner: Any, done: str) -> None:
+    if not learner.is_compiled:
+        raise ValueError(
+            message(
+                f"{type(learner).__name__} is {done} before it is compiled.",
+                why="its traces are made by compile_graph; there are none yet",
+                do="call learner.compile_graph(*example_inputs) first, or build the learner with "
+                "braintrace.compile(model, rule, *example_inputs)",
+            )
+        )
+
+
+def _others(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """How the learner that wrote a file differs from another, option by option."""
+    return [
+        f"option {name}: {saved.get(name)!r} in the file, {here.get(name)!r} here"
+        for name in dict.fromkeys((*saved, *here))
+        if saved.get(name) != here.get(name)
+    ]
+
+
+def _refusal(path: str | os.PathLike, wrong: list[str]) -> str:
+    return message(
+        f"{os.fspath(path)} belongs to another learner.\n    " + "\n    ".join(wrong),
+        why="every value must find its place; nothing was changed",
+        do="build model, learner and optimizer as they were when it was saved: sizes, rule, "
+        "options, batch size, precision",
+    )

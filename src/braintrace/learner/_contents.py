@@ -1,0 +1,79 @@
+"""What a checkpoint of a learner is made of: its states, and what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+
+from ._leaves import encoded
+
+Name = tuple[str, ...]
+# Of the constructor, these change neither the traces nor the gradient, or are told by shapes.
+_IDLE = {"self", "model", "name", "rule", "config", "vjp_method", "memory_limit", "kwargs",
+         "fast_solve", "chunked_trace", "control_flow", "snap_max_jacobian_elements",
+         "options", "synthesizer", "trace_dtype"}  # fmt: skip
+
+
+def states_in(learner: Any) -> dict[Name, brainstate.State]:
+    """All states but the optimizer's, by name: of the model, the learner, and the random numbers.
+
+    Args:
+        learner: a learner for one batch, or for one sample.
+    """
+    found: dict[Name, brainstate.State] = {}
+    for path, state in learner.states().items():
+        if path == ("optimizer_state",):
+            continue
+        inside = path[0] == "model4compile"
+        found["model" if inside else "learner", *map(str, path[inside:])] = state
+    synthesizer = getattr(learner, "synthesizer", None)
+    if synthesizer is not None:
+        found |= {("synthesizer", k): s for k, s in synthesizer.states_dict().items()}
+    if not any(s is brainstate.random.DEFAULT for s in found.values()):
+        found["random", "default"] = brainstate.random.DEFAULT
+    return found
+
+
+def identity(learner: Any, samples: int | None) -> dict[str, Any]:
+    """What shapes the traces and gradients of a learner, in words of JSON, by name.
+
+    Args:
+        learner: a learner for one batch, or for one sample.
+        samples: how many samples that one is mapped over, None if it is not.
+    """
+    rule = learner.rule
+    out = {"rule": type(learner).__name__, "vjp_method": learner.vjp_method, "vmap": samples}
+    if learner.config is not None:
+        out |= {k: _word(v) for k, v in dataclasses.asdict(learner.config).items()}
+    out |= {k: _word(getattr(rule, k)) for k in ("key", "eps", "batched") if hasattr(rule, k)}
+    if getattr(rule, "feedback", None) is not None:
+        out |= {f"feedback {k}": _word(v) for k, v in rule.feedback._asdict().items()}
+    for base in type(learner).__mro__:
+        if "__init__" in vars(base) and issubclass(base, brainstate.nn.Module):
+            for name in inspect.signature(vars(base)["__init__"]).parameters:
+                value = getattr(learner, name, None)
+                if name not in _IDLE and value is not None and not callable(value):
+                    out.setdefault(name, _word(value))
+    return out
+
+
+def _word(value: Any) -> Any:
+    """A value that can be compared after it was written; an array by its checksum."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_word(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _word(v) for k, v in value.items()}
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        return type(value).__name__
+    array = encoded(value)[1]
+    assert array is not None
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
+    return f"{array.dtype.name}{list(array.shape)} {digest}"

@@ -1,0 +1,155 @@
+"""The state of an optimizer in a checkpoint: states inside of an object, or a tree of arrays."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+
+from .._errors import message
+from ._contents import Name, states_in
+from ._sequences import floating, values_of, weights_of
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What of an optimizer is saved, or what saved values are for.
+
+    Attributes:
+        kind: "states", "tree", or None if there is none.
+        states: the states it holds, by name.
+        tree: its state, where that is a tree; of shapes, if there is none yet.
+        finish: takes a new tree, stores it where it belongs, and returns what is told the user.
+    """
+
+    kind: str | None
+    states: dict[Name, brainstate.State] = field(default_factory=dict)
+    tree: Any = None
+    finish: Callable[[Any], Any] = lambda tree: None
+
+
+def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
+    """What `save` writes.
+
+    Args:
+        holder: keeps the state of an optax transformation.
+        learner: has the weights.
+        optimizer: an optax transformation, an object with states, a tree; None for the holder's
+            own, False for none.
+    """
+    own = holder.optimizer_state
+    if optimizer is False or (optimizer is None and own is None):
+        return Optimizer(None)
+    if optimizer is None:
+        return Optimizer("tree", tree=own.value)
+    if not _is_transformation(optimizer):
+        return _held(learner, optimizer)
+    if holder.optimizer is optimizer and own is not None:
+        return Optimizer("tree", tree=own.value)
+    start = _start(holder, optimizer)
+    if jax.tree.leaves(start):
+        raise ValueError(
+            message(
+                "the learner keeps no state of this optimizer.",
+                why="only etrace_train and init_optimizer make one in the learner; it belongs to "
+                "the very object that they were given",
+                do="pass that object, or the state that you keep yourself: optimizer=opt_state",
+            )
+        )
+    return Optimizer("tree", tree=start)
+
+
+def to_load(holder: Any, learner: Any, optimizer: Any, kind: str | None, path: Any) -> Optimizer:
+    """What the optimizer in a file, of this kind, is for.
+
+    Raises:
+        ValueError: there is one in the file and none is given, or the other way round.
+    """
+    own = holder.optimizer_state
+    if optimizer is False or (optimizer is None and kind is None):
+        return Optimizer(None)
+    if kind is None or (optimizer is None and own is None):
+        what = "holds no optimizer, one is given" if kind is None else "holds an optimizer"
+        raise ValueError(
+            message(
+                f"{os.fspath(path)} {what}.",
+                why="training would go on with another state of the optimizer than it had",
+                do="pass load(path, optimizer=...) what save was given, or optimizer=False to "
+                "leave the optimizer as it is",
+            )
+        )
+    if own is not None and (optimizer is None or holder.optimizer is optimizer):
+        return Optimizer("tree", tree=own.value, finish=lambda tree: _store(holder, tree))
+    if not _is_transformation(optimizer):
+        return _held(learner, optimizer)
+
+    def adopt(tree: Any) -> Any:
+        holder.init_optimizer(optimizer)
+        return _store(holder, tree)
+
+    return Optimizer("tree", tree=_start(holder, optimizer), finish=adopt)
+
+
+def _held(learner: Any, optimizer: Any) -> Optimizer:
+    """An object with states inside, or a tree."""
+    register = getattr(optimizer, "register_trainable_weights", None)
+    if callable(register) and not getattr(optimizer, "param_states", None):
+        register(learner.param_states)  # its states depend on them
+    states = states_under(optimizer, {id(s) for s in states_in(learner).values()})
+    if states:
+        return Optimizer("states", states, finish=lambda tree: optimizer)
+    return Optimizer("tree", tree=optimizer, finish=lambda tree: tree)
+
+
+def _store(holder: Any, tree: Any) -> Any:
+    if holder.optimizer_state is not None:  # some keep nothing
+        holder.optimizer_state.value = tree
+    return tree
+
+
+def _is_transformation(optimizer: Any) -> bool:
+    """Whether it is one of optax, whose state is kept elsewhere."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
+
+
+def _start(holder: Any, optimizer: Any) -> Any:
+    """Shapes of the state of an optax transformation."""
+    weights = weights_of(floating(holder.param_states))
+    return jax.eval_shape(optimizer.init, values_of(weights))
+
+
+def states_under(thing: Any, apart: set[int]) -> dict[Name, brainstate.State]:
+    """The states that an object holds, by name, those with an id in `apart` left out."""
+    found: dict[Name, brainstate.State] = {}
+    seen = set(apart)
+
+    def walk(name: Name, value: Any) -> None:
+        if id(value) in seen:
+            return
+        if isinstance(value, brainstate.State):
+            found[name] = value
+        seen.add(id(value))
+        for key, part in _parts(value):
+            walk((*name, key), part)
+
+    walk((), thing)
+    return found
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict():
+            yield from ((str(k), v) for k, v in value.items())
+        case list() | tuple():
+            yield from ((str(i), v) for i, v in enumerate(value))
+        case jax.Array() | np.ndarray() | type() | ModuleType() | brainstate.State():
+            return
+        case _ if hasattr(value, "__dict__") and not inspect.isroutine(value):
+            yield from vars(value).items()

@@ -1,0 +1,55 @@
+"""Plain containers as JSON, with arrays beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._errors import message
+
+
+def packed(value: Any, put: Callable[[Any], Any]) -> Any:
+    """A value of dicts, lists and tuples in words of JSON; `put` takes what is in them.
+
+    Raises:
+        TypeError: it has a container or a key of another type.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {"dict": [[_key(k, put), packed(v, put)] for k, v in value.items()]}
+    if kind in (list, tuple):
+        return {kind.__name__: [packed(v, put) for v in value]}
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        raise TypeError(
+            message(
+                f"extra holds a {kind.__name__}.",
+                why="a file without code can bring back plain dicts, lists and tuples only",
+                do="turn it into one of these",
+            )
+        )
+    return {"leaf": put(value)}
+
+
+def unpacked(value: Any, get: Callable[[Any], Any]) -> Any:
+    """The value again; `get` undoes `put`."""
+    ((kind, inside),) = value.items()
+    match kind:
+        case "dict":
+            return {unpacked(k, get): unpacked(v, get) for k, v in inside}
+        case "list":
+            return [unpacked(v, get) for v in inside]
+        case "tuple":
+            return tuple(unpacked(v, get) for v in inside)
+    return get(inside)
+
+
+def _key(key: Any, put: Callable[[Any], Any]) -> Any:
+    if not isinstance(key, str | int | float | tuple | None):
+        raise TypeError(
+            message(
+                f"extra has a key of type {type(key).__name__}.",
+                why="keys are written as plain data",
+                do="use texts, numbers or tuples of these",
+            )
+        )
+    return packed(key, put)

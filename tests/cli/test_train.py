@@ -1,0 +1,177 @@
+"""Training from the command line: stopped and resumed runs end where whole ones do."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from braintrace.cli import main
+from braintrace.cli.train import _session
+from braintrace.learner import _archive
+
+from .test_demo import hide
+
+SMALL = ["--cell", "mingru", "--units", "3", "--batch", "2", "--length", "16", "--seed", "3"]
+
+
+def train(out, *words):
+    """The exit status of a small run; SystemExit as its code."""
+    try:
+        return main(["train", "adding", "--out", str(out), *words])
+    except SystemExit as stopped:
+        return stopped.code
+
+
+def values(out):
+    """Everything in a checkpoint that training depends on, by name."""
+    header, arrays = _archive.read(out / "train.ckpt")
+    found = {(*e["name"], e["leaf"]): arrays[e["array"]] for e in header["values"] if "array" in e}
+    inside = dict((k["leaf"]["value"], v) for k, v in header["extra"]["dict"])
+    return {**found, "losses": arrays[inside["losses"]["leaf"]["array"]], "step": header["step"]}
+
+
+def assert_identical(one, two):
+    assert one.keys() == two.keys() and len(one) > 10
+    for name, a in one.items():
+        assert np.array_equal(a, two[name]), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four updates that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole")
+    assert train(out, *SMALL, "--steps", "4") == 0
+    return out
+
+
+def test_train_leaves_checkpoint_record_and_figure(whole, capsys):
+    record = json.loads((whole / "train.json").read_text())
+    assert len(record["losses"]) == 4 and record["at"] == [0, 1, 2, 3, 4]
+    assert record["scores"][0] != record["scores"][-1] and record["metric"] == "squared error"
+    assert record["settings"]["units"] == 3 and record["settings"]["rule"] == "d_rtrl"
+    assert (whole / "train.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in whole.iterdir()} == {
+        "settings.json",
+        "train.ckpt",
+        "train.json",
+        "train.png",
+    }
+    before = values(whole)
+    assert train(whole, "--resume") == 0  # there is nothing left to do
+    assert_identical(values(whole), before)
+    assert "squared error on held-out sequences: " in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that SIGTERM stopped in its second update, and what it said."""
+    out = tmp_path_factory.mktemp("stopped")
+    advance = _session.Session.advance
+
+    def terminated(self):
+        if self.done == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_session.Session, "advance", terminated)
+        status = train(out, *SMALL, "--steps", "4")
+    return out, status
+
+
+def test_stopped_run_goes_on_bit_for_bit(whole, stopped, capsys, monkeypatch):
+    out, status = stopped
+    assert status == 128 + signal.SIGTERM and values(out)["step"] == 2
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    hide(monkeypatch, "matplotlib", "tqdm")
+    assert train(out, "--resume", "--checkpoint-every", "1") == 0
+    shown = capsys.readouterr()
+    assert "on from 2." in shown.out and "4/4  loss" in shown.err
+    assert "No figure without matplotlib: pip install 'braintrace[plot]'" in shown.err
+    assert_identical(values(out), values(whole))
+    records = [json.loads((d / "train.json").read_text()) for d in (out, whole)]
+    assert records[0]["scores"] == records[1]["scores"]
+
+
+PROCESS = """
+import sys
+import brainstate
+from braintrace.cli import main
+brainstate.environ.set(precision=64)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    words = ["train", "adding", *SMALL, "--steps", "100000", "--checkpoint-every", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, *words, "--out", str(out)],
+        env={**os.environ, "JAX_ENABLE_X64": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (out / "train.ckpt").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert "stopping after this update" in errors
+    done = int(re.search(r"Stopped after update (\d+) of 100000", said).group(1))
+    assert done == values(out)["step"]
+    command = shlex.split(re.search(r"^To go on: (.*)$", said, re.MULTILINE).group(1))
+    assert command[0] == "braintrace"
+    assert main([*command[1:], "--steps", str(done + 2)]) == 0
+    assert train(tmp_path / "whole", *SMALL, "--steps", str(done + 2)) == 0
+    assert_identical(values(out), values(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "there is a run in {out} already (settings.json, train.ckpt). Add --resume"),
+        (["--resume", "--units", "7", "--lr", "0.5"], "units is 7 and was 3"),
+        (["--resume", "--units", "7", "--lr", "0.5"], "lr is 0.5 and was 0.01"),
+        (["--resume", "--out", "{out}/nowhere"], "there is nothing to resume in {out}/nowhere"),
+        (["--out", "{out}/new", "--rule", "bptt"], "--rule d_rtrl:window=96"),
+        (["--out", "{out}/new", "--rule", "d_rtrl,pp_prop"], "takes one rule"),
+        (["--out", "{out}/new", "--rule", "magic"], "There is no rule 'magic'"),
+        (["--out", "{out}/new", "--length", "1"], "adding needs at least"),
+        (["--out", "{out}/new", "--steps", "0"], "'0' is not a positive whole number"),
+        (["--out", "{out}/new", "--cell", "prison"], "invalid choice: 'prison'"),
+    ],
+)
+def test_wrong_training_prints_help_and_exits_with_2(words, said, whole, capsys):
+    before = values(whole)
+    assert train(whole, *(word.format(out=whole) for word in words)) == 2
+    shown = capsys.readouterr().err
+    assert "usage: braintrace train" in shown and said.format(out=whole) in shown
+    assert_identical(values(whole), before)
+    assert not (whole / "new").exists()
+
+
+def test_damaged_checkpoint_is_a_failure_without_traceback(whole, tmp_path, capsys):
+    for name in ("settings.json", "train.ckpt"):
+        data = (whole / name).read_bytes()
+        (tmp_path / name).write_bytes(data[:-40] if name == "train.ckpt" else data)
+    assert train(tmp_path, "--resume") == 1
+    assert "its checksum is wrong" in capsys.readouterr().err
+    (tmp_path / "settings.json").write_text("{")
+    assert train(tmp_path, "--resume") == 2
+    assert "settings.json is damaged" in capsys.readouterr().err
+
+
+def test_rule_that_needs_more_than_a_loss_is_refused_and_leaves_nothing(tmp_path, capsys):
+    words = ["--rule", "three_factor", "--steps", "1"]
+    assert train(tmp_path / "new", *SMALL, *words) == 1
+    assert "modulator" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
