@@ -3,7 +3,7 @@
 A rule is a trace and a signal that meets it. `OneBit` keeps the traces of D-RTRL and replaces the
 signal: each unit hears only the sign of its error, at the volume of the whole layer. `leaky` needs
 no code at all: it is a point in the space of rules, with one leak in place of the Jacobian. A
-number, +1 or -1, is shown once and asked for 20 steps later. You see the errors of four rules fall
+number, +1 or -1, is shown once and asked for 15 steps later. You see the errors of four rules fall
 from the same weights on the same data: one bit is enough, but without a trace nothing is learned.
 """
 
@@ -72,7 +72,7 @@ def train(rule, units, batch, steps, updates):
 
 
 def main(small):
-    sizes = (4, 2, 6, 5) if small else (32, 32, 22, 400)
+    sizes = (4, 2, 6, 5) if small else (32, 32, 17, 400)
     last = {}
     for name in ["one bit", "leaky"] if small else RULES:
         errors = train(RULES[name], *sizes)
