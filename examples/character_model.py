@@ -1,9 +1,9 @@
-"""A character model that reads a text once, from many places, and learns while it reads.
+"""A character model that learns while it reads, in 32 places of a text at once.
 
-The text is Python's own help. 32 readers start at different places; at every step each guesses its
-next character, and every eight steps the weights move. States and traces are never reset: nothing
-is cut into sequences. You see the bits per character of held-out text fall from 6 towards 3 (the
-frequencies of single characters alone give 4.6), and what the model writes by itself afterwards.
+The text is Python's own help, read twice. At every step each of 32 readers guesses its next
+character, and every eight steps the weights move. States and traces run through: the text is not
+cut into sequences. You see the bits per character fall from 6 to 2.3, on text that was held out
+too, and what the model writes by itself afterwards.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main(small):
     print(f"held-out text afterwards: {last:.2f} bits per character")
     for reader in write().T[:2]:
         print("---", "".join(alphabet[n] for n in reader), sep="\n")
-    assert small or last < 3.3
+    assert small or last < 2.5
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def main(small):
         last[name] = float(errors[-5:].mean())
         told = "  ".join(f"{e:.3f}" for e in errors[:: max(1, sizes[-1] // 5)])
         print(f"{name:9} {told}  ->  {last[name]:.3f}")
-    assert small or last["one bit"] < 0.1 and last["no trace"] > 0.5
+    assert small or (last["one bit"] < 0.1 and last["no trace"] > 0.5)
 
 
 if __name__ == "__main__":

@@ -76,12 +76,12 @@ def train(network, which, batch, steps, updates, choose=dict):
 
     count = sum(a.size for s in weights.values() for a in jax.tree.leaves(s.value))
     print(f"input {which}: {count} numbers are trained")
+    errors = []
     for i, key in enumerate(jax.random.split(jax.random.key(which), updates)):
-        error = float(sequence(key))
-        first = error if i == 0 else first
+        errors.append(float(sequence(key)))
         if i % max(1, updates // 5) == 0 or i == updates - 1:
-            print(f"  sequence {i:4d}: error {error:.3f}")
-    return first, error
+            print(f"  sequence {i:4d}: error {errors[-1]:.3f}")
+    return errors[0], errors[-1]
 
 
 def main(small):
