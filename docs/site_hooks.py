@@ -19,7 +19,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-MODULES = ("braintrace", "braintrace.nn", "braintrace.verify")
+MODULES = ("braintrace", "braintrace.nn", "braintrace.show", "braintrace.verify")
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)(?P<path>[^)\s#]+)")
 _MEMBERS = re.compile(r"^<!-- members of (?P<module>[\w.]+) -->$", re.MULTILINE)

@@ -90,7 +90,7 @@ for _name, _value in list(globals().items()):
     if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("braintrace."):
         _value.__module__ = "braintrace"
 
-__all__ = ["__version__", "__version_info__", "nn", "verify"]
+__all__ = ["__version__", "__version_info__", "nn", "show", "verify"]
 __all__ += [_n for _n, _v in globals().items() if getattr(_v, "__module__", "") == __name__]
 
 

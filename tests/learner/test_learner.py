@@ -697,6 +697,48 @@ def test_reset_of_a_mapped_learner_restores_the_initial_states(how):
     assert_close(online(algo, xs), first)
 
 
+class Begun(Leaky):
+    """For one sample, and says only how its state begins."""
+
+    reset_state = brainstate.nn.Module.reset_state
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.full(3, 0.5))
+
+
+class BegunBatch(Begun):
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.full((batch_size, 3), 0.5))
+
+
+@pytest.mark.parametrize("how", ["mapped learner", "mapped model", "explicit"])
+def test_reset_of_a_module_with_init_state_only_keeps_its_state(how):
+    xs = normal(1, 3, 2, 2)
+    if how == "mapped learner":
+        model = Begun()
+        algo = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, vmap=True)
+    elif how == "mapped model":
+        model = Begun()
+        algo = braintrace.compile(brainstate.nn.Map(model, init_map_size=2), "d_rtrl", xs[0])
+    else:
+        model = BegunBatch()
+        algo = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
+    state, first = model.h, online(algo, xs)
+
+    @brainstate.transform.jit
+    def again():
+        algo.reset()
+        return algo.etrace_evolve(xs, return_outputs=True)
+
+    algo.reset()
+    assert model.h is state
+    assert_close(state.value, jnp.full((2, 3), 0.5), 0)
+    assert_close(online(algo, xs), first)
+    last = again()[-1]  # states that are made while jit traces would be lost
+    assert model.h is state
+    assert_close(state.value @ model.v.value, last)
+
+
 def test_reset_under_jit_keeps_shapes():
     algo = learner_of(leaky(2), jnp.zeros((2, 2)))
     first = online(algo, normal(1, 3, 2, 2))

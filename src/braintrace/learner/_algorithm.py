@@ -29,6 +29,7 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
+from ._beginning import begin_again
 from ._blocks import calls_per_block, gradient
 from ._checkpoint import CheckpointMixin
 from ._checks import (
@@ -349,11 +350,7 @@ class ETraceAlgorithm(CheckpointMixin, SignalMixin, SequenceDriverMixin, brainst
             raise no_batch()
         size = self.batch_size if batch_size is None else batch_size
         brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
-        base = brainstate.nn.Module
-        for node in self.model4compile.nodes(brainstate.nn.Module).values():
-            kind = type(node)
-            if kind.reset_state is base.reset_state and kind.init_state is not base.init_state:
-                node.init_state(batch_size=size)  # the module says only how its states begin
+        begin_again(self.model4compile, size)
         self.reset_state(batch_size)
 
     def _resize(self, batch_size: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm, cleared
+from ._beginning import begin_again
 from ._checkpoint import CheckpointMixin
 from ._checks import check_exact
 from ._config import ETraceConfig
@@ -140,6 +141,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
         Initial states drawn at random are drawn once and shared by all samples.
         """
+        begin_again(self.module.model4compile)
         brainstate.nn.reset_all_states(self)
 
     # Last of all `reset_state`s: the model has reset its states as if there were one sample.

@@ -1,0 +1,44 @@
+"""Modules that say only how their states begin: to start them again is to run that again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+Module: Any = brainstate.nn.Module
+
+
+def begin_again(model: Any, batch_size: int | None = None) -> None:
+    """Give the states of all modules without `reset_state` the values of their `init_state`.
+
+    The state objects stay: compiled programs and mapped models hold on to them.
+    """
+    nodes = list(model.nodes(Module).values())
+    maps = [n for n in nodes if isinstance(n, brainstate.nn.Map)]
+    mapped = {id(n) for m in maps for n in m.module.nodes(Module).values()}
+    for node in nodes:
+        kind = type(node)
+        if kind.reset_state is Module.reset_state and kind.init_state is not Module.init_state:
+            _begin(node, None if id(node) in mapped else batch_size, id(node) in mapped)
+
+
+def _begin(node: Any, batch_size: int | None, mapped: bool) -> None:
+    held = dict(vars(node))
+    old: dict[Any, Any] = dict(node.states().items())
+    node.init_state(**({} if batch_size is None else {"batch_size": batch_size}))
+    new: dict[Any, Any] = dict(node.states().items())
+    for name in {path[0] for path in old}:
+        setattr(node, name, held[name])
+    for path, state in old.items():
+        made = new.get(path, state)
+        if made is not state:
+            state.value = jax.tree.map(_repeated, made.value, state.value) if mapped else made.value
+
+
+def _repeated(one: Any, every: Any) -> Any:
+    """The value of one sample for all of them; a module may have made all of them itself."""
+    whole = jnp.shape(every)
+    return jnp.broadcast_to(one, whole) if jnp.shape(one) == whole[1:] else one

@@ -1,0 +1,48 @@
+"""Every example runs alone, is short, and says what it shows."""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+import brainstate
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+ids = lambda path: path.stem
+
+
+@pytest.fixture
+def alone():
+    """As in a process of its own: 32 bits, seeded, no setting left behind."""
+    before = brainstate.environ.all()
+    brainstate.environ.set(precision=32)
+    with brainstate.random.seed_context(0):
+        yield
+    for name in brainstate.environ.all().keys() - before.keys():
+        brainstate.environ.pop(name)
+    brainstate.environ.set(**before)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=ids)
+def test_example_runs(path, alone, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), "--small"])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+    assert not list(tmp_path.iterdir()), "it writes files without being asked"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=ids)
+def test_example_is_short_and_says_what_it_shows(path):
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) < 120
+    told = ast.get_docstring(ast.parse(text))
+    assert told and len(told.split()) > 40
+
+
+def test_examples_are_listed():
+    listed = (FOLDER / "README.md").read_text("utf-8")
+    assert EXAMPLES
+    assert not [path.name for path in EXAMPLES if f"`{path.name}`" not in listed]
