@@ -83,7 +83,9 @@ NAMES = """
     add_hidden_perturbation_in_module CompilationRecord DiagnosticKind DiagnosticLevel
     CompilationReport ControlFlowPolicy GradExpon NotSupportedError CompilationError
 """.split()
-MORE = "verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped ParameterReport".split()
+MORE = """
+    verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped ParameterReport
+""".split()
 
 
 def test_public_names_are_the_known_ones_and_ours():
