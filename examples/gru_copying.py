@@ -45,7 +45,7 @@ def copying(key, batch, held_out):
 
 
 def main(small, window):
-    units, batch, updates = (16, 8, 20) if small else (96, 64, 1000)
+    units, batch, updates = (16, 8, 20) if small else (96, 64, 1500)
     brainstate.random.seed(0)
     method = "multi-step" if window > 1 else "single-step"
     x = jnp.zeros((batch, SYMBOLS + 1))
