@@ -10,3 +10,4 @@ import jax  # noqa: E402
 
 brainstate.environ.set(precision=64)
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_default_matmul_precision", "highest")  # a GPU would round float32 products

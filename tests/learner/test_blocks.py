@@ -40,7 +40,8 @@ WINDOWS = {
     for chunk in {"d_rtrl": (1, 2, 3), "pp_prop": (2, 3), "snap2": (2,), "rtrl": (3,)}.get(name, ())
 }
 RULES = SINGLE | WINDOWS
-QUICK = {"xla_cpu_use_fusion_emitters": False}  # these programs take longer to compile than to run
+# These programs take longer to compile than to run.
+QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 
 
 def quick_jit(function, **options):

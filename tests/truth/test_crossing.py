@@ -24,7 +24,7 @@ from braintrace.verify._reference import rule_on
 TIGHT = 1e-9
 CONTROL: dict = {}
 ALL = {**EXACT, **RECURRENT, **OPERATORS}
-QUICK = {"xla_cpu_use_fusion_emitters": False}
+QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 
 
 # ------------------------------------------------------------- further models, plain and looping

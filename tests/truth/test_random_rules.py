@@ -19,7 +19,7 @@ from braintrace.verify._options import definition
 from braintrace.verify._rules import rule_on
 
 TIGHT = 1e-9
-QUICK = {"xla_cpu_use_fusion_emitters": False}
+QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 I, N = 3, 4
 
 

@@ -21,7 +21,8 @@ from braintrace.verify._reference import rule_on
 T = 4
 TIGHT = 1e-9
 DECAY = 0.9
-QUICK = {"xla_cpu_use_fusion_emitters": False}  # these programs take longer to compile than to run
+# These programs take longer to compile than to run.
+QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid
 
 # name: (learner, decay, steps per window)

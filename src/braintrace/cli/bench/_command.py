@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     sizes = defaults | given
     sizes["lengths"] = tuple(sorted(set(sizes["lengths"])))
     try:
-        choices = tuple(parse(options.rules))
+        choices = tuple(parse(options.rules, block=None))  # the library chooses
     except ValueError as error:
         parser.error(str(error))
     if any(c.name == TRUNCATED and c.window is None for c in choices):

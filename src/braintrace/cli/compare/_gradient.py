@@ -112,7 +112,7 @@ def online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gra
             step_fn=step,
             mask=task.mask,
             chunk_size=choice.window,
-            block_size=max(choice.block, choice.window or 1),
+            block_size=choice.block and max(choice.block, choice.window or 1),
             loss_output="scalar",
             return_value=True,
         )

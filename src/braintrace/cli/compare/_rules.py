@@ -39,13 +39,14 @@ class Choice:
         options: arguments of the rule.
         window: steps per window; None where there is none, or it is still to be found.
         block: steps that a learner evaluates at once; more is faster and takes more memory.
+            None is the choice of the library.
     """
 
     label: str
     name: str
     options: dict[str, Any]
     window: int | None = None
-    block: int = BLOCK
+    block: int | None = BLOCK
 
 
 def known() -> list[str]:
@@ -54,8 +55,10 @@ def known() -> list[str]:
     return [*BASELINES, *(n for n, r in RULES.items() if first[r] == n and n not in BASELINES)]
 
 
-def parse(words: Iterable[str]) -> list[Choice]:
+def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
     """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
+
+    `block` is that of rules that do not say.
 
     Raises:
         ValueError: a name or an option is unknown, or a word is none of these.
@@ -68,10 +71,10 @@ def parse(words: Iterable[str]) -> list[Choice]:
             texts[-1] += ("," if ":" in texts[-1] else ":") + part
         else:
             texts += known() if part == "all" else [part]
-    return [_choice(text) for text in dict.fromkeys(texts)]
+    return [_choice(text, block) for text in dict.fromkeys(texts)]
 
 
-def _choice(text: str) -> Choice:
+def _choice(text: str, usual: int | None) -> Choice:
     name, _, rest = text.partition(":")
     name = name.lower()
     if name not in BASELINES and name not in RULES:
@@ -88,7 +91,7 @@ def _choice(text: str) -> Choice:
     options = {**DEFAULTS.get(name, {}), **given}
     if window is not None and name != TRUNCATED:
         options["vjp_method"] = "multi-step"
-    return Choice(text, name, options, window, block or BLOCK)
+    return Choice(text, name, options, window, block or usual)
 
 
 def _steps(text: str, option: str, given: dict[str, Any]) -> int | None:
