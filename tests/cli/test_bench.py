@@ -8,7 +8,8 @@ from braintrace.cli import main
 
 from .test_demo import hide
 
-WORDS = ["bench", "--quick", "--rules", "bptt", "d_rtrl"]
+ONLINE = "d_rtrl:block=8"
+WORDS = ["bench", "--quick", "--rules", "bptt", ONLINE]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,8 @@ def measured(tmp_path_factory):
 def test_bench_measures_every_rule_and_length(measured):
     out, record = measured
     points = {(p["rule"], p["length"]): p for p in record["points"]}
-    assert list(points) == [(r, t) for t in (16, 128) for r in ("bptt", "d_rtrl")]
-    assert record["finished"] and record["settings"]["rules"]["d_rtrl"]["block"] == 8
+    assert list(points) == [(r, t) for t in (16, 128) for r in ("bptt", ONLINE)]
+    assert record["finished"] and record["settings"]["rules"][ONLINE]["block"] == 8
     assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     for key, p in points.items():
         assert p["compiling"] > 0 and p["working"] > 0
@@ -37,7 +38,7 @@ def test_bench_measures_every_rule_and_length(measured):
 def test_bench_memory_of_bptt_grows_and_that_of_traces_does_not(measured):
     points = {(p["rule"], p["length"]): p["working"] for p in measured[1]["points"]}
     assert points["bptt", 128] > 4 * points["bptt", 16]
-    assert points["d_rtrl", 128] < 1.5 * points["d_rtrl", 16]
+    assert points[ONLINE, 128] < 1.5 * points[ONLINE, 16]
 
 
 def test_interrupted_bench_without_extras_shows_what_is_there(tmp_path, capsys, monkeypatch):
