@@ -54,12 +54,26 @@ class Spiking(brainstate.nn.Module):
         return self.z.value, self.y.value
 
 
+NETWORK = """
+import brainstate
+import braintrace
+
+class Network(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = braintrace.nn.GRUCell(3, 20)
+        self.readout = braintrace.nn.Linear(20, 2)
+
+    def update(self, x):  # one step
+        return self.readout(self.cell(x))
+"""
+
+
 def graph(path: Path) -> None:
     names: dict = {}
-    readme = (HERE.parent / "README.md").read_text("utf-8")
-    code = next(c for c in readme.split("```") if c.startswith("python") and "class Network" in c)
-    exec(compile(code.removeprefix("python\n"), "net.py", "exec"), names)
-    report = names["learner"].report
+    exec(compile(NETWORK, "net.py", "exec"), names)  # so that lines are those of net.py
+    x = jnp.zeros((16, 3))
+    report = braintrace.compile(names["Network"](), "d_rtrl", x, batch_size=16).report
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or "google-chrome"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)

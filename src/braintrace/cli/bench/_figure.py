@@ -9,6 +9,7 @@ from ._measure import CELL, Result
 # Distinct for readers with colour-blindness too.
 COLOURS = ("#222222", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")
 MARKS = "so^Dvx"
+NAMES = {"bptt": "BPTT", "d_rtrl": "D-RTRL"}
 
 
 def draw(path: Path, result: Result) -> None:
@@ -30,10 +31,11 @@ def draw(path: Path, result: Result) -> None:
         points = [p for p in result.points if p.rule == choice.label]
         look = {"color": COLOURS[n % len(COLOURS)], "marker": MARKS[n % len(MARKS)], "ms": 4}
         lengths = [p.length for p in points]
-        memory.plot(lengths, [p.working / 1e6 for p in points], label=choice.label, **look)
+        name = NAMES.get(choice.label, choice.label)
+        memory.plot(lengths, [p.working / 1e6 for p in points], label=name, **look)
         run = [(p.length, 1e3 * p.median) for p in points if p.median is not None]
         if run:
-            time.plot(*zip(*run, strict=True), label=choice.label, **look)
+            time.plot(*zip(*run, strict=True), **look)
     memory.set(title="working memory", ylabel="temporary buffers (MB)")
     time.set(title="time", ylabel="median (ms)")
     for axes in (memory, time):
