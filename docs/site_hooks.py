@@ -18,6 +18,7 @@ PAGES = {
     "README.md": "readme.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples.md",
 }
 MODULES = ("braintrace", "braintrace.nn", "braintrace.show", "braintrace.verify")
 
