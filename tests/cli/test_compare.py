@@ -236,9 +236,10 @@ def test_cells_advance_and_reset(cell):
     np.testing.assert_array_equal(brainstate.transform.for_loop(network, xs), first)
 
 
-def test_spiking_cell_spikes():
+@pytest.mark.parametrize("cell", ["alif", "adlif", "gif"])
+def test_spiking_cell_spikes(cell):
     with brainstate.random.seed_context(0):
-        network = Network("alif", 30, 64, 2, 60)
+        network = Network(cell, 30, 64, 2, 60)
     brainstate.nn.init_all_states(network, batch_size=8)
     task = TASKS["match"].make(60)
     xs, _ = jax.jit(lambda key: task.batch(key, 8))(jax.random.key(0))

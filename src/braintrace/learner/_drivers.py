@@ -31,7 +31,11 @@ from ._sequences import (
 
 
 class SequenceDriverMixin:
-    """`etrace_grad` and `etrace_evolve` for anything that is called like a learner."""
+    """Sequences for anything that is called like a learner.
+
+    `etrace_grad` sums online gradients, `etrace_train` updates weights on the way, `etrace_evolve`
+    only runs.
+    """
 
     __module__ = "braintrace"
 

@@ -148,6 +148,25 @@ def _min_gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     return cell
 
 
+def _minlstm(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
+    cell = nn.MinLSTMCell(inputs, units)
+    times = jnp.log(_times(units, memory))
+    _set_bias(cell.Wf, times / 2)
+    _set_bias(cell.Wi, -times / 2)
+    return cell
+
+
+def _spiking(kind: Callable[..., Any], slow: str, *fast: str) -> Callable[[int, int, int], Any]:
+    """A spiking cell whose slow time constant is spread up to what the task needs."""
+
+    def make(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
+        with brainstate.environ.context(dt=1.0):
+            times = {**dict.fromkeys(fast, 10.0), slow: _times(units, 2 * memory)}
+            return kind(inputs, units, **times)
+
+    return make
+
+
 def _rnn(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     return nn.ValinaRNNCell(inputs, units, activation="tanh")
 
@@ -177,4 +196,11 @@ CELLS: dict[str, Kind] = {
     "mingru": Kind(_min_gru, "gates of the input only: element-wise, D_RTRL is exact"),
     "lru": Kind(LRU, "linear recurrence, complex eigenvalues: element-wise, D_RTRL is exact"),
     "alif": Kind(ALIF, "spiking, recurrent, adaptive threshold: two states per unit"),
+    "minlstm": Kind(_minlstm, "two gates of the input only: element-wise, D_RTRL is exact"),
+    "adlif": Kind(
+        _spiking(nn.AdLIFCell, "tau_w", "tau"), "spiking, recurrent, adapts below threshold"
+    ),
+    "gif": Kind(
+        _spiking(nn.GIFCell, "tau_2", "tau", "tau_1"), "spiking, recurrent, currents after a spike"
+    ),
 }
