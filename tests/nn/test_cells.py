@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import saiunit as u
 import scipy.linalg
+from registry import ENTRIES
 
 from braintrace import nn
 
@@ -189,6 +191,16 @@ def test_cell_makes_and_resets_hidden_states(name):
     for state in cell.state_names:
         assert getattr(cell, state).value.shape == (5, *cell.state_size)
         assert (getattr(cell, state).value == 0.25).all()
+
+
+@pytest.mark.parametrize("name", ["GRUCell", "AdLIFCell", "S5Cell"])
+def test_cell_keeps_the_precision_of_the_environment(name):
+    with brainstate.environ.context(precision="bf16", dt=1.0 * u.ms):
+        cell, x = ENTRIES[name].make()
+        brainstate.nn.init_all_states(cell, batch_size=2)
+        y = cell(x.astype(jnp.bfloat16))
+    found = {path: state.value for path, state in cell.states().items()}
+    assert {a.dtype for a in jax.tree.leaves([y, found])} == {jnp.dtype("bfloat16")}
 
 
 # ------------------------------------------------------------------------------- initial values

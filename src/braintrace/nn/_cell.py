@@ -16,9 +16,19 @@ from ._linear import Init, Linear, Size, batched
 Array = jax.Array
 Activation = str | Callable[[Array], Array]
 
+
+class Orthogonal(init.Orthogonal):
+    """Of any precision: linear algebra takes nothing below float32, so it is rounded afterwards."""
+
+    def __call__(self, shape: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.pop("dtype", brainstate.environ.dftype())
+        wide = jnp.promote_types(dtype, jnp.float32)
+        return super().__call__(shape, dtype=wide, **kwargs).astype(dtype)
+
+
 ZERO = init.ZeroInit()
 XAVIER = init.XavierNormal()
-ORTHOGONAL = init.Orthogonal()
+ORTHOGONAL = Orthogonal()
 
 ACTIVATIONS = tuple(
     """

@@ -90,12 +90,18 @@ class S5Cell(Cell):
         """Advance one step; returns y."""
         rate = element_wise(self.log_rate.value, jnp.exp)
         step = element_wise(self.log_step.value, jnp.exp)
-        kept, taken = self._discrete(lax.complex(-rate, element_wise(self.frequency.value)), step)
-        h = lax.complex(self.h_re.value, self.h_im.value)
-        h = kept * h + taken * lax.complex(self.B_re(x), self.B_im(x))
-        self.h_re.value, self.h_im.value = h.real, h.imag
+        kept, taken = self._discrete(_complex(-rate, element_wise(self.frequency.value)), step)
+        h = kept * _complex(self.h_re.value, self.h_im.value)
+        h += taken * _complex(self.B_re(x), self.B_im(x))
+        dtype = jnp.result_type(self.h_re.value, x)
+        self.h_re.value, self.h_im.value = h.real.astype(dtype), h.imag.astype(dtype)
         y = self.C_re(self.h_re.value) - self.C_im(self.h_im.value)
         return 2 * y + element_wise(self.D.value) * x
+
+
+def _complex(re: Array, im: Array) -> Array:
+    wide = jnp.promote_types(re.dtype, jnp.float32)  # there are no narrower complex numbers
+    return lax.complex(re.astype(wide), im.astype(wide))
 
 
 def _hold(rate: Array, step: Array) -> tuple[Array, Array]:

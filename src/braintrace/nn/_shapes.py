@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import brainstate
+import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import message
@@ -16,11 +17,16 @@ Init = Callable[..., Any] | Any
 
 
 def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> Any:
-    """An initialiser's array of this shape, or a given value broadcast to it; never integers."""
+    """An initialiser's array of this shape, or a given value broadcast to it.
+
+    Python numbers and integers get the precision of the environment, and a strong type: a weak one
+    becomes strong by an update, and is compiled a second time.
+    """
     array = constant(value, shape, label)
-    if not u.math.issubdtype(array.dtype, u.math.inexact):
+    weak = jnp.asarray(u.get_mantissa(array)).weak_type
+    loose = weak or not jnp.issubdtype(array.dtype, jnp.inexact)
+    if loose and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array.astype(brainstate.environ.dftype())
-    # The dtype of a Python number is weak until an update makes it strong: a second compilation.
     return array.astype(array.dtype)
 
 
