@@ -36,8 +36,10 @@ network = Network(2)
 number = 3
 
 
-def make():
-    return Network(units=4)
+def make(name="net"):
+    import late_neighbour
+
+    return Network(units=late_neighbour.UNITS)
 
 
 def broken():
@@ -47,7 +49,8 @@ def broken():
 
 @pytest.fixture
 def file(tmp_path):
-    (tmp_path / "neighbour.py").write_text("UNITS = 2\n")
+    for name in ("neighbour", "late_neighbour"):
+        (tmp_path / f"{name}.py").write_text("UNITS = 2\n")
     path = tmp_path / "net.py"
     path.write_text(textwrap.dedent(FILE))
     return path
@@ -67,7 +70,7 @@ def explain(capsys, *words):
     [
         ("Network", ["--input", "4,3", "--batch-size", "4"]),
         ("network", ["--input", "2", "--rule", "rtrl"]),
-        ("make", ["--input", "3", "--level", "3"]),
+        ("make('a:b')", ["--input", "3", "--level", "3"]),
         ("Network(5, units=2)", ["--input", "(5,)", "--rule", "pp_prop:decay_or_rank=0.5"]),
     ],
 )
@@ -90,7 +93,7 @@ def test_explain_takes_inputs_from_the_file(file, capsys):
     assert status == 0 and "table: within-step through" in shown
     file.write_text(FILE + "\nexample_input = lambda: 1 / 0\n")
     status, _, errors = explain(capsys, f"{file}:Table")
-    assert status == 1 and "ZeroDivisionError" in errors and "net.py:37" in errors
+    assert status == 1 and "ZeroDivisionError" in errors and "net.py:39" in errors
 
 
 def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
@@ -102,6 +105,8 @@ def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
     status, shown, _ = explain(capsys, f"{file}:Network", "--input", "3", "--html", page)
     assert status == 0 and f"Page: {page}" in shown
     assert page.read_text().startswith("CompilationReport(hidden_groups=1")
+    status, _, errors = explain(capsys, f"{file}:Network", "--input", "3", "--html", file / "page")
+    assert status == 1 and f"{file / 'page'} cannot be written." in errors
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
         ("Network", ["--input", "3,x"], 2, "'3,x' is not a shape such as 16,3"),
         ("Network", ["--input", "4,5", "--batch-size", "4"], 1, "does not fit weight"),
         ("Network('a')", ["--input", "3"], 1, "raised an error"),
-        ("broken", ["--input", "3"], 1, "net.py:35 (broken)\n  why:   ZeroDivisionError"),
+        ("broken", ["--input", "3"], 1, "net.py:37 (broken)\n  why:   ZeroDivisionError"),
     ],
 )
 def test_mistakes_are_told_in_four_parts(word, words, status, said, file, capsys):
@@ -139,6 +144,9 @@ def test_files_that_cannot_be_read_are_told(file, capsys):
     file.write_text("x = 1\ny = (\n")
     status, _, errors = explain(capsys, f"{file}:Network")
     assert status == 1 and f"{file}:2" in errors and "SyntaxError" in errors
+    file.write_text("raise SystemExit(0)\n")
+    status, _, errors = explain(capsys, f"{file}:Network")
+    assert status == 1 and f"{file}:1" in errors and "SystemExit" in errors
     file.write_text("import no_such_package\n")
     status, _, errors = explain(capsys, f"{file}:Network")
     assert status == 1 and f"{file}:1" in errors and "no_such_package" in errors

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._errors import message
 from ..learner import compile
-from ._source import Failure, Mistake, failed, found, loaded, made
+from ._source import Failure, Mistake, divided, failed, found, loaded, made
 from .compare._rules import BASELINES, IMMEDIATE, parse
 
 EXAMPLE = "example_input"
@@ -22,9 +22,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     Returns:
         The exit status.
     """
+    importable = list(sys.path)
     try:
         name, rules = _rule(options.rule)
-        path, _, word = options.model.rpartition(":")
+        path, word = divided(options.model)
         module = loaded(path, word)
         thing, arguments = found(module, word)
         inputs = _inputs(options, module)
@@ -36,13 +37,22 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except Failure as error:
         print(error, file=sys.stderr)
         return 1
+    finally:
+        sys.path[:] = importable
     report.show(level=options.level)
     counts = report.counts
     total = len(report.parameters)
     print(f"{total - counts['inexact']} of {total} parameters have the gradient of BPTT ({name}).")
     if options.html is not None:
-        options.html.parent.mkdir(parents=True, exist_ok=True)
-        report.to_html(options.html)
+        try:
+            options.html.parent.mkdir(parents=True, exist_ok=True)
+            report.to_html(options.html)
+        except OSError as error:
+            what = f"{options.html} cannot be written."
+            print(
+                message(what, why=str(error), do="name another file: --html FILE"), file=sys.stderr
+            )
+            return 1
         print(f"Page: {options.html}")
     return 0
 

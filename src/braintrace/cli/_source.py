@@ -41,8 +41,16 @@ def failed(what: str, error: BaseException, path: str, do: str) -> Failure:
     return Failure(message(what, where=where, why=why, do=do))
 
 
+def divided(text: str) -> tuple[str, str]:
+    """File and name; a path may hold colons, and so may the arguments after a name."""
+    colons = [i for i, letter in enumerate(text) if letter == ":"]
+    files = [i for i in colons if Path(text[:i]).is_file()]
+    path, _, word = text.rpartition(":")
+    return (text[: files[-1]], text[files[-1] + 1 :]) if files else (path, word)
+
+
 def loaded(path: str, word: str) -> ModuleType:
-    """The file as a module.
+    """The file as a module; its folder stays importable, for its functions may import, too.
 
     Raises:
         Mistake: there is no such file.
@@ -81,10 +89,9 @@ def loaded(path: str, word: str) -> ModuleType:
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(f"{path} cannot be imported.", error, path, "mend this line") from error
     finally:
-        sys.path.remove(folder)
         if kept is not None:
             sys.modules[file.stem] = kept
     return module
@@ -122,7 +129,7 @@ def made(thing: Any, arguments: Arguments | None, word: str, path: str) -> brain
         args, kwargs = arguments or ([], {})
         try:
             model = thing(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             name = word.partition("(")[0]
             do = f"mend this line, or give it what it needs: '{name}(3, units=20)'"
             raise failed(f"{word} raised an error.", error, path, do) from error
