@@ -148,6 +148,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monke
         (["--out", "{out}/new", "--length", "1"], "adding needs at least"),
         (["--out", "{out}/new", "--steps", "0"], "'0' is not a positive whole number"),
         (["--out", "{out}/new", "--cell", "prison"], "invalid choice: 'prison'"),
+        (["--out", "{out}/new", "--lr", "nan"], "'nan' is not a positive number"),
+        (["--out", "{out}/new", "--seed", "1" * 20], "is not a whole number from 0 to"),
+        (["--resume", "--steps", "2"], "--steps 2: the run in {out} has made 4 updates."),
     ],
 )
 def test_wrong_training_prints_help_and_exits_with_2(words, said, whole, capsys):
@@ -165,9 +168,18 @@ def test_damaged_checkpoint_is_a_failure_without_traceback(whole, tmp_path, caps
         (tmp_path / name).write_bytes(data[:-40] if name == "train.ckpt" else data)
     assert train(tmp_path, "--resume") == 1
     assert "its checksum is wrong" in capsys.readouterr().err
+    (tmp_path / "train.ckpt").unlink()
+    assert train(tmp_path, "--resume", "--steps", "1") == 0
+    assert "No checkpoint in" in capsys.readouterr().err
     (tmp_path / "settings.json").write_text("{")
     assert train(tmp_path, "--resume") == 2
     assert "settings.json is damaged" in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_written_is_told_after_one_update(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(tmp_path / "file", *SMALL, "--steps", "1000000") == 1
+    assert f"{tmp_path / 'file'} cannot be written: " in capsys.readouterr().err
 
 
 def test_rule_that_needs_more_than_a_loss_is_refused_and_leaves_nothing(tmp_path, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ._names import CELLS
-from ._parser import add_command, positive
+from ._parser import add_command, positive, rate
 
 EXAMPLES = """
 braintrace compare --list
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     option("--length", type=positive, metavar="T", help="steps of a sequence")
     option("--units", type=positive, metavar="N", help="units of the cell")
     option("--batch", type=positive, metavar="B", help="sequences of an update")
-    option("--lr", type=float, metavar="RATE", help="learning rate of Adam")
+    option("--lr", type=rate, metavar="RATE", help="learning rate of Adam")
     option("--out", type=Path, default=Path("out"), metavar="DIR", help="for JSON and PNG files")
     option("--quick", action="store_true", help="a few seconds, too short to learn")
     option("--list", action="store_true", help="show tasks, cells and rules")

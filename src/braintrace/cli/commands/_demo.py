@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ._parser import add_command, positive
+from ._parser import add_command, positive, seed
 
 
 def add(commands: Any) -> None:
@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     option = parser.add_argument
     option("--steps", type=positive, metavar="N", help="number of weight updates")
     option("--out", type=Path, default=Path("out"), metavar="DIR", help="for demo.png")
-    option("--seed", type=int, default=0, metavar="S", help="of weights and batches")
+    option("--seed", type=seed, default=0, metavar="S", help="of weights and batches")
     option("--quick", action="store_true", help="a few seconds, too short to learn")
 
 

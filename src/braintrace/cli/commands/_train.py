@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ._names import CELLS, TASKS
-from ._parser import add_command, positive
+from ._parser import add_command, positive, rate, seed
 
 EXAMPLES = """
 braintrace train copy
@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
     option("--length", type=positive, metavar="T", help="steps of a sequence")
     option("--units", type=positive, metavar="N", help="units of the cell")
     option("--batch", type=positive, metavar="B", help="sequences of an update")
-    option("--lr", type=float, metavar="RATE", help="learning rate of Adam")
-    option("--seed", type=int, metavar="S", help="of weights and batches (0)")
+    option("--lr", type=rate, metavar="RATE", help="learning rate of Adam")
+    option("--seed", type=seed, metavar="S", help="of weights and batches (0)")
     option("--out", type=Path, metavar="DIR", help="for checkpoint, record and figure "
            "(out/train_TASK)")  # fmt: skip
     option("--checkpoint-every", type=positive, default=100, metavar="K", help="updates (100)")

@@ -49,12 +49,25 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             session = Session(settings, task, choice)
             if (folder / CHECKPOINT).exists():
                 session.load(folder / CHECKPOINT)
+            elif options.resume:
+                print(f"No checkpoint in {folder} yet: from the beginning.", file=sys.stderr)
         except MissingExtra as error:
             parser.error(str(error))
         except REFUSALS as error:
             print(error, file=sys.stderr)
             return 1
-        return _train(session, task, folder, options.checkpoint_every)
+        if session.done > settings.steps:
+            parser.error(
+                f"--steps {settings.steps}: the run in {folder} has made {session.done} updates. "
+                "Ask for more, or leave out --steps."
+            )
+        try:
+            return _train(session, task, folder, options.checkpoint_every)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            print(f"{folder} cannot be written: {error}", file=sys.stderr)
+            return 1
 
 
 def _train(session: Session, task: Task, folder: Path, every: int) -> int:
@@ -81,7 +94,8 @@ def _train(session: Session, task: Task, folder: Path, every: int) -> int:
                 return 1
             bar.set_postfix_str(f"loss {loss:.4f}, held-out {measure.name} {shown}")
             bar.update(1)
-            if session.done % every == 0:
+            # The first one shows early whether the folder can be written.
+            if session.done % every == 0 or session.done == first + 1:
                 _save(session, folder)
                 saved = session.done
         bar.close()
