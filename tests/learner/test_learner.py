@@ -711,7 +711,15 @@ class BegunBatch(Begun):
         self.h = brainstate.HiddenState(jnp.full((batch_size, 3), 0.5))
 
 
-@pytest.mark.parametrize("how", ["mapped learner", "mapped model", "explicit"])
+class BegunWhole(Begun):
+    """For two samples, and makes all that it has, its weight too."""
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.full((2, 3), 0.5))
+        self.w = brainstate.ParamState(brainstate.random.randn(2, 3))
+
+
+@pytest.mark.parametrize("how", ["mapped learner", "mapped model", "explicit", "whole"])
 def test_reset_of_a_module_with_init_state_only_keeps_its_state(how):
     xs = normal(1, 3, 2, 2)
     if how == "mapped learner":
@@ -720,6 +728,10 @@ def test_reset_of_a_module_with_init_state_only_keeps_its_state(how):
     elif how == "mapped model":
         model = Begun()
         algo = braintrace.compile(brainstate.nn.Map(model, init_map_size=2), "d_rtrl", xs[0])
+    elif how == "whole":
+        model = BegunWhole()
+        brainstate.nn.init_all_states(model)
+        algo = learner_of(model, xs[0])
     else:
         model = BegunBatch()
         algo = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)

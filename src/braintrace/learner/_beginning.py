@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import brainstate
@@ -14,7 +15,8 @@ Module: Any = brainstate.nn.Module
 def begin_again(model: Any, batch_size: int | None = None) -> None:
     """Give the states of all modules without `reset_state` the values of their `init_state`.
 
-    The state objects stay: compiled programs and mapped models hold on to them.
+    The state objects stay: compiled programs and mapped models hold on to them. What is made to
+    last, such as weights, keeps its value.
     """
     nodes = list(model.nodes(Module).values())
     maps = [n for n in nodes if isinstance(n, brainstate.nn.Map)]
@@ -28,14 +30,22 @@ def begin_again(model: Any, batch_size: int | None = None) -> None:
 def _begin(node: Any, batch_size: int | None, mapped: bool) -> None:
     held = dict(vars(node))
     old: dict[Any, Any] = dict(node.states().items())
-    node.init_state(**({} if batch_size is None else {"batch_size": batch_size}))
+    named = batch_size is not None and _takes_batch_size(node.init_state)
+    node.init_state(**({"batch_size": batch_size} if named else {}))
     new: dict[Any, Any] = dict(node.states().items())
     for name in {path[0] for path in old}:
         setattr(node, name, held[name])
     for path, state in old.items():
         made = new.get(path, state)
-        if made is not state:
+        if made is not state and not isinstance(state, brainstate.LongTermState):
             state.value = jax.tree.map(_repeated, made.value, state.value) if mapped else made.value
+
+
+def _takes_batch_size(method: Any) -> bool:
+    """A module that does not take one makes its states for the batch that it knows."""
+    parameters = inspect.signature(method).parameters
+    several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return several or "batch_size" in parameters
 
 
 def _repeated(one: Any, every: Any) -> Any:
