@@ -226,6 +226,8 @@ ERRORS = [
     (dict(surrogate="step"), "no surrogate 'step'(.|\n)*triangle"),
     (dict(V_th=0.0), "V_th is 0.0(.|\n)*positive"),
     (dict(tau=-1.0 * u.ms), "tau is \\[-1\\..*(.|\n)*positive"),
+    (dict(tau=jnp.ones(N + 1)), "Cell: tau has the shape"),
+    (dict(V_th=jnp.ones(N + 1)), "Cell: V_th has the shape"),
     (dict(tau=5.0 * u.mV), "dt is 1.*tau is .*(.|\n)*plain number"),
 ]
 

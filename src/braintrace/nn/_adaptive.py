@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import message
-from ._shapes import Init, Size, batched, initial
+from ._shapes import Init, Size, batched
 from ._spiking import ZERO, Options, SpikingCell
 from ._time import refuted
 
@@ -59,7 +59,7 @@ class ALIFCell(SpikingCell):
         super().__init__(in_size, out_size, **options)
         self.alpha = self.decay("tau", tau, train_tau)
         self.rho = self.decay("tau_a", tau_a, train_tau)
-        self.beta = self.voltage("beta", initial(beta, self.out_size))
+        self.beta = self.voltage("beta", self.per_neuron("beta", beta))
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the membrane `V` and the adaptation `a`, a plain number, both at zero."""
@@ -124,8 +124,8 @@ class AdLIFCell(SpikingCell):
         super().__init__(in_size, out_size, **options)
         self.alpha = self.decay("tau", tau, train_tau)
         self.rho = self.decay("tau_w", tau_w, train_tau)
-        self.a = initial(a, self.out_size)
-        self.b = self.voltage("b", initial(b, self.out_size))
+        self.a = self.per_neuron("a", a)
+        self.b = self.voltage("b", self.per_neuron("b", b))
         _expect_stable(self.a, self.alpha(), self.rho())
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
@@ -195,8 +195,8 @@ class GIFCell(SpikingCell):
         self.alpha = self.decay("tau", tau, train_tau)
         self.rho_1 = self.decay("tau_1", tau_1, train_tau)
         self.rho_2 = self.decay("tau_2", tau_2, train_tau)
-        self.A_1 = self.voltage("A_1", initial(A_1, self.out_size))
-        self.A_2 = self.voltage("A_2", initial(A_2, self.out_size))
+        self.A_1 = self.voltage("A_1", self.per_neuron("A_1", A_1))
+        self.A_2 = self.voltage("A_2", self.per_neuron("A_2", A_2))
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the membrane `V` and the currents `I1` and `I2`, all at zero."""

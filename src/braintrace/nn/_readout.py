@@ -62,7 +62,8 @@ class LeakyRateReadout(brainstate.nn.Module):
         self.tau = tau
         self.r_init = r_init
         self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", tau))
-        self.W = brainstate.ParamState(initial(w_init, (self.in_size[-1], self.out_size[-1])))
+        shape = (self.in_size[-1], self.out_size[-1])
+        self.W = brainstate.ParamState(initial(w_init, shape, "LeakyRateReadout: w_init"))
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the state, with a leading batch axis if `batch_size` is given."""

@@ -101,7 +101,7 @@ class SpikingCell(brainstate.nn.Module):
         self.in_size, self.out_size = in_size, out_size
         self.surrogate = surrogate_of(surrogate)
         self._reset = _reset_of(reset)
-        self.V_th = initial(V_th, self.out_size)
+        self.V_th = self.per_neuron("V_th", V_th)
         self.unit = u.get_unit(self.V_th)
         if refuted(u.get_mantissa(self.V_th) > 0):
             raise ValueError(
@@ -121,6 +121,10 @@ class SpikingCell(brainstate.nn.Module):
         for name, state in states.items():
             state.value = getattr(self, name).value
             setattr(self, name, state)
+
+    def per_neuron(self, name: str, value: Init) -> Any:
+        """One number per neuron, from a number, an array or an initialiser."""
+        return initial(value, self.out_size, f"{type(self).__name__}: {name}")
 
     def rest(self, batch_size: int | None = None) -> Any:
         """Zeros of one number per neuron in the unit of `V_th`, perhaps with a batch axis."""

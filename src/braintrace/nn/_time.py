@@ -61,7 +61,7 @@ class Decay(brainstate.nn.Module):
 
     def __init__(self, owner: str, name: str, tau: Init, shape: tuple[int, ...], train: bool):
         super().__init__()
-        ratio = steps_per(owner, name, initial(tau, shape))
+        ratio = steps_per(owner, name, initial(tau, shape, f"{owner}: {name}"))
         self.rate = brainstate.ParamState(jnp.log(ratio)) if train else None
         self.constant = None if train else jnp.exp(-ratio)
 
