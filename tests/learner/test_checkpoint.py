@@ -408,6 +408,8 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
     ):
         with pytest.raises(TypeError, match=name):
             learner.save(tmp_path / "a", extra=extra)
+    with pytest.raises(IsADirectoryError, match=r"(?s)is a folder.*do:.*name a file in it"):
+        learner.save(tmp_path)
     with pytest.raises(TypeError, match="step is a float"):
         learner.save(tmp_path / "a", step=1.5)
 

@@ -38,8 +38,19 @@ def write(path: str | os.PathLike, header: dict[str, Any], arrays: Sequence[np.n
 
     The bytes go to a file beside it and reach the disk before it takes the name; then the folder
     does. What writers that were killed left behind is removed.
+
+    Raises:
+        IsADirectoryError: the path is a folder.
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(
+            message(
+                f"{os.fspath(path)!r} is a folder.",
+                why="a checkpoint is one file",
+                do="name a file in it",
+            )
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     _clean(target)
     beside = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")

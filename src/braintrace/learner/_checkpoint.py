@@ -68,6 +68,7 @@ class CheckpointMixin:
 
         Raises:
             ValueError: the learner is not compiled, or this is inside of a transformation.
+            IsADirectoryError: the path is a folder.
             TypeError: a state or `extra` holds something else.
 
         Example:
