@@ -331,6 +331,11 @@ def test_checkpoint_of_another_model_is_refused_with_all_differences(saved):
             "option kappa: 0.9 in the file, 0.8 here",
         ),
         ({"rule": "rflo"}, {"rule": "rflo", "random_feedback_key": 1}, "option feedback key: "),
+        (
+            {"rule": "otpe", "leak": 0.9, "trace_clip_abs": float("inf")},
+            {"rule": "otpe", "leak": 0.9, "trace_clip_abs": 2.0},
+            "option trace_clip_abs: 'inf' in the file, 2.0 here",
+        ),
         ({}, {"vmap": True}, "option vmap: None in the file, 2 here"),
     ],
 )

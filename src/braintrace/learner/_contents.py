@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import math
 from typing import Any
 
 import brainstate
@@ -65,6 +66,8 @@ def identity(learner: Any, samples: int | None) -> dict[str, Any]:
 
 def _word(value: Any) -> Any:
     """A value that can be compared after it was written; an array by its checksum."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
