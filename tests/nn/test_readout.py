@@ -40,6 +40,17 @@ def test_readout_refuses_times_of_different_kinds():
         LeakyRateReadout(3, 2, tau=5.0 * u.ms)
 
 
+def test_readout_keeps_the_axes_before_the_last():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        wide, narrow = (LeakyRateReadout(n, m, w_init=0.5) for n, m in (((2, 3), (2, 4)), (3, 4)))
+        with pytest.raises(ValueError, match=r"LeakyRateReadout: tau has the shape \(3,\)"):
+            LeakyRateReadout(3, 2, tau=jnp.ones(3))
+    for readout in (wide, narrow):
+        readout.init_state(batch_size=2)
+    x = X[:2]
+    np.testing.assert_allclose(wide(x)[:, 0], narrow(x[:, 0]), rtol=1e-6)
+
+
 def test_readout_has_a_parameter_and_a_state():
     with brainstate.environ.context(dt=1.0 * u.ms):
         readout = LeakyRateReadout(3, 2, r_init=0.5, name="out")

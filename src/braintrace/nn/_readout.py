@@ -10,7 +10,7 @@ import saiunit as u
 from brainstate.nn import init
 
 from ..ops import matmul
-from ._linear import Init, Size, batched, initial
+from ._shapes import Init, Size, batched, initial, over_leading
 from ._time import steps_per
 
 _ZERO = init.ZeroInit()
@@ -24,8 +24,8 @@ class LeakyRateReadout(brainstate.nn.Module):
     The time step is `brainstate.environ.get_dt()` at construction.
 
     Args:
-        in_size: size of the input.
-        out_size: number of outputs.
+        in_size: size of the input; of a tuple, the last number counts.
+        out_size: number of outputs, after the axes before the last of a tuple.
         tau: time constant, a number or one per output; without a unit it counts in that of dt.
         w_init: initialiser of the weight.
         r_init: initialiser of the state.
@@ -61,7 +61,8 @@ class LeakyRateReadout(brainstate.nn.Module):
         self.in_size, self.out_size = in_size, out_size
         self.tau = tau
         self.r_init = r_init
-        self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", tau))
+        taus = initial(tau, self.out_size, "LeakyRateReadout: tau")
+        self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", taus))
         shape = (self.in_size[-1], self.out_size[-1])
         self.W = brainstate.ParamState(initial(w_init, shape, "LeakyRateReadout: w_init"))
 
@@ -75,5 +76,6 @@ class LeakyRateReadout(brainstate.nn.Module):
 
     def update(self, x: Any) -> Any:
         """Advance one step; returns the new state."""
-        self.r.value = self.decay * self.r.value + matmul(x, self.W.value)
+        drive = over_leading(lambda x: matmul(x, self.W.value), x, axes=1)
+        self.r.value = self.decay * self.r.value + drive
         return self.r.value
