@@ -162,7 +162,7 @@ def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatc
     hide(monkeypatch, "optax")
     with pytest.raises(SystemExit):
         compared(tmp_path, "--rules", "bptt")
-    assert "needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+    assert "Adam needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
 
 
 def test_compare_lists_what_there_is(capsys):

@@ -21,7 +21,7 @@ def adam(rate: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         import optax
     except ModuleNotFoundError as error:
-        raise MissingExtra("compare", "optax", "tasks") from error
+        raise MissingExtra("Adam", "optax", "tasks") from error
     rule = optax.chain(optax.clip_by_global_norm(LARGEST), optax.adam(rate))
 
     @jax.jit
