@@ -89,7 +89,7 @@ chromium:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/$(MADE) pyproject.toml
-	$(BIN)/python $(PIP) -e '.[plot,progress]'
+	$(BIN)/python $(PIP) -e '.[plot,progress,tasks]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/$(MADE) pyproject.toml

@@ -63,3 +63,10 @@ def test_surrogate_passes_a_function_through():
 def test_surrogate_refuses_bad_arguments(arguments, text):
     with pytest.raises(ValueError, match=text):
         surrogate(**arguments)
+
+
+@pytest.mark.parametrize("step", [lambda v: v > 0, lambda v: (v > 0).astype(v.dtype)])
+def test_plain_step_is_refused(step):
+    with pytest.raises(ValueError, match="derivative of <lambda> is zero") as error:
+        surrogate(step)
+    assert "why:" in str(error.value) and "jax.custom_jvp" in str(error.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.tree_util as jtu
@@ -35,7 +35,7 @@ class Checkpoint:
 
     step: int | None
     extra: Any
-    optimizer: Any
+    optimizer: Any = field(repr=False)
     version: str
 
 

@@ -42,9 +42,10 @@ def check_exact(report: CompilationReport, rule: str) -> None:
             message(
                 f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
                 where=next((d.line for p in bad for d in p.dropped if d.line), None),
-                why="; ".join(" ".join(str(p).split()) for p in bad),
+                why="\n         ".join(line for p in bad for line in str(p).splitlines()),
                 do="use RTRL (exact, memory parameters x states), take windows "
-                "(vjp_method='multi-step'), change the model, or leave out strict=True",
+                "(vjp_method='multi-step'), change the model (a weight of a plain product goes "
+                "into braintrace.matmul, a bias too), or leave out strict=True",
             )
         )
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import message
+from ._time import refuted
 
 Array = jax.Array
 
@@ -79,7 +80,8 @@ def surrogate(
         A function of `(V - threshold) / V_th`: 1 where it is positive, 0 elsewhere.
 
     Raises:
-        ValueError: if no shape has this name, or a number is not positive.
+        ValueError: if no shape has this name, a number is not positive, or a function lets no
+            gradient through.
 
     Example:
         >>> import jax, braintrace
@@ -88,6 +90,7 @@ def surrogate(
         (0.0, 0.5)
     """
     if callable(name):
+        _check(name)
         return name
     if name not in SHAPES:
         raise ValueError(
@@ -107,6 +110,21 @@ def surrogate(
                 )
             )
     return Surrogate(name, float(width), float(height))
+
+
+def _check(spike: Callable[[Any], Any]) -> None:
+    """Refuse a plain step: its derivative is zero, and nothing would be learned through it."""
+    v = jnp.linspace(-0.5, 0.5, 5)
+    z, slope = jax.jvp(spike, (v,), (jnp.ones_like(v),))
+    if not jnp.issubdtype(z.dtype, jnp.inexact) or refuted(jnp.any(slope != 0)):
+        raise ValueError(
+            message(
+                f"surrogate: the derivative of {getattr(spike, '__name__', spike)} is zero.",
+                why="a spike is a step, and without a derivative of its own it passes no gradient.",
+                do="take one by name, such as 'triangle', one of braintools.surrogate, or define "
+                "the derivative with jax.custom_jvp.",
+            )
+        )
 
 
 surrogate.__module__ = "braintrace.nn"
