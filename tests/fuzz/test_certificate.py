@@ -70,3 +70,32 @@ def test_exact_is_bptt(seed):
     note(f'--replay "{spec}"')
     verdict = judge(spec, ("d_rtrl",))
     assert not verdict.bad, verdict
+
+
+# A loop of unknown length with a sum over units in its body: the sum is cut, the rest of the loop
+# has a derivative backward.
+CUT_IN_A_WHILE = (
+    ((3,), (2, 3)),
+    (),
+    (
+        (
+            "tanh",
+            (
+                "add",
+                "old0",
+                (
+                    "mul",
+                    ("embedding", 0, "two", "let0"),
+                    ("fori_to", ("take_out", ("logsumexp", "new1")), "one"),
+                ),
+            ),
+        ),
+        ("add", ("half", "old1"), ("tanh", "x")),
+    ),
+    ("sum_rows", ("solve", "x")),
+)
+
+
+def test_cut_inside_a_while():
+    verdict = judge(CUT_IN_A_WHILE, ("window", "d_rtrl"))
+    assert verdict.kind == "right", verdict

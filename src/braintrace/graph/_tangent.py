@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from .._jaxpr import (
     Program,
     Var,
     bind,
+    deep_equations,
+    evaluate,
     inner_jaxprs,
     prune,
     trace,
@@ -207,7 +210,10 @@ class Pushed:
         self._tangent, self._cut, self._rebind = tangent, cut, rebind
         program = tangent.program
         special = lambda e: e in cut or (e.name == "while" and rebind is not bind)
-        self._opens = opened(program, lambda e: -1 if special(e) else None)
+        opens = opened(program, lambda e: -1 if special(e) else None)
+        if rebind is not bind:  # JAX cannot transpose a `while` that is run body by body
+            opens = {e: numbers for e, numbers in opens.items() if e.name != "while"}
+        self._opens = opens
         moving = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
         still = [v for v in program.inputs if v not in moving]
         self._primal: dict[Var, Any] = dict(zip(still, values, strict=True))
@@ -235,7 +241,10 @@ class Pushed:
 
     def _apply(self, eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
         if eqn in self._cut:
-            return [jnp.zeros(v.shape, v.dtype) for v in eqn.outputs], {}
+            return _zeros(eqn), {}
+        if eqn.name == "while" and (inner := _cut_inside(eqn, self._cut)):
+            program, consts = _without(eqn, inner)
+            return evaluate(program, consts, values, self._rebind), {}
         return self._rebind(eqn, values), {}
 
     def _bind(self, eqn: Equation, values: list[Any]) -> list[Any]:
@@ -270,3 +279,28 @@ class Pushed:
             out = zip(eqn.outputs, self._bind(eqn, values), strict=True)
             env.update((var, value) for var, value in out if var in chosen)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]
+
+
+def _zeros(eqn: Equation) -> list[Array]:
+    return [jnp.zeros(v.shape, v.dtype) for v in eqn.outputs]
+
+
+def _cut_inside(eqn: Equation, cut: frozenset[Equation]) -> frozenset[Equation]:
+    return cut.intersection(e for body in eqn.bodies for e in deep_equations(body.program))
+
+
+@lru_cache(maxsize=64)
+def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[Any, ...]]:
+    """The equation as a program in which what is cut inside is zero."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    opens = opened(Program((), (), (eqn,), ()), lambda e: -1 if e in cut else None)
+
+    def apply(e: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
+        return (_zeros(e) if e in cut else bind(e, values)), {}
+
+    program, consts = trace(
+        lambda *values: run_one(eqn, list(values), apply, opens, {})[0], *shapes
+    )
+    lines = {"source": eqn.source, "callers": eqn.callers}  # still the user's own
+    equations = tuple(replace(e, **lines) for e in program.equations)
+    return replace(program, equations=equations), consts
