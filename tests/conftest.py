@@ -1,9 +1,13 @@
 """Every test runs in float64. Programs run once or twice, so compiling them must be quick."""
 
 import os
+import sys
+from pathlib import Path
 
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
+
+sys.path.insert(0, str(Path(__file__).parent))  # for thinned.py
 
 import brainstate  # noqa: E402
 import jax  # noqa: E402

@@ -63,7 +63,7 @@ def test_parameters_of_both_kinds_are_drawn():
 # ------------------------------------------------------------------------------ random programs
 
 
-@settings(max_examples=25, **many)
+@settings(max_examples=15, **many)
 @given(seeds)
 def test_exact_is_bptt(seed):
     spec = random_program(seed)

@@ -26,7 +26,7 @@ many = dict(
 )
 
 
-@settings(max_examples=20, **many)
+@settings(max_examples=12, **many)
 @given(programs)
 def test_windows_are_bptt_or_refused(spec):
     note(f'--replay "{spec!r}"')
@@ -34,7 +34,7 @@ def test_windows_are_bptt_or_refused(spec):
     assert not verdict.bad, verdict
 
 
-@settings(max_examples=6, **many)
+@settings(max_examples=5, **many)
 @given(programs)
 def test_factored_traces_too(spec):
     note(f'--replay "{spec!r}"')

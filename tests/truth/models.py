@@ -6,7 +6,6 @@ have something it drops. A case is a model with non-zero states, inputs and targ
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +24,6 @@ import braintrace as bt
 from braintrace.verify._dense import dense
 
 T = 5
-
-
-def some(names, every: int) -> list:
-    """One in so many of them, all if the environment says so: `make test-all`."""
-    return list(names)[:: 1 if os.environ.get("BRAINTRACE_ALL") else every]
 
 
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from models import Draw, some
+from models import Draw
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._reference import rule_on
+from thinned import some
 
 T, N, TIGHT = 8, 3, 1e-9
 constant = braintools.init.Constant

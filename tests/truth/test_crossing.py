@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from jax import lax
-from models import EXACT, OPERATORS, RECURRENT, Draw, Net, matmul, net, recorded, some, step_fn
+from models import EXACT, OPERATORS, RECURRENT, Draw, Net, matmul, net, recorded, step_fn
 
 import braintrace as bt
 from braintrace.learner import _blocks
@@ -20,6 +20,7 @@ from braintrace.verify import bptt_grad, compare
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._reference import rule_on
+from thinned import some
 
 TIGHT = 1e-9
 CONTROL: dict = {}
@@ -169,7 +170,7 @@ def assert_designed(error, *parts):
 # -------------------------------------------------------------------------------------- RTRL
 
 
-@pytest.mark.parametrize("name", some(BUILD, 3))
+@pytest.mark.parametrize("name", some(BUILD, 4))
 def test_rtrl_is_bptt(name):
     assert_equal(learn(name, bt.RTRL), bptt(name))
 
@@ -241,7 +242,7 @@ INCOMPLETE = {
 COMPLETE = [n for n in RECURRENT if n not in INCOMPLETE]
 
 
-@pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.parametrize("name", some(COMPLETE, 2))
 def test_snap_of_high_order_is_bptt(name):
     assert_equal(snapped(name, 8), bptt(name))
 
@@ -431,14 +432,14 @@ def check_certificate(report, definition, truth):
         assert report.parameters[path].exact == (error <= TIGHT), report.to_str()
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", some(EXACT, 2))
 def test_d_rtrl_is_called_exact_where_nothing_is_dropped(name):
     c = case(name)
     report = compiled(bt.D_RTRL, c.model, c.x0).report
     assert report.counts["inexact"] == 0, report.to_str()
 
 
-@pytest.mark.parametrize("name", [*RECURRENT, "recurrent_choice", "recurrent_scan"])
+@pytest.mark.parametrize("name", some([*RECURRENT, "recurrent_choice", "recurrent_scan"], 2))
 def test_d_rtrl_is_called_exact_where_it_is(name):
     c = case(name)
     report = compiled(bt.D_RTRL, c.model, c.x0).report
@@ -446,7 +447,7 @@ def test_d_rtrl_is_called_exact_where_it_is(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "n"), some(itertools.product([*RECURRENT, *list(EXACT)[::6]], [1, 2, 8]), 2)
+    ("name", "n"), some(itertools.product([*RECURRENT, *list(EXACT)[::6]], [1, 2, 8]), 5)
 )
 def test_snap_is_called_exact_where_it_is(name, n):
     check_certificate(snap(name, n).report, rule_on(seen(name), "snap", n=n), bptt(name))

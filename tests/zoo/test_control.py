@@ -15,6 +15,7 @@ from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._reference import rule_on
+from thinned import some
 
 from .zoo import (
     QUICK,
@@ -366,7 +367,7 @@ def choice_under_checkpoint(draw):
     return model
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", some(CHOICES, 2))
 def test_choice(name):
     model, xs, options = made(CHOICES, name)
     check(model, xs, rules=2, **options)
@@ -910,7 +911,7 @@ def unrolled_scan(draw):
     return model
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", some(LOOPS, 2))
 def test_loop(name):
     model, xs, options = made(LOOPS, name)
     check(model, xs, rules=2, **options)
@@ -1101,7 +1102,7 @@ def beside_a_recurrent_operator(draw):
     return model
 
 
-@pytest.mark.parametrize("name", WHILES)
+@pytest.mark.parametrize("name", some(WHILES, 2))
 def test_while_of_pure_dynamics(name):
     model, xs, options = made(WHILES, name)
     model.solver = relax_masked
