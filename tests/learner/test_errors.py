@@ -4,6 +4,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import saiunit as u
 from jax import lax
@@ -715,3 +716,48 @@ def test_value_of_a_side_effect_that_reaches_a_state_is_refused():
     with pytest.raises(braintrace.NotSupportedError) as error:
         learner_of(Step(listening), X)
     assert_designed(error, "side effect", here=True)
+
+
+class Gained(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((2, 3)))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros(3))
+
+    def update(self, x, *, gain=1.0):
+        self.h.value = 0.5 * self.h.value + gain * braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+def test_keywords_of_update_are_told_to_compile():
+    x = jnp.ones(2)
+    learner = braintrace.compile(Gained(), "d_rtrl", x, kwargs={"gain": 1.0})
+    np.testing.assert_allclose(learner(x, gain=2.0), 4.0)
+    found = learner.etrace_grad(
+        jnp.ones((4, 2)), step_fn=lambda x: jnp.sum(learner(x, gain=3.0)), reduction="sum"
+    )
+    assert bool((found["w",] > 0).all())
+    with pytest.raises(ValueError, match="kwargs=") as error:
+        braintrace.compile(Gained(), "d_rtrl", x)(x, gain=2.0)
+    assert_designed(error, "keywords of `update`")
+    with pytest.raises(braintrace.NotSupportedError) as error:
+        braintrace.compile(
+            Gained(), "d_rtrl", x[None], batch_size=1, vmap=True, kwargs={"gain": jnp.ones(1)}
+        )
+    assert_designed(error, "gain")
+
+
+def test_step_function_must_call_the_learner():
+    cell = Gained()
+    learner = braintrace.compile(cell, "d_rtrl", jnp.ones(2))
+    xs = jnp.ones((4, 2))
+    with pytest.raises(ValueError, match="does not call the learner") as error:
+        learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(cell(x)))
+    assert_designed(error, "learner(x)")
+    with pytest.raises(ValueError, match="does not call the learner"):
+        learner.etrace_train(xs, step_fn=lambda x: jnp.sum(cell(x)), optimizer=optax.sgd(0.1))
+    once = brainstate.transform.jit(lambda x: jnp.sum(learner(x)))
+    learner.etrace_grad(xs, step_fn=once)
+    learner.etrace_grad(xs, step_fn=once)  # traced before

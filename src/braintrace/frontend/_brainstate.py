@@ -232,9 +232,9 @@ def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
         f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
         where=where,
         why=f"`update` raised the error above; the model's states are {made}",
-        do="give states and inputs the same batch size, braintrace.compile(..., batch_size=...) or "
-        "brainstate.nn.init_all_states(model, batch_size=...), and check shapes and units at this "
-        "line",
+        do="mend `update` at this line; if shapes do not fit, give states and inputs the same "
+        "batch size: braintrace.compile(..., batch_size=...) or "
+        "brainstate.nn.init_all_states(model, batch_size=...)",
     )
 
 

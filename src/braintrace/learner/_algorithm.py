@@ -278,8 +278,14 @@ class ETraceAlgorithm(CheckpointMixin, SignalMixin, SequenceDriverMixin, brainst
     def _planned(self, step: Callable, sequences: Any) -> Around | None:
         """The step function as something to run in blocks, None where that is not possible."""
         private = {id(s) for s in (*self.etraces.values(), self.running_index)}
-        with self.instead(lambda rule, *given: stand_in(*given)):
-            return around(step, jax.tree.map(lambda a: a[0], sequences), private)
+        called: list[bool] = []
+
+        def placed(rule: Any, *given: Any) -> Any:
+            called.append(True)
+            return stand_in(*given)
+
+        with self.instead(placed):
+            return around(step, jax.tree.map(lambda a: a[0], sequences), private, called)
 
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._errors import message
 from .._jaxpr import Equation, Misplaced, Placeholder, Program, Var, deep_equations
 from ..engine import Known, Span, Values, needed, side_by_side, stretch, unroll
 from ..frontend import Traced, trace_function
@@ -86,11 +87,15 @@ class Around:
 
 
 def around(
-    step_fn: Callable[..., Any], slices: Sequence[Any], private: Collection[int]
+    step_fn: Callable[..., Any], slices: Sequence[Any], private: Collection[int], called: list
 ) -> Around | None:
     """Trace a step function; None if its steps cannot be run side by side.
 
-    `private` are the ids of the learner's own states, which a placeholder does not touch.
+    `private` are the ids of the learner's own states, which a placeholder does not touch; `called`
+    gets an entry by every call of the learner.
+
+    Raises:
+        ValueError: the step function never calls the learner.
     """
     try:
         traced = trace_function(step_fn, *slices)
@@ -100,6 +105,14 @@ def around(
         return None
     equations = list(deep_equations(traced.program))
     calls = [e for e in equations if e.primitive is placeholder]
+    if not calls and not called:  # a function that JAX has traced before calls nothing again
+        raise ValueError(
+            message(
+                "step_fn does not call the learner.",
+                why="what it differentiates has no traces: the model by itself knows one step",
+                do="call the learner in it, `learner(x)` in place of `model(x)`",
+            )
+        )
     if len(calls) != 1 or calls[0] not in traced.program.equations:
         return None
     if any(e.effects for e in equations):

@@ -43,9 +43,9 @@ def check_exact(report: CompilationReport, rule: str) -> None:
                 f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
                 where=next((d.line for p in bad for d in p.dropped if d.line), None),
                 why="\n         ".join(line for p in bad for line in str(p).splitlines()),
-                do="use RTRL (exact, memory parameters x states), take windows "
-                "(vjp_method='multi-step'), change the model (a weight of a plain product goes "
-                "into braintrace.matmul, a bias too), or leave out strict=True",
+                do="use RTRL (exact, memory parameters x states), change the model (a weight of a "
+                "plain product goes into braintrace.matmul, a bias too), or leave out strict=True: "
+                "in one window over the whole sequence nothing is left out, whatever the rule",
             )
         )
 
@@ -116,14 +116,19 @@ def check_arguments(example: Any, call: Call) -> None:
     shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
     if want == got and shapes(given) == shapes(example):
         return
+    do = (
+        "call it with one step of these shapes; for another batch size call "
+        "learner.reset(batch_size=...), for sequences (time is axis 0) use learner.etrace_grad, "
+        "or wrap them in MultiStepData"
+    )
+    if sorted(example[1]) != sorted(given[1]):
+        do = "tell compile the keywords of `update`: braintrace.compile(..., kwargs={...})"
     raise ValueError(
         message(
             f"the learner is compiled for {_describe(example)}, "
             f"but called with {_describe(given)}.",
             why="states and traces have the shapes and units of the compiled inputs",
-            do="call it with one step of these shapes; for another batch size call "
-            "learner.reset(batch_size=...), for sequences wrap them in MultiStepData or use "
-            "learner.etrace_grad",
+            do=do,
         )
     )
 

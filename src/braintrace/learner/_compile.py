@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -174,6 +175,7 @@ def compile(
     verbose: int = 0,
     vmap: bool = False,
     strict: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """Initialise a model's states and turn it into an online learner.
@@ -187,6 +189,7 @@ def compile(
         verbose: 1 prints the report, 2 adds warnings.
         vmap: compile for one sample and map over the batch axis of the inputs.
         strict: refuse a model with a parameter whose gradient is not exact, naming all of them.
+        kwargs: keyword arguments of one step, examples like the inputs.
         **options: arguments of the rule, e.g. `vjp_method='multi-step'`.
 
     Returns:
@@ -231,8 +234,16 @@ def compile(
             else:
                 brainstate.nn.init_all_states(model, batch_size=batch_size)
         learner = rule(model, **options)
-        learner.compile_graph(*example_inputs)
+        learner.compile_graph(*example_inputs, **(kwargs or {}))
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
+    elif kwargs:
+        raise NotSupportedError(
+            message(
+                f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
+                why="a mapped learner maps its inputs by position",
+                do="pass them by position, or use batch_size without vmap",
+            )
+        )
     else:
         with seeded:
             learner = _mapped(rule, model, example_inputs, batch_size, options)

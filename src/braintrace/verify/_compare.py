@@ -35,13 +35,16 @@ class Comparison:
         """The largest relative error of a parameter."""
         return max(self.errors.values(), default=0.0)
 
+    def _numbers(self, path: Path) -> str:
+        if not (_flat(self.gradients[path]).any() or _flat(self.reference[path]).any()):
+            return f"{'both are zero':>19}"
+        return f"{self.errors[path]:9.2e}  {self.cosines[path]:8.5f}"
+
     def __str__(self) -> str:
         names = {p: dotted(p) for p in self.errors}
         width = max([len("parameter"), *map(len, names.values())])
         lines = [f"{'parameter':{width}}  {'error':>9}  {'cosine':>8}   against {self.against}"]
-        lines += [
-            f"{names[p]:{width}}  {self.errors[p]:9.2e}  {self.cosines[p]:8.5f}" for p in names
-        ]
+        lines += [f"{names[p]:{width}}  {self._numbers(p)}" for p in names]
         return "\n".join(lines)
 
 
