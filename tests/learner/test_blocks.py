@@ -266,7 +266,7 @@ def case_check(name, rule, sizes):
     assert any(np.abs(np.asarray(g)).max() > 1e-6 for g in jax.tree.leaves(want["found"][0]))
 
 
-@pytest.mark.parametrize("name", some(CASES, 2))
+@pytest.mark.parametrize("name", some(CASES, 3))
 def test_blocks_equal_steps_for_every_model(name):
     case_check(name, "d_rtrl", (2 if len(name) % 2 else None,))
 
@@ -426,7 +426,7 @@ def around(step, chosen=None, model=Recurrent, blocks=True, sequences=(XS, YS), 
     assert any(np.abs(np.asarray(g)).max() > 1e-6 for g in jax.tree.leaves(want["found"][0]))
 
 
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("name", some(AROUND, 2))
 def test_what_is_around_the_learner_runs_in_blocks(name):
     step, chosen = AROUND[name]
     around(step, chosen, Clocked if name == "clock" else Recurrent)
@@ -574,7 +574,7 @@ STEP_BY_STEP = {
 }
 
 
-@pytest.mark.parametrize("name", STEP_BY_STEP)
+@pytest.mark.parametrize("name", some(STEP_BY_STEP, 2))
 def test_what_cannot_run_in_blocks_runs_step_by_step(name):
     step, chosen = STEP_BY_STEP[name]
     around(step, chosen, blocks=False)
@@ -695,7 +695,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("kind", CHOSEN)
+@pytest.mark.parametrize("kind", some(CHOSEN, 2))
 def test_chosen_weights_in_blocks(kind):
     def gradient(size):
         algo = learner()
@@ -721,7 +721,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", some(MASKS, 2))
 def test_masks_in_blocks(name):
     mask, xs, ys = MASKS[name]
     want = check(learner, plain, (xs, ys), (2,), mask=mask)

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import braintrace as bt
+from thinned import some
 
 from .reference import normal, restore
 from .reference import values as values_of
@@ -137,7 +138,7 @@ def check(
 # ------------------------------------------------------------------------------ rules and rhythms
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5, 8, T])
+@pytest.mark.parametrize("every", some([1, 2, 3, 5, 8, T], 2))
 def test_training_equals_gradients_and_updates_in_turn(every):
     check(every=every)
 
@@ -180,7 +181,7 @@ TRAINED = (
 )
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", some(TRAINED, 2))
 def test_training_of_every_kind_of_model(name):
     def make():
         brainstate.random.seed(0)
@@ -221,7 +222,7 @@ OPTAX = {
 }
 
 
-@pytest.mark.parametrize("name", OPTAX)
+@pytest.mark.parametrize("name", some(OPTAX, 2))
 def test_optax_transformations(name):
     check(every=2, optimizer=OPTAX[name]())
 
@@ -325,7 +326,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("kind", CHOSEN)
+@pytest.mark.parametrize("kind", some(CHOSEN, 2))
 def test_training_of_chosen_weights(kind):
     algo, other = learner(), learner()
     weights, same = CHOSEN[kind][0](algo.model4compile), CHOSEN[kind][1](other.model4compile)
@@ -350,7 +351,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("name", some(AROUND, 2))
 def test_what_is_around_the_learner_is_trained(name):
     step, chosen = AROUND[name]
     check(step=step, chosen=chosen, every=2)
@@ -363,7 +364,7 @@ def test_noise_of_the_model_while_training():
 STEP_BY_STEP = [(closed_loop, 1), (running_loss, 4), (called_twice, 2), (counted_by_the_learner, 4)]
 
 
-@pytest.mark.parametrize("step, every", STEP_BY_STEP)
+@pytest.mark.parametrize("step, every", some(STEP_BY_STEP, 2))
 def test_what_cannot_run_in_blocks_is_trained_step_by_step(step, every):
     check(step=step, every=every, blocks=False, optimizer=optax.sgd(1e-4))
 

@@ -93,7 +93,7 @@ def _product(a, b, c):
     return a * sigmoid(b) + c
 
 
-@pytest.mark.parametrize("name", some(TAILS, 2))
+@pytest.mark.parametrize("name", some(TAILS, 3))
 def test_tail(draw, name):
     n, shape, tail = TAILS[name]
 
