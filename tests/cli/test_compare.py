@@ -141,7 +141,7 @@ def test_interrupted_comparison_without_extras_shows_what_is_finished(
         (["--task", "copy", "--length", "5"], "copy needs at least 9 steps"),
         (["--task", "copy", "--cell", "prison"], "--cell: invalid choice: 'prison'"),
         (["--task", "copy", "--seeds", "0"], "'0' is not a positive whole number"),
-        (["--task", "copy", "--lr", "fast"], "--lr: invalid float value"),
+        (["--task", "copy", "--lr", "fast"], "--lr: 'fast' is not a positive number"),
         (["--task", "copy", "--rules", "magic"], "There is no rule 'magic'; known are bptt"),
         (["--task", "copy", "--rules", "d_rtrl:speed=9"], "d_rtrl has no option speed; its"),
         (["--task", "copy", "--rules", "d_rtrl:fast"], "'fast' is not option=value"),

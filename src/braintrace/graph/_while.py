@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._control import bind_quietly, opened, quiet, run_one
 from .._errors import NotSupportedError, message
-from .._jaxpr import Equation, bind, is_inexact, prune, trace
+from .._jaxpr import Equation, Program, bind, is_inexact, prune, trace
 from ._influence import influence
 from ._pattern import distinct, rows_of
 from ._sets import NONE
@@ -46,13 +47,19 @@ def _whole(parts: Any, is_complex: bool) -> Any:
     return jax.lax.complex(next(parts), next(parts)) if is_complex else next(parts)
 
 
+def _forward(eqn: Equation, values: list[Any]) -> list[Any]:
+    """Apply the equation so that it can be pushed forward, whatever derivatives are inside."""
+    opens = opened(Program((), (), (eqn,), ()), quiet)
+    return run_one(eqn, values, lambda e, given, feed: (bind_quietly(e, given), {}), opens, {})[0]
+
+
 def _real(eqn: Equation, reals: Sequence[Any], values: Sequence[Any]) -> tuple[list, list]:
     """The equation on real arrays: inexact outputs as real parts, and the other outputs."""
     found = iter(reals)
     full = [
         _whole(found, jnp.iscomplexobj(v)) if is_inexact(jnp.result_type(v)) else v for v in values
     ]
-    outs = bind(eqn, full)
+    outs = _forward(eqn, full)
     inexact = [v.is_inexact for v in eqn.outputs]
     moving = [x for o, m in zip(outs, inexact, strict=True) if m for x in _parts(o)]
     return moving, [o for o, m in zip(outs, inexact, strict=True) if not m]
