@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from brainstate.nn import init
 
 from .._errors import message
-from ._linear import Init, Linear, Size, batched
+from ._linear import Linear
+from ._shapes import Init, Size, batched
 
 Array = jax.Array
 Activation = str | Callable[[Array], Array]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 
 from ._cell import ORTHOGONAL, ZERO, Activation, Array, Cell, join
-from ._linear import Init, Linear, Size
+from ._linear import Linear
+from ._shapes import Init, Size
 
 
 class GRUCell(Cell):

@@ -8,11 +8,7 @@ import brainstate
 from brainstate.nn import init
 
 from ..ops import matmul
-from ._shapes import Init as Init
-from ._shapes import Size as Size
-from ._shapes import batched as batched
-from ._shapes import check_leading, constant, over_leading
-from ._shapes import initial as initial
+from ._shapes import Init, Size, check_leading, constant, initial, over_leading
 
 _KAIMING = init.KaimingNormal()
 _ZERO = init.ZeroInit()

@@ -12,7 +12,8 @@ from brainstate.nn import init
 from .._errors import message
 from ..ops import element_wise
 from ._cell import XAVIER, ZERO, Array, Cell, radii
-from ._linear import Init, Linear, Size
+from ._linear import Linear
+from ._shapes import Init, Size
 
 _FLOOR = 1e-6  # of 1 - a²: the slope of its root stays below 500
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..ops import element_wise
 from ._cell import XAVIER, ZERO, Activation, Array, Cell, join
-from ._linear import Init, Size
+from ._shapes import Init, Size
 
 
 class LSTMCell(Cell):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from ._cell import ORTHOGONAL, XAVIER, ZERO, Activation, Array, Cell, join
-from ._linear import Init, Size
+from ._shapes import Init, Size
 
 
 class MiniGRU(Cell):

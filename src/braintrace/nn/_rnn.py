@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jax
 
 from ._cell import ORTHOGONAL, XAVIER, ZERO, Activation, Array, Cell, join
-from ._linear import Init, Linear, Size
+from ._linear import Linear
+from ._shapes import Init, Size
 
 
 class ValinaRNNCell(Cell):
