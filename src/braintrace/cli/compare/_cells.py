@@ -86,16 +86,7 @@ class Leaky(_Cell):
         return self.h.value
 
 
-@jax.custom_jvp
-def spike(v: Array) -> Array:
-    """A step, whose derivative is taken to be that of a smooth one."""
-    return (v > 0).astype(v.dtype)
-
-
-@spike.defjvp
-def _spike_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (v,), (dv,) = primals, tangents
-    return spike(v), dv * 0.5 / (1 + 2 * jnp.abs(v)) ** 2
+spike = nn.surrogate("fast_sigmoid", width=0.5, height=0.5)
 
 
 class ALIF(_Cell):
