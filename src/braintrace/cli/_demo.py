@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 
 from ._gradients import Network, agreement, bptt, online
 from ._memory import working_bytes
+from ._missing import draw_or_say
 from ._plot import draw
 from ._task import Recall
 from ._train import accuracy, train, updater
@@ -81,15 +81,7 @@ def run(setting: Setting, *, steps: int, seed: int, out: Path) -> None:
     rows += [("time of an update (ms)", "{:.1f}", {n: 1e3 * s for n, s in seconds.items()})]
     print(_table(rows))
 
-    path = out / "demo.png"
-    try:
-        draw(path, task, losses, memory)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
-    else:
-        print(f"Figure: {path}")
+    draw_or_say(draw, out / "demo.png", task, losses, memory)
 
 
 def _network(setting: Setting, seed: int) -> Network:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._errors import CompilationError, NotSupportedError
-from .._missing import MissingExtra
+from .._missing import MissingExtra, draw_or_say
 from ..commands._bench import LENGTHS
 from ..compare._record import write
 from ..compare._rules import TRUNCATED, parse
@@ -50,11 +50,4 @@ def _show(result: Result, out: Path) -> None:
     print("\n" + table(result) + "\n")
     write(out / "bench.json", record(result))
     print(f"Record: {out / 'bench.json'}")
-    try:
-        draw(out / "bench.png", result)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
-    else:
-        print(f"Figure: {out / 'bench.png'}")
+    draw_or_say(draw, out / "bench.png", result)

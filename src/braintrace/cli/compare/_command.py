@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .._missing import MissingExtra
+from .._missing import MissingExtra, draw_or_say
 from ._cells import CELLS
 from ._figure import draw
 from ._record import record, write
@@ -83,14 +82,7 @@ def _show(result: Result, out: Path) -> None:
     path = out / f"compare_{result.plan.name}.json"
     write(path, record(result))
     print(f"Record: {path}")
-    try:
-        draw(path.with_suffix(".png"), result)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
-    else:
-        print(f"Figure: {path.with_suffix('.png')}")
+    draw_or_say(draw, path.with_suffix(".png"), result)
 
 
 def _listing() -> str:

@@ -12,7 +12,7 @@ import brainstate
 import jax.numpy as jnp
 
 from ..._errors import CompilationError, NotSupportedError
-from .._missing import MissingExtra
+from .._missing import MissingExtra, draw_or_say
 from .._progress import training_bar
 from ..compare._record import plain
 from ..compare._rules import BPTT, TRUNCATED, Choice, parse
@@ -140,14 +140,7 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
     print(f"{measure.name} on held-out sequences: {shown[0]} (a constant answer has {shown[1]})")
     print(f"Checkpoint: {folder / CHECKPOINT}")
     print(f"Record: {folder / RECORD}")
-    try:
-        draw(folder / FIGURE, session)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
-    else:
-        print(f"Figure: {folder / FIGURE}")
+    draw_or_say(draw, folder / FIGURE, session)
 
 
 def _check_new(folder: Path) -> None:
