@@ -24,7 +24,7 @@ demo: $(VENV)/.demo  ## run the demo
 test: $(VENV)/.dev  ## run the quick suite on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-test-all: $(VENV)/.dev  ## the same with every model and rule (half an hour)
+test-all: $(VENV)/.dev  ## the same with every model and rule
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
