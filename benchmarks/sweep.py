@@ -1,11 +1,13 @@
 """Many random programs and networks, each with a time limit: right, refused, wrong, crashed, hung.
 
+What the interpreter calls wrong is run again by XLA; 'misread' is a fault of the interpreter.
+
     python benchmarks/sweep.py --count 2000 --seed 0
     python benchmarks/sweep.py --replay "<program>"              # one program again
     python benchmarks/sweep.py --replay "<program>" --shrink     # the smallest that fails alike
 
 Programs run in worker processes, which are replaced when one hangs. Raw results go to
-benchmarks/results/sweep.json. Exit status 1: something was wrong, crashed or hung.
+benchmarks/results/sweep.json. Exit status 1: something was wrong, misread, crashed or hung.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-BAD = ("wrong", "crashed", "hung")
+BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
 FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
 
@@ -39,10 +41,10 @@ def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
     import layers
 
     try:
+        run = judge.compiled if compiled else judge.interpreted
         if is_network(spec):
-            return judge.judge_network(layers.of(spec), seconds=seconds)
-        run = {"run": lambda fn: fn()} if compiled else {}
-        return judge.judge(spec, seconds=seconds, **run)
+            return judge.judge_network(layers.of(spec), run=run, seconds=seconds)
+        return judge.judge(spec, run=run, seconds=seconds)
     except Exception as error:  # the plain program itself: the generator's fault
         return judge.Verdict("crashed", f"generator: {judge.describe(error)}")
 

@@ -139,6 +139,17 @@ def _broadcast(values: list[Any], p: Any) -> Any:
     return np.broadcast_to(values[0].reshape(shape), p["shape"])
 
 
+def _reshape(values: list[Any], p: Any) -> Any:
+    order = p.get("dimensions")  # the operand is transposed first
+    operand = values[0] if order is None else values[0].transpose(order)
+    return operand.reshape(p["new_sizes"])
+
+
+def _power(values: list[Any], p: Any) -> Any:
+    exact = np.issubdtype(values[0].dtype, np.inexact)
+    return values[0] ** float(p["y"]) if exact else NotImplemented
+
+
 def _slice(values: list[Any], p: Any) -> Any:
     steps = p["strides"] or (1,) * values[0].ndim
     return values[0][tuple(map(slice, p["start_indices"], p["limit_indices"], steps))]
@@ -167,8 +178,9 @@ def _select(values: list[Any], p: Any) -> Any:
 
 
 def _convert(values: list[Any], p: Any) -> Any:
-    lossy = np.issubdtype(values[0].dtype, np.complexfloating)
-    return NotImplemented if lossy else values[0].astype(p["new_dtype"])
+    """Out of range XLA saturates and numpy wraps around; of a complex number each drops a part."""
+    plain = np.can_cast(values[0].dtype, p["new_dtype"], "same_kind")
+    return values[0].astype(p["new_dtype"]) if plain else NotImplemented
 
 
 NUMPY: dict[str, Kernel] = {
@@ -181,11 +193,11 @@ NUMPY: dict[str, Kernel] = {
     **dict(gt=_ufunc(np.greater), ge=_ufunc(np.greater_equal), erf=_ufunc(scipy.special.erf)),
     **{k: _ufunc(lambda v: v) for k in ("copy", "copy_p", "stop_gradient")},
     "logistic": _ufunc(lambda v: 1 / (1 + np.exp(-v))),
-    "integer_pow": lambda values, p: values[0] ** float(p["y"]),
+    "integer_pow": _power,
     "select_n": _select,
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda values, p: values[0].reshape(p["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda values, p: values[0].squeeze(p["dimensions"]),
     "expand_dims": lambda values, p: np.expand_dims(values[0], p["dimensions"]),
     "transpose": lambda values, p: values[0].transpose(p["permutation"]),

@@ -1,4 +1,8 @@
-"""The verdict on one program: right, refused with a four-part error, wrong, crashed or hung."""
+"""The verdict on one program: right, refused with a four-part error, wrong, crashed or hung.
+
+Programs run in the interpreter. What it finds wrong is run again by XLA: if that is right, the
+verdict is 'misread', a fault of the interpreter and not of the library.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +38,28 @@ RULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+Run = Callable[..., Any]
+
+
+def compiled(fn: Callable[[], Any], lower: bool = True) -> Any:
+    """`fn()` as it is; what it does with JAX is compiled by XLA."""
+    return fn()
+
+
 class Hung(BaseException):
     """A program took longer than its limit; no `except Exception` catches it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` is 'right', 'refused', 'wrong', 'crashed', 'hung' or 'no truth'."""
+    """`kind` is 'right', 'refused', 'wrong', 'misread', 'crashed', 'hung' or 'no truth'."""
 
     kind: str
     detail: str = ""
 
     @property
     def bad(self) -> bool:
-        return self.kind in ("wrong", "crashed", "hung")
+        return self.kind in ("wrong", "misread", "crashed", "hung")
 
 
 def is_four_part(error: BaseException) -> bool:
@@ -74,15 +86,15 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def truth_of(spec: Spec, model: Program) -> dict | None:
+def truth_of(spec: Spec, model: Program, run: Run = interpreted) -> dict | None:
     """The gradient of the plain program; None where JAX has none (or it is not a number)."""
     try:
         try:
-            grads = interpreted(lambda: bptt_grad(model, step_fn, *sequences()), lower=False)
+            grads = run(lambda: bptt_grad(model, step_fn, *sequences()), lower=False)
         except ValueError as error:
             if "Reverse-mode differentiation does not work for lax.while_loop" not in str(error):
                 raise
-            grads = interpreted(lambda: forward_grad(spec), lower=False)
+            grads = run(lambda: forward_grad(spec), lower=False)
     except TypeError as error:  # a `while` has forward mode only, a custom_vjp reverse mode only
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(error):
             raise
@@ -97,25 +109,38 @@ def largest(grads: Any) -> float:
 def judge(
     spec: Spec,
     rules: tuple[str, ...] = tuple(RULES),
-    run: Callable[[Callable[[], Any]], Any] = interpreted,
+    run: Run = interpreted,
     seconds: float = 60,
 ) -> Verdict:
     """Compile and run a program with each rule; the first bad verdict, else the last one."""
-    verdict = Verdict("right")
+
+    def with_each_rule(run: Run) -> Verdict:
+        model, verdict = Program(spec), Verdict("right")
+        truth = truth_of(spec, model, run)
+        for rule in rules:
+            verdict = _judge(model, truth, rule, run)
+            if verdict.bad:
+                break
+        return verdict
+
+    return confirmed(with_each_rule, run, seconds)
+
+
+def confirmed(find: Callable[[Run], Verdict], run: Run, seconds: float) -> Verdict:
+    """A verdict, within a time limit; 'wrong' only if XLA says so too."""
     try:
         with limit(seconds):
-            model = Program(spec)
-            truth = truth_of(spec, model)
-            for rule in rules:
-                verdict = _judge(model, truth, rule, run)
-                if verdict.bad:
-                    return verdict
+            verdict = find(run)
+            if verdict.kind != "wrong" or run is compiled:
+                return verdict
+            again = find(compiled)
+            detail = f"{verdict.detail}; compiled it is {again.kind}"
+            return again if again.bad else Verdict("misread", detail)
     except Hung as error:
         return Verdict("hung", str(error))
-    return verdict
 
 
-def _judge(model: Program, truth: dict | None, rule: str, run: Callable) -> Verdict:
+def _judge(model: Program, truth: dict | None, rule: str, run: Run) -> Verdict:
     learner = RULES[rule](model)
     chunk = T if rule == "window" else None
     before: dict = {}
@@ -168,34 +193,34 @@ def overclaimed(report: Any, wrong: dict[tuple, float]) -> str:
     return ""
 
 
-def judge_network(net: tuple, certificate: bool = True, seconds: float = 60) -> Verdict:
+def judge_network(
+    net: tuple, certificate: bool = True, run: Run = interpreted, seconds: float = 60
+) -> Verdict:
     """Whether a layered network's learner is the network cut by hand, and says what it cut."""
     try:
-        with limit(seconds):
-            return _judge_network(net, certificate)
-    except Hung as error:
-        return Verdict("hung", str(error))
+        return confirmed(lambda run: _judge_network(net, certificate, run), run, seconds)
     except Exception as error:  # every network is legal
         return Verdict("crashed", f"network: {describe(error)}")
 
 
-def _judge_network(net: tuple, certificate: bool) -> Verdict:
+def _judge_network(net: tuple, certificate: bool, run: Run) -> Verdict:
     model = layers.Network(net)
     learner = bt.D_RTRL(model)
     learner.compile_graph(layers.sequences()[0][0])
     everything = layers.droppable(net)
-    found = interpreted(lambda: online_grad(learner, step_fn, *layers.sequences()))
-    cut = layers.by_hand(model, everything)
+    found = run(lambda: online_grad(learner, step_fn, *layers.sequences()))
+    by_hand = lambda dropped: layers.by_hand(model, dropped, run)
+    cut = by_hand(everything)
     if bad := {p: e for p, e in errors(found, cut).items() if not e <= TIGHT}:
         return Verdict("wrong", f"not the network cut by hand: {bad}")
     parameters = getattr(learner.report, "parameters", None)
     if not certificate or parameters is None:
         return Verdict("right")
-    truth = layers.by_hand(model, layers.WHOLE)
+    truth = by_hand(layers.WHOLE)
     if broken := overclaimed(learner.report, errors(found, truth)):
         return Verdict("wrong", broken)
     for dropped in (everything, *(frozenset([name]) for name in sorted(everything))):
-        for path, error in errors(layers.by_hand(model, dropped), truth).items():
+        for path, error in errors(by_hand(dropped), truth).items():
             if error > TIGHT and (parameters[path].exact or not parameters[path].dropped):
                 return Verdict("wrong", f"{path} is silent about {sorted(dropped)}")
     return Verdict("right")

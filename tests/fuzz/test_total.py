@@ -5,6 +5,7 @@ Per-weight traces are run by test_certificate.py, which also checks what the rep
 Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
 """
 
+import interpret
 import judge as judging
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
@@ -63,6 +64,14 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
     monkeypatch.setattr(judging, "T", 2)  # windows of two steps forget the recurrent paths
     looped = (((3,),), (), (("tanh", ("matmul", 0, "own", ("add", "x", "old0"))),), "new0")
     assert judge(looped, ("window",)).kind == "wrong"
+
+
+def test_a_fault_of_the_interpreter_is_told_from_one_of_the_library(monkeypatch):
+    spec = (((3,),), (), (("matmul", 0, "own", "x"),), ("prod", "new0"))
+    assert judge(spec, ("d_rtrl",)).kind == "right"
+    forgets_to_transpose = lambda values, p: values[0].reshape(p["new_sizes"])
+    monkeypatch.setitem(interpret.NUMPY, "reshape", forgets_to_transpose)
+    assert judge(spec, ("d_rtrl",)).kind == "misread"
 
 
 @pytest.mark.parametrize("seed", range(20))
