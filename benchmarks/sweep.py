@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
+TURNS = ("program", "program", "around", "network")  # which generator, one after another
 FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
 
 
@@ -42,6 +43,8 @@ def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
 
     try:
         run = judge.compiled if compiled else judge.interpreted
+        if spec[0] == "around":
+            return judge.judge_around(spec, run=run, seconds=seconds)
         if is_network(spec):
             return judge.judge_network(layers.of(spec), run=run, seconds=seconds)
         return judge.judge(spec, run=run, seconds=seconds)
@@ -64,11 +67,14 @@ def set_up() -> None:
 
 
 def generate(kind: str, seed: int) -> tuple:
+    import around
     import layers
     import programs
 
     if kind == "network":
         return layers.spec_of(layers.random_network(seed))
+    if kind == "around":
+        return around.random_case(seed)
     return programs.random_program(seed)
 
 
@@ -140,10 +146,8 @@ class Worker:
 
 
 def sweep(count: int, seed: int, workers: int, seconds: float, compiled: bool) -> list[dict]:
-    """Judge `count` programs, every fourth a layered network."""
-    todo = collections.deque(
-        ("network" if i % 4 == 3 else "program", seed + i) for i in range(count)
-    )
+    """Judge `count` programs, of all generators in turn."""
+    todo = collections.deque((TURNS[i % len(TURNS)], seed + i) for i in range(count))
     rows: list[dict] = []
     pool = [Worker(seconds, compiled) for _ in range(min(workers, count))]
     busy = set()
@@ -197,7 +201,7 @@ def _progress(rows: list[dict], count: int, seconds: float) -> None:
 def table(rows: list[dict]) -> str:
     """Counts by generator and verdict; refusals and failures by what they say."""
     lines = [f"{'':12}" + "".join(f"{k:>10}" for k in KINDS)]
-    for generator in ("program", "network"):
+    for generator in dict.fromkeys(TURNS):
         have = collections.Counter(r["kind"] for r in rows if r["generator"] == generator)
         lines.append(f"{generator:12}" + "".join(f"{have[k]:>10}" for k in KINDS))
     for kind in ("refused", *BAD):
@@ -225,7 +229,11 @@ def replay(text: str, seconds: float, shrinking: bool, compiled: bool) -> Any:
             found = judge_spec(candidate, seconds, compiled)
             return found.kind == verdict.kind and _gist(found.detail) == _gist(verdict.detail)
 
-        if is_network(spec):
+        if spec[0] == "around":
+            _, kinds, inner = spec
+            again = lambda inner: alike(("around", kinds, inner))
+            spec = ("around", kinds, programs.shrink(inner, again))
+        elif is_network(spec):
             simpler = lambda s: map(layers.spec_of, layers.smaller(layers.of(s)))
             while (found := next(filter(alike, simpler(spec)), None)) is not None:
                 spec = found

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import around
 import jax
 import layers
 import numpy as np
 from interpret import interpreted
-from programs import Program, Spec, T, forward_grad, sequences, step_fn
+from programs import Program, Spec, T, forward_grad, gain_in_use, sequences, step_fn
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
@@ -30,6 +31,10 @@ TIGHT, HUGE = 1e-9, 1e8
 ALLOWED = (ValueError, TypeError, bt.CompilationError, bt.NotSupportedError)
 FOUR_PARTS = re.compile(
     r"\A(?P<what>\S[^\n]*)(\n  where: \S[^\n]*)?\n  why:   \S[^\n]*\n  do:    \S[^\n]*\Z"
+)
+NO_DERIVATIVE = (  # a `while` has forward mode only, a custom_vjp reverse mode only
+    "Reverse-mode differentiation does not work for lax.while_loop",
+    "forward-mode autodiff (jvp) to a custom_vjp",
 )
 RULES: dict[str, Callable[[Any], Any]] = {
     "window": lambda model: bt.D_RTRL(model, vjp_method="multi-step"),
@@ -92,11 +97,11 @@ def truth_of(spec: Spec, model: Program, run: Run = interpreted) -> dict | None:
         try:
             grads = run(lambda: bptt_grad(model, step_fn, *sequences()), lower=False)
         except ValueError as error:
-            if "Reverse-mode differentiation does not work for lax.while_loop" not in str(error):
+            if NO_DERIVATIVE[0] not in str(error):
                 raise
             grads = run(lambda: forward_grad(spec), lower=False)
-    except TypeError as error:  # a `while` has forward mode only, a custom_vjp reverse mode only
-        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(error):
+    except TypeError as error:
+        if NO_DERIVATIVE[1] not in str(error):
             raise
         return None
     return grads if largest(grads) < HUGE else None
@@ -191,6 +196,51 @@ def overclaimed(report: Any, wrong: dict[tuple, float]) -> str:
         if entry.exact and not wrong[path] <= TIGHT:
             return f"{path} is called exact with an error of {wrong[path]:.1e}"
     return ""
+
+
+def judge_around(spec: Spec, run: Run = interpreted, seconds: float = 60) -> Verdict:
+    """Whether the report is honest about a step function that does more than call the learner."""
+    return confirmed(lambda run: _judge_around(spec, run), run, seconds)
+
+
+def _judge_around(spec: Spec, run: Run) -> Verdict:
+    _, kinds, program = spec
+    model = around.Wrapped(program)
+    step, learner, verdict = around.step_around(model, kinds), bt.D_RTRL(model), Verdict("right")
+    try:
+        for gain_in_use[0] in (0, 1) if "again" in kinds else (0,):
+            verdict = _judge_step(model, learner, step, run)
+            if verdict.kind != "right":
+                return Verdict(verdict.kind, f"around {kinds}: {verdict.detail}")
+    finally:
+        gain_in_use[0] = 0
+    return verdict
+
+
+def _judge_step(model: Any, learner: Any, step: Callable, run: Run) -> Verdict:
+    xs = sequences()
+    try:
+        truth = run(lambda: bptt_grad(model, step, *xs), lower=False)
+    except (TypeError, ValueError) as error:
+        if not any(text in str(error) for text in NO_DERIVATIVE):
+            raise
+        return Verdict("no truth")
+    if not largest(truth) < HUGE:
+        return Verdict("no truth")
+    try:
+        learner.compile_graph(xs[0][0])
+        blocks, steps = (
+            run(lambda size=size: online_grad(learner, step, *xs, block_size=size))
+            for size in (None, 1)
+        )
+    except Exception as error:
+        if is_four_part(error):
+            return Verdict("refused", str(error).splitlines()[0])
+        return Verdict("crashed", describe(error))
+    if not max(errors(steps, blocks).values()) <= TIGHT:
+        return Verdict("wrong", "the gradient depends on the size of the blocks")
+    broken = overclaimed(learner.report, errors(blocks, truth))
+    return Verdict("wrong", broken) if broken else Verdict("right")
 
 
 def judge_network(

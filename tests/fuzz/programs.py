@@ -300,6 +300,13 @@ def _lora(env: Env, w: Callable, v: Any) -> Any:
     return bt.lora_matmul(v, w((v.shape[-1], 1)), w((1, 3)), alpha=0.7)
 
 
+# One name, registered for two functions, as a notebook cell that is edited and run again does.
+GAINS = tuple(
+    bt.register_primitive("fuzz_gain", body)
+    for body in (lambda x, weight: x * jnp.exp(weight), lambda x, weight: x * jnp.sin(2 * weight))
+)
+gain_in_use = [0]  # which of them programs use
+
 OPERATORS: dict[str, Callable[[Env, Callable, Any], Any]] = {
     "matmul": _matmul,
     "biased": _biased,
@@ -311,6 +318,7 @@ OPERATORS: dict[str, Callable[[Env, Callable, Any], Any]] = {
     "counted": lambda env, w, v: bt.embedding(jnp.stack([env.count % 4, 1]), w((4, 3))),
     "conv": lambda env, w, v: bt.conv(fit(v, (1, 1, 4)), w((2, 1, 2))),
     "lora": _lora,
+    "gain": lambda env, w, v: GAINS[gain_in_use[0]].bind(_flat(v)[:3], w((min(v.size, 3),))),
     "sparse": lambda env, w, v: bt.sparse_matmul(fit(v, (3,)), w((5,)), sparse_mat=SPARSE),
 }
 

@@ -1,10 +1,11 @@
 """What the report promises of a parameter's gradient holds, and nothing dropped is kept silent."""
 
+import around
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from interpret import interpreted
-from judge import TIGHT, errors, judge, judge_network
+from judge import TIGHT, errors, judge, judge_around, judge_network
 from layers import WHOLE, Network, by_hand, droppable, random_network, sequences, spec_of
 from programs import random_program, step_fn
 
@@ -71,6 +72,29 @@ def test_exact_is_bptt(seed):
     note(f'--replay "{spec}"')
     verdict = judge(spec, ("d_rtrl",))
     assert not verdict.bad, verdict
+
+
+@settings(max_examples=6, **many)
+@given(seeds)
+def test_step_functions_that_do_more_are_reported_honestly(seed):
+    spec = around.random_case(seed)
+    note(f'--replay "{spec}"')
+    verdict = judge_around(spec)
+    assert not verdict.bad, verdict
+
+
+PLAIN = (((3,),), (), (("add", ("half", "old0"), ("matmul", 0, "own", "x")),), "new0")
+GAIN = (((3,),), (), (("add", ("half", "old0"), ("gain", 0, "own", "x")),), "new0")
+
+
+@pytest.mark.parametrize(
+    "kinds, program",
+    [(("encode",), PLAIN), (("feedback",), PLAIN), (("again", "read_out"), GAIN)],
+    ids=["encoder", "feedback", "registered again"],
+)
+def test_what_a_step_function_does_is_no_secret(kinds, program):
+    verdict = judge_around(("around", kinds, program))
+    assert verdict.kind == "right", verdict
 
 
 # A loop of unknown length with a sum over units in its body: the sum is cut, the rest of the loop
