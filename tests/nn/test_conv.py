@@ -117,3 +117,8 @@ def test_conv_refuses_an_input_of_another_shape():
         Conv1d((5, 2), 4, 3)(jnp.ones((2, 2, 5)))
     with pytest.raises(ValueError, match=r"does not end in"):
         Conv1d((5, 2), 4, 3)(jnp.ones(2))
+
+
+def test_kernel_shape_is_that_of_the_kernel():
+    layer = Conv2d((4, 6, 6), 8, (3, 2), groups=2, channel_first=True)
+    assert layer.kernel_shape == (3, 2, 2, 8) == layer.weight.value["weight"].shape

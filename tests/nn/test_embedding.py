@@ -96,3 +96,14 @@ def test_advice_on_long_rows_works():
     norms = jnp.linalg.norm(layer.weight.value, axis=1, keepdims=True)
     layer.weight.value = layer.weight.value * jnp.minimum(1, 1.5 / norms)
     np.testing.assert_allclose(jnp.linalg.norm(layer(jnp.arange(4)), axis=1), 1.5)
+
+
+def test_a_table_that_exists_is_taken_as_it_is():
+    layer = Embedding.from_pretrained(TABLE, padding_idx=1, name="words")
+    np.testing.assert_array_equal(layer(jnp.array([0, 1])), [TABLE[0], jnp.zeros(3)])
+    assert layer.freeze and not layer.states(brainstate.ParamState) and layer.name == "words"
+    trained = Embedding.from_pretrained(TABLE.reshape(2, 2, 3) * u.mV, freeze=False)
+    assert isinstance(trained.weight, brainstate.ParamState) and trained.out_size == (2, 3)
+    np.testing.assert_array_equal(u.get_mantissa(trained(jnp.array(1))), TABLE[2:])
+    with pytest.raises(ValueError, match="two axes or more"):
+        Embedding.from_pretrained(TABLE[0])

@@ -34,3 +34,5 @@ from ._signed import SignedWLinear as SignedWLinear
 from ._sparse import SparseLinear as SparseLinear
 from ._spiking import SpikingCell as SpikingCell
 from ._surrogate import surrogate as surrogate
+
+__all__ = [_n for _n, _v in list(globals().items()) if getattr(_v, "__module__", "") == __name__]

@@ -65,7 +65,7 @@ class _Conv(brainstate.nn.Module):
             )
         self.dimension_numbers = dimension_numbers(n, channel_first)
 
-        shape = (*self.kernel_size, self.in_channels // groups, out_channels)
+        shape = self.kernel_shape
         self.w_mask = None if w_mask is None else constant(w_mask, shape, f"{layer}: w_mask")
         params = {"weight": initial(w_init, shape, f"{layer}: w_init")}
         if b_init is not None:
@@ -77,6 +77,11 @@ class _Conv(brainstate.nn.Module):
     def in_channels(self) -> int:
         """Number of channels of the input."""
         return self.in_size[0 if self.channel_first else -1]
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """Shape of the kernel: (*kernel_size, in / groups, out)."""
+        return (*self.kernel_size, self.in_channels // self.groups, self.out_channels)
 
     def update(self, x: Any) -> Any:
         """Convolve x, whose last axes are `in_size`, whatever the axes before them."""
@@ -182,6 +187,7 @@ class Conv1d(_Conv):
 
     Attributes:
         weight: the parameter state, a dictionary with `weight` and perhaps `bias`.
+        kernel_shape: shape of the kernel.
         out_size: shape of the output of a sample.
 
     Raises:

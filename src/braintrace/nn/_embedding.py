@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import brainstate
 import jax.numpy as jnp
+import saiunit as u
 from brainstate.nn import init
 
 from .._errors import message
@@ -76,6 +77,43 @@ class Embedding(brainstate.nn.Module):
         if padding_idx is not None:
             table = table.at[padding_idx].set(0 * table[padding_idx])
         self.weight = (brainstate.LongTermState if freeze else param_type)(table)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Any,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        freeze: bool = True,
+        **options: Any,
+    ) -> Self:
+        """A layer for a table that exists already, by default one that stays as it is.
+
+        Args:
+            embeddings: the table, (rows, *row).
+            padding_idx: the row that stands for nothing.
+            max_norm: not supported; only None.
+            norm_type: the norm of `max_norm`; without that it has no meaning.
+            scale_grad_by_freq: not supported; only False.
+            freeze: whether the table stays as it is.
+            **options: `name` and `param_type`.
+
+        Raises:
+            ValueError: if the table has no rows of numbers.
+        """
+        shape = u.math.shape(embeddings)
+        if len(shape) < 2:
+            raise ValueError(
+                message(
+                    f"Embedding.from_pretrained: the table has shape {shape}.",
+                    why="its first axis counts the rows, the others are those of a row.",
+                    do="give an array with two axes or more.",
+                )
+            )
+        norms = (padding_idx, max_norm, norm_type, scale_grad_by_freq, freeze)
+        return cls(shape[0], shape[1:], embeddings, *norms, **options)
 
     def update(self, indices: Any) -> Any:
         """The rows at these indices, one or an array of them."""
