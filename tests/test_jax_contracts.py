@@ -54,6 +54,42 @@ def test_closed_jaxpr_has_constvars_and_consts_in_step():
     assert jaxpr.constvars[0].aval.dtype == outside.dtype
 
 
+def test_a_program_is_a_jaxpr_of_jax_again():
+    def fun(key, x):
+        noise = jax.random.normal(key, x.shape)
+        jax.debug.callback(lambda _: None, x)
+        y = lax.scan(lambda c, k: (soft(c) + 2 * k, c.sum()), x, jnp.arange(3))[1]
+        return jnp.where(x > 1, noise, hard(x)) @ jnp.ones((3, 3)), y, 7
+
+    args = jax.random.key(0), X
+    program, consts = _jaxpr.trace(fun, *args)
+    closed = _jaxpr.closed_jaxpr_of(program, consts)
+    assert _jaxpr.jaxpr_of(program).invars == _jaxpr.open_jaxpr(closed).invars
+    assert closed.effects and "scan" in str(closed)
+    for found in (jaxpr_as_fun(closed)(*args), jax.jit(jaxpr_as_fun(closed))(*args)):
+        for a, b in zip(found, fun(*args), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+    grads = jax.grad(lambda x: jaxpr_as_fun(closed)(args[0], x)[0].sum())(X)
+    np.testing.assert_allclose(grads, jax.grad(lambda x: fun(args[0], x)[0].sum())(X), rtol=1e-12)
+
+
+def test_what_is_traced_under_a_marked_equation_carries_its_number():
+    program, consts = _jaxpr.trace(lambda x: hard(jax.nn.softmax(soft(x))), X)
+    number = {eqn: i for i, eqn in enumerate(program.equations)}
+
+    def pushed(x, dx):
+        apply = lambda eqn, values: _jaxpr.bind_forward(_jaxpr.marked(eqn, number[eqn]), values)
+        return jax.jvp(lambda x: _jaxpr.evaluate(program, consts, [x], apply), (x,), (dx,))
+
+    found = {}
+    for eqn in _jaxpr.trace(pushed, X, X)[0].equations:
+        plain, origin = _jaxpr.unmarked(eqn, program.equations)
+        found.setdefault(origin and origin.name, []).append(plain.name)
+        assert origin is None or plain.source.name_stack == origin.source.name_stack
+    assert found["custom_jvp_call"] == ["custom_jvp_call", "mul"]
+    assert found["exp"] == ["exp", "mul"] and found["reduce_sum"] == ["reduce_sum"] * 2
+
+
 def test_literals_and_only_literals_have_a_val():
     eqn = only(lambda x: x * 2.0, X)
     var, literal = sorted(eqn.invars, key=lambda a: hasattr(a, "val"))

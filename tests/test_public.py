@@ -85,6 +85,7 @@ NAMES = """
 """.split()
 MORE = """
     verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped ParameterReport
+    PathClassification
 """.split()
 
 
@@ -163,6 +164,15 @@ def test_arguments_come_in_the_published_order(name):
 def test_public_layers_exist():
     for name in ("Linear", "ValinaRNNCell", "GRUCell", "LSTMCell", "LeakyRateReadout"):
         assert issubclass(getattr(braintrace.nn, name), brainstate.nn.Module)
+
+
+def test_star_import_of_layers_gives_all_of_them_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec("from braintrace.nn import *", namespace := {})
+    known = {*namespace} - {"__builtins__"}
+    assert known == {*braintrace.nn.__all__} == {*public(braintrace.nn)}
+    assert {"Conv1d", "Embedding", "LRUCell", "LeakyRateReadout", "surrogate"} < known
 
 
 def test_version_is_a_string_and_a_tuple_of_integers():

@@ -7,14 +7,16 @@ A `Program` is a jaxpr with the calls inlined, in three kinds of record (`Var`, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from traceback import walk_tb
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
 from jax._src import source_info_util
+from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -41,7 +43,7 @@ ELEMENTWISE = frozenset(
 # ------------------------------------------------------------------------------------- records
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Var:
     """A value computed by a program; compared by identity."""
 
@@ -90,7 +92,7 @@ class Equation:
     outputs: tuple[Var, ...]
     params: dict[str, Any]
     source: Any
-    effects: bool = False
+    effects: frozenset[Any] = frozenset()
     callers: tuple[Any, ...] = ()
     bodies: tuple[Body, ...] = ()
 
@@ -210,7 +212,7 @@ class _Flattener:
                         outputs,
                         eqn.params,
                         eqn.source_info,
-                        bool(eqn.effects),
+                        frozenset(eqn.effects),
                         callers,
                         tuple(_body(j, (eqn.source_info, *callers)) for j in _bodies(eqn)),
                     )
@@ -231,6 +233,26 @@ def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return Program(program.consts, program.inputs, tuple(reversed(kept)), chosen)
+
+
+def section(
+    program: Program, inputs: Sequence[Var], outputs: Sequence[Atom], fixed: Collection[Var] = ()
+) -> Program:
+    """The part of a program between some of its variables; what else it reads are its constants.
+
+    What depends on the inputs through `fixed` variables only is constant as well.
+    """
+    moving = set(inputs)
+    equations = []
+    for eqn in program.equations:
+        moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
+        if moves and not all(o in fixed for o in eqn.outputs):
+            equations.append(eqn)
+            moving.update(eqn.outputs)
+    part = prune(Program((), tuple(inputs), tuple(equations), ()), outputs)
+    read = [a for eqn in part.equations for a in eqn.inputs] + list(outputs)
+    consts = dict.fromkeys(a for a in read if isinstance(a, Var) and a not in moving)
+    return replace(part, consts=tuple(consts))
 
 
 def _bodies(eqn: Any) -> Sequence[Any]:
@@ -368,6 +390,55 @@ def _derivative_key(eqn: Equation) -> tuple:
     return fingerprint(program, consts, values=True)
 
 
+# --------------------------------------------------------------------------------- JAX's jaxprs
+
+_variables: WeakKeyDictionary[Var, Any] = WeakKeyDictionary()
+
+
+def variable(var: Var) -> Any:
+    """The JAX variable that stands for a variable of a program: always the same one."""
+    if var not in _variables:
+        _variables[var] = core.Var(jax.core.ShapedArray(var.shape, var.dtype))
+    return _variables[var]
+
+
+def jaxpr_of(program: Program) -> Any:
+    """A program as a jaxpr of JAX, over `variable`s."""
+    blank = open_jaxpr(jax.make_jaxpr(lambda: ())())
+    consts = [variable(v) for v in program.consts]
+    equations = [equation_of(eqn) for eqn in program.equations]
+    # JAX >= 0.11 takes as constants only what has a value: shapes stand for values to be given.
+    held = {"consts": [v.aval for v in consts]} if hasattr(blank, "consts") else {}
+    return blank.replace(
+        constvars=consts,
+        invars=[variable(v) for v in program.inputs],
+        outvars=[operand_of(o) for o in program.outputs],
+        eqns=equations,
+        effects={e for eqn in equations for e in eqn.effects},
+        **held,
+    )
+
+
+def closed_jaxpr_of(program: Program, consts: Sequence[Any]) -> Any:
+    """A program and the values of its constants as a closed jaxpr of JAX."""
+    return core.ClosedJaxpr(jaxpr_of(program), consts)
+
+
+def equation_of(eqn: Equation) -> Any:
+    """An equation as one of JAX, over `variable`s."""
+    inputs, outputs = [operand_of(a) for a in eqn.inputs], [variable(v) for v in eqn.outputs]
+    return core.new_jaxpr_eqn(
+        inputs, outputs, eqn.primitive, eqn.params, set(eqn.effects), eqn.source
+    )
+
+
+def operand_of(atom: Atom) -> Any:
+    """The JAX variable or literal that stands for an atom."""
+    if isinstance(atom, Var):
+        return variable(atom)
+    return core.Literal(atom.value, jax.core.ShapedArray(atom.shape, atom.dtype))
+
+
 # --------------------------------------------------------------------------------- evaluation
 
 
@@ -429,6 +500,27 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
         return out, push(tuple(tangents[i] for i in moving))[0]
 
     return call(*values)
+
+
+# ------------------------------------------------------------------------------------- origins
+
+_MARK = "braintrace:"
+
+
+def marked(eqn: Equation, number: int) -> Equation:
+    """An equation that leaves a number on whatever is traced while it is applied."""
+    stack = source_info_util.new_name_stack(f"{_MARK}{number}")
+    return replace(eqn, source=eqn.source.replace(name_stack=stack))
+
+
+def unmarked(eqn: Equation, equations: Sequence[Equation]) -> tuple[Equation, Equation | None]:
+    """An equation without its mark, and which of the numbered equations left it."""
+    stacks = [str(s.name_stack) for s in (eqn.source, *eqn.callers)]
+    found = next((s.removeprefix(_MARK) for s in stacks if s.startswith(_MARK)), None)
+    if found is None:
+        return eqn, None
+    origin = equations[int(found.split("/")[0])]
+    return replace(eqn, source=eqn.source.replace(name_stack=origin.source.name_stack)), origin
 
 
 # -------------------------------------------------------------------------------- source lines

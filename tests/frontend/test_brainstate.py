@@ -155,7 +155,7 @@ def test_states_with_units_are_split_off_at_the_door():
     model = Model(integrate, w=weight(), h=brainstate.HiddenState(zeros() * u.mV))
     info = braintrace.extract_module_info(model, jnp.zeros(2) * u.mV)
     assert sorted_paths(info) == {"params": ["w"], "hidden": ["h"], "others": []}
-    assert info.hidden_path_to_invar[("h",)].shape == (3,)
+    assert info.hidden_path_to_invar[("h",)].aval.shape == (3,)
     info.write("hidden", [jnp.ones(3)])
     assert u.get_unit(model.h.value) == u.mV
     assert np.array_equal(u.get_mantissa(model.h.value), np.ones(3))
@@ -186,12 +186,12 @@ def test_module_info_names_the_variables_of_states_and_weights():
     model, info = sample()
     assert info.model is model
     assert set(info.states) == {("h",), ("w",)}
-    assert [v.shape for v in info.weight_path_to_invars[("w",)]] == [(2, 3), (3,)]
+    assert [v.aval.shape for v in info.weight_path_to_invars[("w",)]] == [(2, 3), (3,)]
     assert set(info.invar_to_weight_path.values()) == {("w",)}
     (leaf,) = info.step.hidden
-    assert info.hidden_path_to_invar[("h",)] is info.step.program.inputs[leaf.position]
-    assert info.hidden_path_to_invar[("h",)].shape == (3,)
-    assert info.hidden_path_to_outvar[("h",)].shape == (3,)
+    assert info.hidden_path_to_invar[("h",)] is info.jaxpr.invars[leaf.position]
+    assert info.hidden_path_to_invar[("h",)].aval.shape == (3,)
+    assert info.hidden_path_to_outvar[("h",)].aval.shape == (3,)
     assert info.step.n_args == 2 and info.step.n_outs == 2
     assert len(info.jaxpr.eqns) > 0
 
@@ -222,9 +222,9 @@ def test_compile_etrace_graph_returns_all_parts():
     (relation,) = graph.hidden_param_op_relations
     assert isinstance(relation, braintrace.HiddenParamOpRelation)
     assert relation.trainable_param_states["weight"] is model.w
-    assert relation.x_var is relation.x and relation.x.shape == (2,)
-    assert relation.y_var is relation.y and relation.y.shape == (3,)
-    assert relation.trainable_vars["weight"].shape == (2, 3)
+    assert relation.x_var is relation.x and relation.x.aval.shape == (2,)
+    assert relation.y_var is relation.y and relation.y.aval.shape == (3,)
+    assert relation.trainable_vars["weight"].aval.shape == (2, 3)
     assert set(graph.dict()) == set(graph._fields)
     assert isinstance(graph.report, braintrace.CompilationReport)
 

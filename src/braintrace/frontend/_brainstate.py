@@ -18,6 +18,7 @@ from ..graph import (
     DiagnosticKind,
     DiagnosticLevel,
     Leaf,
+    ModuleViews,
     Step,
     check_policy,
 )
@@ -29,10 +30,11 @@ hide_frames_of(u)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ModuleInfo:
+class ModuleInfo(ModuleViews):
     """One traced call of a model.
 
-    `states` are the states the call touched, by path; `records` what was noticed on the way.
+    `states` are the states the call touched, by path; `records` what was noticed on the way;
+    `stateful_model` brainstate's own record of the call.
     """
 
     model: brainstate.nn.Module
@@ -42,55 +44,13 @@ class ModuleInfo:
     arg_tree: Any
     out_tree: Any
     records: tuple[CompilationRecord, ...]
-    closed_jaxpr: Any
+    stateful_model: Any
     control_flow: ControlFlowPolicy | None = None
-
-    @property
-    def jaxpr(self) -> Any:
-        """The traced jaxpr, as JAX prints it."""
-        return getattr(self.closed_jaxpr, "jaxpr", self.closed_jaxpr)
-
-    @property
-    def hidden_path_to_invar(self) -> dict[Path, Var]:
-        """Entry variable of every hidden state."""
-        return {leaf.path: self.step.entry(leaf) for leaf in self.step.hidden}
-
-    @property
-    def hidden_path_to_outvar(self) -> dict[Path, Any]:
-        """Exit variable of every hidden state."""
-        return {leaf.path: self.step.exit(leaf) for leaf in self.step.hidden}
-
-    @property
-    def invar_to_hidden_path(self) -> dict[Var, Path]:
-        """The hidden state of every entry variable."""
-        return {v: path for path, v in self.hidden_path_to_invar.items()}
-
-    @property
-    def outvar_to_hidden_path(self) -> dict[Any, Path]:
-        """A hidden state of every exit variable."""
-        return {v: path for path, v in self.hidden_path_to_outvar.items()}
-
-    @property
-    def hidden_outvar_to_invar(self) -> dict[Any, Var]:
-        """From exit to entry variables."""
-        return {self.step.exit(leaf): self.step.entry(leaf) for leaf in self.step.hidden}
 
     @property
     def state_id_to_path(self) -> dict[int, Path]:
         """The path of every state that the call touched."""
         return {id(state): path for path, state in self.states.items()}
-
-    @property
-    def weight_path_to_invars(self) -> dict[Path, tuple[Var, ...]]:
-        """Entry variables of every parameter's leaves."""
-        out: dict[Path, tuple[Var, ...]] = {}
-        for leaf in self.step.params:
-            out[leaf.path] = (*out.get(leaf.path, ()), self.step.entry(leaf))
-        return out
-
-    @property
-    def invar_to_weight_path(self) -> dict[Var, Path]:
-        return {v: path for path, vs in self.weight_path_to_invars.items() for v in vs}
 
     def leaves(self, kind: str) -> tuple[Any, ...]:
         """Current arrays of the `params`, `hidden` or `others` slots."""
@@ -166,10 +126,9 @@ def extract_module_info(
         error.add_note(_failed(model, args, kwargs, next(iter(lines), None)))
         raise
     key = stateful.get_arg_cache_key(*args, **kwargs)
-    closed = stateful.get_jaxpr_by_cache(key)
     trace = stateful.get_state_trace_by_cache(key)
     out_shapes, _ = stateful.get_out_shapes_by_cache(key)
-    program, consts = flatten(closed)
+    program, consts = flatten(stateful.get_jaxpr_by_cache(key))
     program = prune(program)
 
     states: dict[Path, brainstate.State] = {}
@@ -190,7 +149,7 @@ def extract_module_info(
         arg_tree,
         jax.tree.structure(out_shapes),
         tuple(records),
-        closed,
+        stateful,
         control_flow,
     )
 

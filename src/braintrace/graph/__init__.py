@@ -20,6 +20,7 @@ from ._reach import numbers_of as numbers_of
 from ._reach import reach as reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
+from ._relations import PathClassification as PathClassification
 from ._report import CompilationReport as CompilationReport
 from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
@@ -28,4 +29,5 @@ from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
 from ._uses import uses_of as uses_of
+from ._views import ModuleViews as ModuleViews
 from ._while import bind_reversible as bind_reversible

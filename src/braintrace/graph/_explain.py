@@ -12,7 +12,7 @@ from ._influence import Influence
 from ._links import Links
 from ._pattern import Pattern
 from ._reach import bits_of
-from ._relations import HiddenParamOpRelation
+from ._relations import HiddenParamOpRelation, PathClassification
 from ._sites import Site, wraps_operator
 from ._step import Path, Step
 from ._tangent import Tangent
@@ -127,7 +127,7 @@ def included(relation: HiddenParamOpRelation, apart: bool) -> list[CompilationRe
             context=context,
         )
     ]
-    if apart and "mixed" in relation.path_classification.values():
+    if apart and {*relation.path_classification.values()} - {PathClassification.ALL_DIRECT}:
         out.append(
             CompilationRecord(
                 DiagnosticKind.RELATION_PARTIAL_PATH,

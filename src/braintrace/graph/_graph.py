@@ -39,11 +39,12 @@ from ._pattern import (
 )
 from ._policy import ControlFlowPolicy, close_bodies
 from ._reach import strongly_connected
-from ._relations import HiddenParamOpRelation
+from ._relations import HiddenParamOpRelation, PathClassification
 from ._sites import Site, find_sites
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Path, Step
 from ._tangent import Tangent, tangent_program
+from ._views import Followed
 from ._while import bind_reversible
 
 
@@ -163,7 +164,10 @@ def analyse(
     view = apart if crossings is None else _view(step, consts, trained, crossing=True)
     components = view.tangent.components
     places = Places(components, view.found.offsets)
-    groups = _with_states(find_groups(step, components, apart.pattern, places.offsets), states)
+    followed = Followed(
+        step, tuple(trained), view.tangent, view.found, view.pattern, crossings is not None
+    )
+    groups = _with_states(find_groups(followed, apart.pattern), states)
     links = find_links(step, trained, groups)
     records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, links)]
     relations: list[HiddenParamOpRelation] = []
@@ -171,9 +175,9 @@ def analyse(
     for i, site in enumerate(trained):
         parts = (*view.tangent.entries, *view.tangent.taps[i])
         dtype = jnp.result_type(*(v.dtype for v in parts))
-        followed = None
+        kept = None
         if site.steady and site.closed is None:
-            followed = slots(
+            kept = slots(
                 view.taps[i],
                 _reached(apart, view, i, site, places.n, crossings),
                 view.pattern.kept,
@@ -184,11 +188,11 @@ def analyse(
                 same_axes=site.operator.primitive.rules.spread is None,
                 most_entries=most_entries,
             )
-        if followed is None:
+        if kept is None:
             records.append(excluded(step, site, links))
             continue
         relation = _relation(
-            step, site, followed, groups, places.offsets, links, len(relations), states
+            step, site, kept, groups, places.offsets, links, len(relations), states
         )
         relations.append(relation)
         tapped.append(i)
@@ -292,10 +296,12 @@ def _relation(
         for k, path in zip(g.leaves, g.hidden_paths, strict=True):
             if (mask | whole) >> k & 1:
                 paths.append(path)
-                mixed = any(
+                around = any(
                     links.through[b.equation] >> k & 1 for b in links.blockers[site.equation]
                 )
-                classes[path] = "mixed" if mixed else "all_direct"
+                kinds = PathClassification
+                found = kinds.MIXED if around else kinds.ALL_DIRECT
+                classes[path] = found if mask >> k & 1 else kinds.ALL_THROUGH_OTHER_ETP
     trained = {k: v for k, v in site.leaves.items() if v}
     derived = site.operator.primitive.rules.effective and site.operator.plain
     keys = tuple(site.operator.shapes) if derived else tuple(trained)

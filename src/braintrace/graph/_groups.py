@@ -12,13 +12,14 @@ import numpy as np
 
 from .._errors import dotted
 from ._pattern import Pattern
-from ._step import Component, Path, Step
+from ._step import Path
+from ._views import Followed, GroupViews
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HiddenGroup:
+class HiddenGroup(GroupViews):
     """States that share a shape and meet element by element; `num_state` variables per unit."""
 
     index: int
@@ -28,6 +29,7 @@ class HiddenGroup:
     varshape: tuple[int, ...]
     num_state: int
     channels: tuple[int, ...]
+    followed: Followed
     hidden_states: tuple[Any, ...] = ()
 
     @property
@@ -58,10 +60,10 @@ class HiddenGroup:
 HiddenGroup.__module__ = "braintrace"
 
 
-def find_groups(
-    step: Step, components: Sequence[Component], pattern: Pattern, offsets: np.ndarray
-) -> tuple[HiddenGroup, ...]:
+def find_groups(followed: Followed, pattern: Pattern) -> tuple[HiddenGroup, ...]:
     """Join leaves of equal shape that a kept edge connects; in the order of the states."""
+    step, components = followed.step, followed.tangent.components
+    offsets = followed.found.offsets[: len(components) + 1]
     n = len(step.hidden)
     parent = list(range(n))
 
@@ -93,6 +95,7 @@ def find_groups(
                 varshape=shape[leaves[0]],
                 num_state=sum(k or 1 for k in channels),
                 channels=channels,
+                followed=followed,
             )
         )
     return tuple(groups)

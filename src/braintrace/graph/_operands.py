@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from .._control import guards
-from .._jaxpr import Atom, Const, Program, Var, evaluate, prune
+from .._jaxpr import Atom, Const, Equation, Program, Var, evaluate, prune
 from ._sites import Level, Site, sliced
 
 
@@ -35,6 +35,18 @@ def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
     for level, atoms in zip(site.levels, reversed(_wanted(site)[:-1]), strict=True):
         found = _enter(level, atoms, found, site.levels)
     return {k: value for k, (value, _) in zip(keys, found, strict=True)}
+
+
+def operand_equations(program: Program, site: Site, key: str) -> list[Equation]:
+    """The equations that compute one operand; those of bodies around the operator come last."""
+    atoms: list[Atom] = [site.equation.inputs[site.operator.positions[key]]]
+    out: list[Equation] = []
+    for level in reversed(site.levels):
+        body, same = unguarded(level.equation.bodies[level.branch].program)
+        out = [*prune(body, [follow(a, same) for a in atoms]).equations, *out]
+        atoms = [outer for _, outer in _needed(level, atoms)]
+    plain, same = unguarded(program)
+    return [*prune(plain, [follow(a, same) for a in atoms]).equations, *out]
 
 
 def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Var, bind, evaluate
+from .._jaxpr import Var, bind, evaluate, variable
 from ._groups import HiddenGroup
 from ._step import Path, Step
 
@@ -26,7 +26,8 @@ class HiddenPerturbation:
 
     @property
     def perturb_vars(self) -> tuple[Any, ...]:
-        return tuple(self.step.exit(leaf) for leaf in self.step.hidden)
+        """Variables of the new hidden states."""
+        return tuple(variable(self.step.exit(leaf)) for leaf in self.step.hidden)
 
     @property
     def perturb_hidden_paths(self) -> tuple[Path, ...]:

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from .._jaxpr import Var
 from ..ops import ETPPrimitive, Operator
 from ._groups import HiddenGroup
 from ._sites import Site
 from ._slots import Slots
 from ._step import Path
+from ._views import RelationViews
+
+
+class PathClassification(StrEnum):
+    """How an operator's output reaches a state within a step.
+
+    Directly, through other trained operators only, or both ways.
+    """
+
+    __module__ = "braintrace"
+
+    ALL_DIRECT = "all_direct"
+    ALL_THROUGH_OTHER_ETP = "all_through_other_etp"
+    MIXED = "mixed"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HiddenParamOpRelation:
+class HiddenParamOpRelation(RelationViews):
     """A weight, the operator that consumes it, and the states its output reaches."""
 
     index: int
@@ -26,7 +40,7 @@ class HiddenParamOpRelation:
     connected_hidden_paths: tuple[Path, ...]
     trainable_paths: Mapping[str, Path]
     trainable_leaf_indices: Mapping[str, int]
-    path_classification: Mapping[Path, str]
+    path_classification: Mapping[Path, PathClassification]
     trainable_param_states: Mapping[str, Any]
 
     @property
@@ -43,26 +57,13 @@ class HiddenParamOpRelation:
         return self.site.equation.params
 
     @property
-    def x_var(self) -> Any:
-        return self.site.x
-
-    @property
-    def y_var(self) -> Var:
-        return self.site.y
-
-    @property
-    def trainable_vars(self) -> Mapping[str, Any]:
-        at = self.site.operator.positions
-        return {k: self.site.equation.inputs[i] for k, i in at.items()}
-
-    @property
     def weight_path(self) -> Path:
         """Path of the first trained parameter."""
         return next(iter(self.trainable_paths.values()))
 
     path = weight_path
-    x = x_var
-    y = y_var
+    x = RelationViews.x_var
+    y = RelationViews.y_var
 
 
 HiddenParamOpRelation.__module__ = "braintrace"

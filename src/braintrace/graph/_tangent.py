@@ -9,7 +9,7 @@ and the numbers D and f come from running the very same equations (`push`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,8 +29,10 @@ from .._jaxpr import (
     deep_equations,
     evaluate,
     inner_jaxprs,
+    marked,
     prune,
     trace,
+    unmarked,
 )
 from ._sites import Site
 from ._step import Component, Step, components_of, join, split
@@ -45,7 +47,8 @@ class Tangent:
     `entries` are the tangents of the state components, `taps[i]` those of the i-th operator's
     output (real part, and imaginary part when it is complex), `exits` the resulting tangents,
     `xs` the operators' inputs (None for an operator of weights only), `ys` their outputs (None in
-    a body of control flow).
+    a body of control flow). `origins` gives the equation of the step that an equation comes from,
+    bodies left out.
     """
 
     program: Program
@@ -55,6 +58,12 @@ class Tangent:
     exits: tuple[Atom, ...]
     xs: tuple[Atom | None, ...]
     ys: tuple[Atom | None, ...] = ()
+    origins: Mapping[Equation, Equation] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[Var, ...]:
+        """Everything that tangents start from, in the order in which sources are numbered."""
+        return (*self.entries, *(v for parts in self.taps for v in parts))
 
 
 def tangent_program(
@@ -67,6 +76,7 @@ def tangent_program(
     program = step.program
     components = components_of(step)
     index = {site.equation: i for i, site in enumerate(sites)}
+    numbers = {eqn: i for i, eqn in enumerate(program.equations)}
     n_consts, n_inputs = len(program.consts), len(program.inputs)
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
@@ -89,7 +99,8 @@ def tangent_program(
 
         def apply(eqn, vals, feed):
             i = index.get(eqn)
-            outs = _differentiated(eqn, vals)
+            known = numbers.get(eqn)
+            outs = _differentiated(eqn if known is None else marked(eqn, known), vals)
             if i is None:
                 return outs, {}
             at = sites[i].operator.primitive.x_invar_index
@@ -118,6 +129,7 @@ def tangent_program(
     linear = _close(linear, extra)
     linear = prune(linear, linear.outputs)  # side effects happen once, in the step itself
     _check_pure(linear)
+    linear, origins = _unmarked(linear, program)
     ins = linear.inputs[n_consts + n_inputs :]
     outs = linear.outputs
     seen = iter(outs[len(components) :])
@@ -130,7 +142,18 @@ def tangent_program(
         exits=tuple(outs[: len(components)]),
         xs=xs,
         ys=tuple(None if site.levels else next(seen) for site in sites),
+        origins=origins,
     )
+
+
+def _unmarked(linear: Program, program: Program) -> tuple[Program, dict[Equation, Equation]]:
+    equations, origins = [], {}
+    for eqn in linear.equations:
+        plain, origin = unmarked(eqn, program.equations)
+        equations.append(plain)
+        if origin is not None:
+            origins[plain] = origin
+    return replace(linear, equations=tuple(equations)), origins
 
 
 def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
