@@ -49,6 +49,7 @@ from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 from ._sequences import states_of
 from ._signal import SignalMixin
 from ._train import train
+from ._views import TraceViewsMixin
 
 Array = jax.Array
 Instead = Callable[..., tuple[list[Any], Values]]  # (rule, graph, call, values, extra, names)
@@ -66,7 +67,9 @@ def cleared(trace: Any) -> Any:
     return {**zeros, "draws": trace["draws"]} if "draws" in trace else zeros
 
 
-class ETraceAlgorithm(CheckpointMixin, SignalMixin, SequenceDriverMixin, brainstate.nn.Module):
+class ETraceAlgorithm(
+    CheckpointMixin, SignalMixin, SequenceDriverMixin, TraceViewsMixin, brainstate.nn.Module
+):
     """A model that learns online.
 
     Build one with `braintrace.compile`, or with the class of a rule and `compile_graph`. Call it

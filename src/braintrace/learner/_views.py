@@ -1,0 +1,131 @@
+"""The traces of a learner by relation and hidden group, with one slot per state of a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ..graph import HiddenGroup, HiddenParamOpRelation
+
+Array = jax.Array
+_KINDS = {
+    "per_param": "a trace of every weight: read etrace_bwg",
+    "io_factorized": "two filtered factors per operator: read etrace_xs and etrace_dfs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """A trace as it is now; `value` cannot be assigned."""
+
+    value: Any
+
+
+class TraceViewsMixin:
+    """Read-only views of the traces."""
+
+    etraces: dict[str, Any]
+    config: Any
+    graph: Any
+
+    @property
+    def etrace_bwg(self) -> Mapping[tuple[int, int], TraceView]:
+        """Traces of every weight, by `(id(relation.y_var), group.index)`.
+
+        Each is a dict of arrays (*free, *weight.shape, S): `free` are the output axes that the
+        weight does not have, such as the batch; S are the states of a unit of the group, more where
+        a weight is followed to several units.
+
+        Raises:
+            AttributeError: the rule keeps something else.
+        """
+        self._check_kept("etrace_bwg", "per_param")
+        return MappingProxyType(
+            {
+                (id(r.y_var), g.index): TraceView(
+                    {k: _of_group(r, g, eps, k) for k, eps in trace.items()}
+                )
+                for r, trace in self._by_relation()
+                for g in r.hidden_groups
+            }
+        )
+
+    @property
+    def etrace_xs(self) -> Mapping[int, TraceView]:
+        """Filtered inputs of the operators, by `id(relation.x_var)`.
+
+        Raises:
+            AttributeError: the rule keeps something else.
+        """
+        self._check_kept("etrace_xs", "io_factorized")
+        pairs = self._by_relation()
+        return MappingProxyType({id(r.x_var): TraceView(t["x"]) for r, t in pairs if "x" in t})
+
+    @property
+    def etrace_dfs(self) -> Mapping[tuple[int, str], TraceView]:
+        """Filtered tails of the operators, by `(id(relation.y_var), "hidden_group_i")`.
+
+        Each is an array (*y.shape, S), S the states of a unit of the group.
+
+        Raises:
+            AttributeError: the rule keeps something else.
+        """
+        self._check_kept("etrace_dfs", "io_factorized")
+        return MappingProxyType(
+            {
+                (id(r.y_var), f"hidden_group_{g.index}"): TraceView(_of_group(r, g, t["f"]))
+                for r, t in self._by_relation()
+                for g in r.hidden_groups
+            }
+        )
+
+    def _by_relation(self) -> list[tuple[HiddenParamOpRelation, Any]]:
+        relations = self.graph.hidden_param_op_relations
+        return list(zip(relations, (t.value for t in self.etraces.values()), strict=True))
+
+    def _check_kept(self, name: str, kind: str) -> None:
+        kept = "" if self.config is None else self.config.trace_factorization
+        if kept != kind:
+            raise AttributeError(
+                message(
+                    f"{type(self).__name__} has no {name}.",
+                    why=f"its rule keeps {_KINDS.get(kept, 'something else')}",
+                    do="read what it stores in learner.etraces, or learner.get_etrace_of(weight)",
+                )
+            )
+
+
+def _of_group(
+    r: HiddenParamOpRelation, g: HiddenGroup, eps: Array, key: str | None = None
+) -> Array:
+    """The slots that belong to a group, state by state; zeros for a state that has none.
+
+    `key` is the weight that the trace is of; None for one of the operator's output.
+    """
+    slots = r.slots
+    offsets = g.followed.found.offsets
+    number = np.searchsorted(offsets, slots.destination, side="right") - 1  # -1 for no element
+
+    def only(k: int, here: np.ndarray) -> Array:
+        if np.array_equal(here, number[..., k] >= 0):
+            return eps[..., k]
+        mask = jnp.asarray(here.reshape(slots.shape), eps.dtype)
+        return eps[..., k] * (
+            mask if key is None else r.operator.spread(key, mask, len(slots.lanes))
+        )
+
+    columns = []
+    for component in g.components:
+        here = number == component
+        found = np.flatnonzero(here.any(axis=(0, 1)))
+        columns += [only(int(k), here[..., k]) for k in found]
+        if not len(found):
+            columns.append(jnp.zeros_like(eps[..., 0]))
+    return jnp.stack(columns, -1)
