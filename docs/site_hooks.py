@@ -44,9 +44,10 @@ def linked(text: str, home: str) -> str:
 
 
 def exported(module: str) -> list[str]:
-    """Names that a package re-exports, in the order of its `__init__`."""
-    path = ROOT / "src" / module.replace(".", "/") / "__init__.py"
-    tree = ast.parse(path.read_text("utf-8"))
+    """Names that a package re-exports, in the order of its file."""
+    folder = ROOT / "src" / module.replace(".", "/")
+    files = [folder / name for name in ("_public.py", "__init__.py")]
+    tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
     found = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     return [a.asname for a in found if a.asname and not a.asname.startswith("_")]
 

@@ -2,6 +2,8 @@
 
 import doctest
 import inspect
+import subprocess
+import sys
 import warnings
 
 import brainstate
@@ -19,11 +21,9 @@ HOMES = {m.__name__: m for m in (braintrace, braintrace.nn, braintrace.show, bra
 
 def public(module):
     """Classes and functions a module re-exports."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (inspect.isclass(value) or callable(value))
-    }
+    names = getattr(module, "__all__", None) or vars(module)
+    found = {name: getattr(module, name) for name in names if not name.startswith("_")}
+    return {name: value for name, value in found.items() if callable(value)}
 
 
 OBJECTS = [
@@ -108,6 +108,37 @@ def test_star_import_gives_the_public_names_without_a_warning():
 def test_dir_lists_the_public_names_and_those_of_version_01():
     assert len(dir(braintrace)) == len(braintrace.__all__) + 11
     assert {*braintrace.__all__} < {*dir(braintrace)}
+
+
+LAZY = """
+import pickle, sys, threading
+import braintrace
+assert braintrace.__version_info__ and not hasattr(braintrace, "__wrapped__")
+assert "jax" not in sys.modules
+seen = []
+use = lambda: seen.append(braintrace.compile)
+threads = [threading.Thread(target=use) for _ in range(4)]  # at once, while it is imported
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(seen) == 4 and len(set(seen)) == 1 and seen[0].__module__ == "braintrace"
+assert braintrace.learner.compile is vars(braintrace)["compile"]  # from now on without a detour
+assert pickle.dumps(braintrace.D_RTRL).count(b"learner") == 0
+assert pickle.loads(b"cbraintrace\\nD_RTRL\\n.") is braintrace.D_RTRL
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        LAZY,
+        "from braintrace import *\nassert nn.GRUCell and compile",
+        "import braintrace.nn\nassert braintrace.compile and braintrace.verify.compare",
+    ],
+    ids=["attribute", "star", "submodule"],
+)
+def test_public_names_come_with_their_first_use(first):
+    found = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 # Arguments that programs pass by position, in the published order.

@@ -1,107 +1,32 @@
 """Online learning of recurrent and spiking networks in JAX."""
 
-from typing import Any as _Any
+import typing as _typing
+from importlib import import_module as _import_module
 
-from . import nn as nn
-from . import show as show
-from . import verify as verify
-from ._errors import CompilationError as CompilationError
-from ._errors import NotSupportedError as NotSupportedError
 from ._version import __version__ as __version__
-from .frontend import ETraceGraph as ETraceGraph
-from .frontend import ModuleInfo as ModuleInfo
-from .frontend import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
-from .frontend import add_hidden_perturbation_in_module as add_hidden_perturbation_in_module
-from .frontend import compile_etrace_graph as compile_etrace_graph
-from .frontend import extract_module_info as extract_module_info
-from .frontend import find_hidden_groups_from_minfo as find_hidden_groups_from_minfo
-from .frontend import find_hidden_groups_from_module as find_hidden_groups_from_module
-from .frontend import (
-    find_hidden_param_op_relations_from_minfo as find_hidden_param_op_relations_from_minfo,
-)
-from .frontend import (
-    find_hidden_param_op_relations_from_module as find_hidden_param_op_relations_from_module,
-)
-from .graph import CompilationRecord as CompilationRecord
-from .graph import CompilationReport as CompilationReport
-from .graph import ControlFlowPolicy as ControlFlowPolicy
-from .graph import DiagnosticKind as DiagnosticKind
-from .graph import DiagnosticLevel as DiagnosticLevel
-from .graph import Dropped as Dropped
-from .graph import HiddenGroup as HiddenGroup
-from .graph import HiddenParamOpRelation as HiddenParamOpRelation
-from .graph import HiddenPerturbation as HiddenPerturbation
-from .graph import ParameterReport as ParameterReport
-from .graph import PathClassification as PathClassification
-from .learner import D_RTRL as D_RTRL
-from .learner import DECOLLE as DECOLLE
-from .learner import DNI as DNI
-from .learner import ES_D_RTRL as ES_D_RTRL
-from .learner import KFRTRL as KFRTRL
-from .learner import OSTTP as OSTTP
-from .learner import OTPE as OTPE
-from .learner import OTTT as OTTT
-from .learner import RFLO as RFLO
-from .learner import RTRL as RTRL
-from .learner import STLLR as STLLR
-from .learner import UORO as UORO
-from .learner import Checkpoint as Checkpoint
-from .learner import EligibilityTrace as EligibilityTrace
-from .learner import EProp as EProp
-from .learner import ETraceAlgorithm as ETraceAlgorithm
-from .learner import ETraceConfig as ETraceConfig
-from .learner import ETraceGraphExecutor as ETraceGraphExecutor
-from .learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
-from .learner import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
-from .learner import ETraceVmap as ETraceVmap
-from .learner import FixedRandomFeedback as FixedRandomFeedback
-from .learner import GradExpon as GradExpon
-from .learner import IODimVjpAlgorithm as IODimVjpAlgorithm
-from .learner import KappaFilter as KappaFilter
-from .learner import MultiStepData as MultiStepData
-from .learner import NoTrace as NoTrace
-from .learner import OSTLFeedforward as OSTLFeedforward
-from .learner import OSTLRecurrent as OSTLRecurrent
-from .learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
-from .learner import PresynapticTrace as PresynapticTrace
-from .learner import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
-from .learner import SequenceDriverMixin as SequenceDriverMixin
-from .learner import SingleStepData as SingleStepData
-from .learner import SnAp as SnAp
-from .learner import SyntheticGradient as SyntheticGradient
-from .learner import ThreeFactor as ThreeFactor
-from .learner import compile as compile
-from .learner import pp_prop as pp_prop
-from .learner import train_synthetic_gradient as train_synthetic_gradient
-from .ops import ETPPrimitive as ETPPrimitive
-from .ops import conv as conv
-from .ops import einsum as einsum
-from .ops import element_wise as element_wise
-from .ops import embedding as embedding
-from .ops import grouped_matmul as grouped_matmul
-from .ops import lora_matmul as lora_matmul
-from .ops import matmul as matmul
-from .ops import register_primitive as register_primitive
-from .ops import sparse_matmul as sparse_matmul
+
+if _typing.TYPE_CHECKING:
+    from ._public import *  # noqa: F403
 
 __version_info__ = tuple(int(part) for part in __version__.split("."))
 
-# Public names live here, whatever file defines them: help, pickles and tracebacks say so.
-for _name, _value in list(globals().items()):
-    if not _name.startswith("_") and getattr(_value, "__module__", "").startswith("braintrace."):
-        _value.__module__ = "braintrace"
 
-__all__ = ["__version__", "__version_info__", "nn", "show", "verify"]
-__all__ += [_n for _n, _v in globals().items() if getattr(_v, "__module__", "") == __name__]
+def __getattr__(name: str) -> _typing.Any:
+    """Import the public names, all at once: the command line answers before JAX is imported."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = _import_module("._public", __name__)
+    if names := getattr(public, "_NAMES", None):  # none while it is being imported
+        globals().update({key: getattr(public, key) for key in names})
+        globals()["__all__"] = ["__version__", "__version_info__", *names]
+    if name in globals():
+        return globals()[name]
+    from ._legacy import deprecated
+
+    return deprecated(name)  # names of version 0.1
 
 
 def __dir__() -> list[str]:
     from ._legacy import INSTEAD
 
-    return sorted({*__all__, *INSTEAD})
-
-
-def __getattr__(name: str) -> _Any:  # names of version 0.1
-    from ._legacy import deprecated
-
-    return deprecated(name)
+    return sorted({*__getattr__("__all__"), *INSTEAD})
