@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli.compare.tasks import TASKS, _digits, _mackey_glass, _text
+from braintrace.cli.commands._names import TASKS
+from braintrace.cli.compare.tasks import MAKE, _digits, _mackey_glass, _text
 
 from .test_demo import hide
 
@@ -16,7 +17,7 @@ KEY = jax.random.key(0)
 
 
 def make(name, length=None):
-    return TASKS[name].make(length or TASKS[name].length)
+    return MAKE[name](length or TASKS[name].length)
 
 
 @cache
@@ -157,7 +158,7 @@ def test_digits_without_scikit_learn_say_what_to_install(capsys, monkeypatch):
     _digits.images.cache_clear()
     hide(monkeypatch, "sklearn")
     with pytest.raises(SystemExit) as stopped:
-        main(["compare", "--task", "digits", "--quick"])
+        main(["compare", "digits", "--quick"])
     assert stopped.value.code == 2
     assert "needs scikit-learn: pip install 'braintrace[tasks]'" in capsys.readouterr().err
 

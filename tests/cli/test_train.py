@@ -47,11 +47,11 @@ def assert_identical(one, two):
 def whole(tmp_path_factory):
     """A run of four updates that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole")
-    assert train(out, *SMALL, "--steps", "4") == 0
+    assert train(out, *SMALL, "--updates", "4") == 0
     return out
 
 
-def test_train_leaves_checkpoint_record_and_figure(whole, capsys):
+def test_train_leaves_checkpoint_record_and_figure(whole):
     record = json.loads((whole / "train.json").read_text())
     assert len(record["losses"]) == 4 and record["at"] == [0, 1, 2, 3, 4]
     assert record["scores"][0] != record["scores"][-1] and record["metric"] == "squared error"
@@ -63,10 +63,40 @@ def test_train_leaves_checkpoint_record_and_figure(whole, capsys):
         "train.json",
         "train.png",
     }
-    before = values(whole)
-    assert train(whole, "--resume") == 0  # there is nothing left to do
-    assert_identical(values(whole), before)
-    assert "squared error on held-out sequences: " in capsys.readouterr().out
+    assert record["seconds_per_update"] > 0
+
+
+def test_resumed_run_that_is_finished_changes_nothing_and_says_so(whole, capsys, monkeypatch):
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in whole.iterdir()}
+    record = json.loads((whole / "train.json").read_text())
+    monkeypatch.setattr(_session, "online", None)  # nothing is compiled
+    assert train(whole, "--resume") == 0
+    assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in whole.iterdir()} == before
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"Nothing to do: all 4 updates of the run in {whole} are made.")
+    assert last == result(record, whole)
+
+
+def result(record, folder):
+    return (
+        f"Result: held-out squared error {record['scores'][-1]:.4f} (chance level 0.1667), "
+        f"loss {record['losses'][-1]:.4f}, saved in {folder}"
+    )
+
+
+def test_train_shows_the_score_of_the_update_that_it_shows(tmp_path, capsys):
+    assert train(tmp_path, *SMALL, "--updates", "50") == 0  # scored at every third update
+    shown = capsys.readouterr()
+    record = json.loads((tmp_path / "train.json").read_text())
+    scores, losses = dict(zip(record["at"], record["scores"], strict=True)), record["losses"]
+    assert list(scores) == [*range(0, 50, 3), 50]
+    compiling, *lines = shown.err.splitlines()
+    assert re.fullmatch(r"compiling… \d+\.\d s", compiling)
+    assert lines == [
+        f"update {n}/50  squared error {scores[n]:.4f}, loss {losses[n - 1]:.4f}"
+        for n in (*range(6, 50, 6), 50)
+    ]
+    assert shown.out.splitlines()[-1] == result(record, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +112,7 @@ def stopped(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_session.Session, "advance", terminated)
-        status = train(out, *SMALL, "--steps", "4")
+        status = train(out, *SMALL, "--updates", "4")
     return out, status
 
 
@@ -93,7 +123,7 @@ def test_stopped_run_goes_on_bit_for_bit(whole, stopped, capsys, monkeypatch):
     hide(monkeypatch, "matplotlib", "tqdm")
     assert train(out, "--resume", "--checkpoint-every", "1") == 0
     shown = capsys.readouterr()
-    assert "on from 2." in shown.out and "4/4  loss" in shown.err
+    assert "4 updates, on from 2\n" in shown.out and "update 4/4  squared error" in shown.err
     assert "No figure without matplotlib: pip install 'braintrace[plot]'" in shown.err
     assert_identical(values(out), values(whole))
     records = [json.loads((d / "train.json").read_text()) for d in (out, whole)]
@@ -111,7 +141,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monkeypatch):
     out = tmp_path / "run"
-    words = ["train", "adding", *SMALL, "--steps", "100000", "--checkpoint-every", "1"]
+    words = ["train", "adding", *SMALL, "--updates", "100000", "--checkpoint-every", "1"]
     process = subprocess.Popen(
         [sys.executable, "-c", PROCESS, *words, "--out", str(out)],
         env={**os.environ, "JAX_ENABLE_X64": "1"},
@@ -130,8 +160,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monke
     assert done == values(out)["step"]
     command = shlex.split(re.search(r"^To go on: (.*)$", said, re.MULTILINE).group(1))
     assert command[0] == "braintrace"
-    assert main([*command[1:], "--steps", str(done + 2)]) == 0
-    assert train(tmp_path / "whole", *SMALL, "--steps", str(done + 2)) == 0
+    assert main([*command[1:], "--updates", str(done + 2)]) == 0
+    assert train(tmp_path / "whole", *SMALL, "--updates", str(done + 2)) == 0
     assert_identical(values(out), values(tmp_path / "whole"))
 
 
@@ -144,16 +174,16 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monke
         (["--resume", "--out", "{out}/nowhere"], "there is nothing to resume in {out}/nowhere"),
         (["--out", "{out}/new", "--rule", "bptt"], "--rule d_rtrl:window=96"),
         (["--out", "{out}/new", "--rule", "d_rtrl,pp_prop"], "takes one rule"),
-        (["--out", "{out}/new", "--rule", "magic"], "There is no rule 'magic'"),
+        (["--out", "{out}/new", "--rule", "magic"], "there is no rule 'magic'"),
         (["--out", "{out}/new", "--length", "1"], "adding needs at least"),
-        (["--out", "{out}/new", "--steps", "0"], "'0' is not a positive whole number"),
-        (["--out", "{out}/new", "--cell", "prison"], "invalid choice: 'prison'"),
+        (["--out", "{out}/new", "--updates", "0"], "'0' is not a positive whole number"),
+        (["--out", "{out}/new", "--cell", "prison"], "there is no cell 'prison'"),
         (["--out", "{out}/new", "--lr", "nan"], "'nan' is not a positive number"),
         (["--out", "{out}/new", "--seed", "1" * 20], "is not a whole number from 0 to"),
-        (["--resume", "--steps", "2"], "--steps 2: the run in {out} has made 4 updates."),
+        (["--resume", "--updates", "2"], "--updates 2: the run in {out} has made 4 updates."),
     ],
 )
-def test_wrong_training_prints_help_and_exits_with_2(words, said, whole, capsys):
+def test_wrong_training_exits_with_2(words, said, whole, capsys):
     before = values(whole)
     assert train(whole, *(word.format(out=whole) for word in words)) == 2
     shown = capsys.readouterr().err
@@ -169,7 +199,7 @@ def test_damaged_checkpoint_is_a_failure_without_traceback(whole, tmp_path, caps
     assert train(tmp_path, "--resume") == 1
     assert "its checksum is wrong" in capsys.readouterr().err
     (tmp_path / "train.ckpt").unlink()
-    assert train(tmp_path, "--resume", "--steps", "1") == 0
+    assert train(tmp_path, "--resume", "--updates", "1") == 0
     assert "No checkpoint in" in capsys.readouterr().err
     (tmp_path / "settings.json").write_text("{")
     assert train(tmp_path, "--resume") == 2
@@ -178,12 +208,12 @@ def test_damaged_checkpoint_is_a_failure_without_traceback(whole, tmp_path, caps
 
 def test_folder_that_cannot_be_written_is_told_after_one_update(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert train(tmp_path / "file", *SMALL, "--steps", "1000000") == 1
+    assert train(tmp_path / "file", *SMALL, "--updates", "1000000") == 1
     assert f"{tmp_path / 'file'} cannot be written: " in capsys.readouterr().err
 
 
 def test_rule_that_needs_more_than_a_loss_is_refused_and_leaves_nothing(tmp_path, capsys):
-    words = ["--rule", "three_factor", "--steps", "1"]
+    words = ["--rule", "three_factor", "--updates", "1"]
     assert train(tmp_path / "new", *SMALL, *words) == 1
     assert "modulator" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -13,6 +13,7 @@ from ._gradients import Network, agreement, bptt, online
 from ._memory import working_bytes
 from ._missing import draw_or_say
 from ._plot import draw
+from ._progress import stage
 from ._task import Recall
 from ._train import accuracy, train, updater
 
@@ -26,16 +27,15 @@ class Setting:
     task: Recall
     units: int
     batch: int
-    steps: int
     tests: int
     factors: tuple[float, ...]
 
 
-FULL = Setting(Recall(8, 100), 32, 32, steps=600, tests=32, factors=(0.1, 0.3, 1, 3, 10))
-QUICK = Setting(Recall(4, 20, cue=2, answer=2), 8, 8, steps=10, tests=4, factors=(1, 10))
+FULL = Setting(Recall(8, 100), 32, 32, tests=32, factors=(0.1, 0.3, 1, 3, 10))
+QUICK = Setting(Recall(4, 20, cue=2, answer=2), 8, 8, tests=4, factors=(1, 10))
 
 
-def run(setting: Setting, *, steps: int, seed: int, out: Path) -> None:
+def run(setting: Setting, *, updates: int, seed: int, out: Path) -> None:
     """Train, print the table and write `demo.png` into `out`."""
     task, size = setting.task, setting.batch
     networks = {name: _network(setting, seed) for name in NAMES}
@@ -47,7 +47,7 @@ def run(setting: Setting, *, steps: int, seed: int, out: Path) -> None:
     tests = jax.random.split(test_key, setting.tests)
     print(
         f"Delayed recall of 1 in {task.symbols} symbols over {task.length} steps "
-        f"(chance {task.chance:.1%}), GRU of {setting.units} units, batches of {size}."
+        f"(chance level {task.chance:.1%}),\nGRU of {setting.units} units, batches of {size}."
     )
 
     compiled: dict[str, Any] = {name: brainstate.transform.jit(g) for name, g in gradients.items()}
@@ -56,21 +56,24 @@ def run(setting: Setting, *, steps: int, seed: int, out: Path) -> None:
         batch = task.batch(tests[0], size)
         return agreement(compiled[ONLINE](*batch)[0], compiled[REVERSE](*batch)[0])
 
-    before = compare()
-    updates = {name: updater(networks[name], gradients[name], task, size) for name in NAMES}
-    losses, seconds = train(networks, updates, jax.random.split(train_key, steps))
-    rates = {name: accuracy(networks[name], task, tests, size) for name in NAMES}
+    with stage("compiling both gradients"):
+        before = compare()
+    programs = {name: updater(networks[name], gradients[name], task, size) for name in NAMES}
+    losses, seconds = train(networks, programs, jax.random.split(train_key, updates))
+    with stage("held-out accuracy"):
+        rates = {name: accuracy(networks[name], task, tests, size) for name in NAMES}
     for path, state in networks[REVERSE].weights.items():
         state.value = networks[ONLINE].weights[path].value
     after = compare()
 
     lengths = [round(factor * task.length) for factor in setting.factors]
-    memory = {
-        name: {length: working_bytes(gradients[name], task, length, size) for length in lengths}
-        for name in NAMES
-    }
+    with stage(f"memory of sequences of {lengths[0]} to {lengths[-1]} steps"):
+        memory = {
+            name: {length: working_bytes(gradients[name], task, length, size) for length in lengths}
+            for name in NAMES
+        }
 
-    rows = [(f"loss, mean of the last {_last(steps)} updates (nats)", "{:.4f}", _means(losses))]
+    rows = [(f"loss, mean of the last {_last(updates)} updates (nats)", "{:.4f}", _means(losses))]
     rows += [(f"accuracy, {setting.tests * size} held-out sequences", "{:.1%}", rates)]
     for when, (cosine, error) in (("initial", before), ("trained", after)):
         rows += [(f"cosine to BPTT, {when} weights", "{:.4f}", {ONLINE: cosine, REVERSE: 1})]
@@ -89,8 +92,8 @@ def _network(setting: Setting, seed: int) -> Network:
         return Network(setting.task.channels, setting.units, setting.task.symbols)
 
 
-def _last(steps: int) -> int:
-    return min(20, steps)
+def _last(updates: int) -> int:
+    return min(20, updates)
 
 
 def _means(losses: dict[str, list[float]]) -> dict[str, float]:

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if the command failed, 130 if it was interrupted.
 
     Raises:
-        SystemExit: with status 2, after the help, if the words make no command.
+        SystemExit: with status 2, after an error, if the words make no command.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -39,7 +39,10 @@ def _parser() -> Parser:
         epilog="`braintrace COMMAND --help` shows the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"braintrace {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        prog="braintrace", dest="command", metavar="COMMAND", required=True
+    )
     for add in COMMANDS:
         add(commands)
+    parser.commands = tuple(commands.choices)
     return parser

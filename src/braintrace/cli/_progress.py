@@ -1,56 +1,81 @@
-"""The progress bar: tqdm, or a plain one without it; lines where nobody watches."""
+"""Progress on standard error: a bar where somebody watches, a few lines in files and pipes."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-LINES = 20
+LINES = 5
+# Short, and the bar takes what is left: the text after it fits into 80 columns.
+FORM = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 
 
-def progress_bar(total: int, what: str = "training", unit: str = "update", done: int = 0) -> Any:
-    """A bar with `set_postfix_str`, `update` and `close`, on standard error."""
+@contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Say what takes a while, and afterwards how long."""
+    print(f"{what}… ", end="", file=sys.stderr, flush=True)
+    started, took = time.perf_counter(), ""
+    try:
+        yield
+        took = f"{time.perf_counter() - started:.1f} s"
+    finally:
+        print(took, file=sys.stderr, flush=True)
+
+
+def progress_bar(total: int, what: str = "update", done: int = 0, every: int | None = None) -> Any:
+    """A bar with `set_postfix_str`, `update` and `close`: tqdm, or a plain one without it.
+
+    Its clock starts now, from `done` on: what compiles comes before. `every` is the distance of
+    lines where standard error is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        return _Lines(total, what, done, every)
     try:
         from tqdm import tqdm
     except ImportError:
-        return _TextBar(total, done)
-    return tqdm(total=total, desc=what, unit=unit, initial=done, file=sys.stderr)
-
-
-def training_bar(total: int, done: int) -> Any:
-    """The same, from some updates on; a few lines if standard error is not a terminal."""
-    if sys.stderr.isatty():
-        return progress_bar(total, done=done)
-    return _Lines(total, done)
+        return _TextBar(total, what, done)
+    return tqdm(total=total, desc=what, initial=done, file=sys.stderr, bar_format=FORM,
+                dynamic_ncols=True)  # fmt: skip
 
 
 class _TextBar:
     """What the commands use of a tqdm bar."""
 
-    def __init__(self, total: int, done: int = 0):
-        self.total, self.done, self.text = total, done, ""
+    def __init__(self, total: int, what: str, done: int):
+        self.total, self.what, self.done, self.text = total, what, done, ""
 
-    def set_postfix_str(self, text: str) -> None:
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
         self.text = text
 
     def update(self, n: int) -> None:
         self.done += n
-        filled = 30 * self.done // self.total
-        line = f"\r[{'#' * filled:30}] {self.done}/{self.total}  {self.text}"
-        print(line, end="", file=sys.stderr, flush=True)
+        before, after = f"{self.what} {self.done}/{self.total} [", f"] {self.text}"
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        width = max(columns - len(before) - len(after), 1)
+        line = f"{before}{'#' * (width * self.done // self.total):{width}}{after}"
+        print(f"\r{line[:columns]}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         print(file=sys.stderr)
 
 
 class _Lines(_TextBar):
-    """A line now and then, for files and pipes."""
+    """A line now and then."""
+
+    def __init__(self, total: int, what: str, done: int, every: int | None):
+        super().__init__(total, what, done)
+        self.every = every or -(-total // LINES)
 
     def update(self, n: int) -> None:
-        before = LINES * self.done // self.total
+        before = self.done // self.every
         self.done += n
-        if LINES * self.done // self.total > before or self.done == self.total:
-            print(f"{self.done}/{self.total}  {self.text}", file=sys.stderr, flush=True)
+        if self.done // self.every > before or self.done == self.total:
+            line = f"{self.what} {self.done}/{self.total}  {self.text}"
+            print(line.rstrip(), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ._gradients import Gradient, Network, scores
-from ._progress import progress_bar
+from ._progress import progress_bar, stage
 from ._task import Recall
 
 Array = jax.Array
@@ -79,17 +80,24 @@ def train(
     adams = {name: adam_start(network) for name, network in networks.items()}
     losses: dict[str, list[float]] = {name: [] for name in networks}
     seconds: dict[str, list[float]] = {name: [] for name in networks}
-    bar = progress_bar(len(keys))
-    for key in keys:
+
+    def advance(key: Array) -> None:
         for name, update in updates.items():
             started = time.perf_counter()
             adams[name], loss = update(adams[name], key)
             losses[name].append(float(loss))
             seconds[name].append(time.perf_counter() - started)
-        bar.set_postfix_str(", ".join(f"{name} {loss[-1]:.3f}" for name, loss in losses.items()))
+
+    with stage("compiling the updates"):
+        advance(keys[0])
+    bar = progress_bar(len(keys), done=1)
+    for key in keys[1:]:
+        advance(key)
+        text = ", ".join(f"{name} {loss[-1]:.3f}" for name, loss in losses.items())
+        bar.set_postfix_str(text, refresh=False)
         bar.update(1)
     bar.close()
-    return losses, {name: sorted(s)[len(s) // 2] for name, s in seconds.items()}
+    return losses, {name: statistics.median(s[1:] or s) for name, s in seconds.items()}
 
 
 def _clipped(grads: Any) -> Any:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..._errors import CompilationError, NotSupportedError
 from .._missing import MissingExtra, draw_or_say
-from ..commands._bench import LENGTHS
+from ..commands._bench import FULL, QUICK
 from ..compare._record import write
 from ..compare._rules import TRUNCATED, parse
 from ._figure import draw
 from ._measure import Plan, Result, measure
 from ._table import record, table
 
-FULL = {"lengths": LENGTHS, "units": 128, "batch": 16, "repeats": 7}
-QUICK = {"lengths": (16, 32, 64), "units": 8, "batch": 2, "repeats": 2}
 INTERRUPTED = 130
 
 
@@ -27,7 +24,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     Returns:
         The exit status.
     """
-    defaults: dict[str, Any] = QUICK if options.quick else FULL
+    defaults = QUICK if options.quick else FULL
     given = {k: getattr(options, k) for k in defaults if getattr(options, k) is not None}
     sizes = defaults | given
     sizes["lengths"] = tuple(sorted(set(sizes["lengths"])))
@@ -38,7 +35,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if any(c.name == TRUNCATED and c.window is None for c in choices):
         parser.error("tbptt needs a window: tbptt:window=16")
     try:
-        result = measure(Plan(choices, **sizes, most=options.most * 2**30))
+        result = measure(Plan(choices, **sizes, memory_limit=options.memory_limit * 2**30))
     except (CompilationError, NotSupportedError, ValueError, TypeError, MissingExtra) as error:
         print(error, file=sys.stderr)
         return 1

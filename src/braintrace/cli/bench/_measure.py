@@ -58,14 +58,14 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured; `most` is the working memory, in bytes, beyond which nothing is run."""
+    """What is measured; a gradient beyond `memory_limit` (bytes) is not run."""
 
     choices: tuple[Choice, ...]
     lengths: tuple[int, ...]
     units: int
     batch: int
     repeats: int
-    most: float
+    memory_limit: float
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def measure(plan: Plan) -> Result:
     try:
         programs = _compile(plan, result.points)
         batches = {t: Noise(t).batch(jax.random.key(t), plan.batch) for t in plan.lengths}
-        bar = progress_bar(plan.repeats + 1, "running", "round")
+        bar = progress_bar(plan.repeats + 1, "running, round")
         for number in range(plan.repeats + 1):
             for point, program in zip(result.points, programs, strict=True):
                 if program is not None:
@@ -119,7 +119,7 @@ def measure(plan: Plan) -> Result:
 
 def _compile(plan: Plan, points: list[Point]) -> list[Compiled | None]:
     programs: list[Compiled | None] = []
-    bar = progress_bar(len(plan.choices) * len(plan.lengths), "compiling", "gradient")
+    bar = progress_bar(len(plan.choices) * len(plan.lengths), "compiling")
     for length in plan.lengths:
         for choice in plan.choices:
             bar.set_postfix_str(f"{choice.label}, T = {length}")
@@ -129,7 +129,7 @@ def _compile(plan: Plan, points: list[Point]) -> list[Compiled | None]:
             started = time.perf_counter()
             program = Compiled(choice, network, task, plan.batch)
             seconds = time.perf_counter() - started
-            much = program.working > plan.most
+            much = program.working > plan.memory_limit
             points.append(
                 Point(choice.label, length, seconds, program.working, program.kept, left_out=much)
             )

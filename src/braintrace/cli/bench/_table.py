@@ -25,7 +25,8 @@ def table(result: Result) -> str:
         sizes = f"{p.working / 1e6:>12.2f}{p.kept / 1e6:>10.2f}"
         lines.append(f"{p.length:>6}  {p.rule:24}{sizes}{time:>10}{p.compiling:>11.1f}")
     if any(p.left_out for p in result.points):
-        lines.append(f"left out: more working memory than {plan.most / 2**30:g} GiB (--most)")
+        limit = f"{plan.memory_limit / 2**30:g} GiB (--memory-limit)"
+        lines.append(f"left out: more working memory than {limit}")
     if not result.finished:
         lines.append("INTERRUPTED")
     return "\n".join(lines)
@@ -46,7 +47,7 @@ def record(result: Result) -> dict[str, Any]:
                 "outputs": Noise(1).outputs,
                 "lengths": list(plan.lengths),
                 "repeats": plan.repeats,
-                "most": plan.most,
+                "memory_limit": plan.memory_limit,
                 "rules": {c.label: {**c.options, "block": c.block} for c in plan.choices},
             },
             "points": [dataclasses.asdict(p) | {"median": p.median} for p in result.points],

@@ -47,7 +47,7 @@ class Bench:
 
     def train(self, gradient: Compiled, row: Row, seed: int, bar: Any) -> None:
         """Train one rule from the weights of a seed on its batches."""
-        plan = self.plan
+        plan, measure = self.plan, self.task.measure
         weights = {path: s.value for path, s in network(plan, seed).weights.items()}
         moments = self.start(weights)
         at = [0, *np.linspace(0, plan.updates, plan.points + 1)[1:].round().astype(int).tolist()]
@@ -64,7 +64,8 @@ class Bench:
                     weights, moments = self.step(weights, moments, grads)
                     losses.append(loss)
                 scores.append(self.score(weights))
-                bar.set_postfix_str(f"{row.label}, seed {seed}, {scores[-1]:.4g}")
+                text = f"{measure.name} {measure.text(scores[-1])}, seed {seed}, {row.label}"
+                bar.set_postfix_str(text, refresh=False)
                 bar.update(end - begin)
             trained = self.agreement(gradient, weights)
         found = [float(loss) for loss in losses]

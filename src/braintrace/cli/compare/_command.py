@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .._missing import MissingExtra, draw_or_say
+from ..commands._compare import SEEDS
+from ..commands._names import TASKS
 from ._cells import CELLS
 from ._figure import draw
 from ._record import record, write
@@ -16,7 +18,7 @@ from ._result import Plan, Result
 from ._rules import BASELINES, DEFAULTS, known, parse
 from ._run import compare
 from ._table import table
-from .tasks import TASKS
+from .tasks import MAKE
 
 QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1}
 INTERRUPTED = 130
@@ -48,14 +50,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _plans(options: argparse.Namespace) -> Iterator[Plan]:
-    names = list(dict.fromkeys(n for word in options.task for n in word.split(",") if n))
-    if "all" in names:
-        names = list(TASKS)
-    if not names:
-        raise ValueError(f"--task is missing; known are {', '.join(TASKS)}.")
-    for name in names:
-        if name not in TASKS:
-            raise ValueError(f"There is no task {name!r}; known are {', '.join(TASKS)}.")
+    names = list(dict.fromkeys(name for word in options.task for name in word.split(",")))
+    for name in TASKS if "all" in names else names:
         entry = TASKS[name]
 
         def pick(option: str, default: Any) -> Any:
@@ -66,13 +62,13 @@ def _plans(options: argparse.Namespace) -> Iterator[Plan]:
         length = options.length or (entry.quick if options.quick else entry.length)
         plan = Plan(
             name,
-            entry.make(length),
+            MAKE[name](length),
             options.cell or entry.cell,
             pick("units", entry.units),
             pick("batch", entry.batch),
             pick("updates", entry.updates),
-            entry.rate if options.lr is None else options.lr,
-            pick("seeds", 3),
+            entry.lr if options.lr is None else options.lr,
+            pick("seeds", SEEDS),
         )
         yield replace(plan, tests=64, points=2, rounds=3) if options.quick else plan
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...learner._compile import RULES, parameters_of
+from ..commands._names import unknown
+from ..commands._parser import BETWEEN
 
 BPTT, TRUNCATED, IMMEDIATE = "bptt", "tbptt", "no_trace"
 BASELINES = {
@@ -26,7 +27,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ottt": {"leak": 0.9},
     "otpe": {"leak": 0.9},
 }
-_BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
         ValueError: a name or an option is unknown, or a word is none of these.
     """
     texts: list[str] = []
-    for part in (part for word in words for part in _BETWEEN.split(word) if part):
+    for part in (part for word in words for part in BETWEEN.split(word) if part):
         if "=" in part and ":" not in part.partition("=")[0]:
             if not texts:
                 raise ValueError(f"{part!r} is an option without a rule.")
@@ -78,9 +78,9 @@ def _choice(text: str, usual: int | None) -> Choice:
     name, _, rest = text.partition(":")
     name = name.lower()
     if name not in BASELINES and name not in RULES:
-        raise ValueError(f"There is no rule {name!r}; known are {', '.join(known())}.")
+        raise ValueError(unknown("rule", name, known()))
     given: dict[str, Any] = {}
-    for part in _BETWEEN.split(rest) if rest else ():
+    for part in BETWEEN.split(rest) if rest else ():
         option, sign, value = part.partition("=")
         if not sign:
             raise ValueError(f"{text!r}: {part!r} is not option=value.")
@@ -107,9 +107,9 @@ def _check(name: str, options: dict[str, Any]) -> None:
     own = {BPTT: [], TRUNCATED: ["window"], IMMEDIATE: []}.get(name, ["window", "block"])
     takes = parameters_of(RULES[name]) if name in RULES else []
     names = [p.name for p in takes if p.name != "name"]
-    if unknown := sorted(set(options) - set(names)):
-        has = ", ".join([*own, *names]) or "none"
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; its options are {has}.")
+    for option in options:
+        if option not in names:
+            raise ValueError(unknown(f"option of {name}", option, [*own, *names]))
 
 
 def _value(text: str) -> Any:

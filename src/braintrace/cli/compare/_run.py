@@ -62,7 +62,7 @@ def _prepare(plan: Plan, choices: list[Choice], rows: list[Row]) -> dict[str, Co
         found = compiled(choice)
         row.working_bytes, row.kept_bytes = found.working, found.kept
 
-    bar = progress_bar(len(choices), f"{plan.name}, compiling", "rule")
+    bar = progress_bar(len(choices), f"{plan.name}, compiling")
     compiled(Choice(BPTT, BPTT, {}))
     for choice in choices:
         block = None if choice.name in BASELINES else choice.block

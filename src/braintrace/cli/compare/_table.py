@@ -20,19 +20,18 @@ NOTES = (
 def table(result: Result) -> str:
     """Title, one line per rule, and what the columns mean."""
     plan, measure = result.plan, result.plan.task.measure
-    chance = measure.form.format(measure.scale * plan.task.chance)
+    chance = measure.text(plan.task.chance)
     lines = [
         f"{plan.name}: {plan.task.title}",
         f"{plan.cell} of {plan.units} units, T = {plan.task.length}, batches of {plan.batch}, "
         f"{plan.updates} updates, rate {plan.rate:g}, seeds 0 to {plan.seeds - 1}; "
-        f"a constant answer has {chance}",
+        f"chance level: {chance}",
     ]
     if not result.finished:
         lines.append("INTERRUPTED: what was finished follows")
-    score = lambda x: measure.form.format(measure.scale * x)
     three = "{:.3f}".format
     columns: list[tuple[str, Callable[[Row], str]]] = [
-        (measure.name, lambda row: _over(row.seeds, lambda s: s.score, score, True)),
+        (measure.name, lambda row: _over(row.seeds, lambda s: s.score, measure.text, True)),
         ("cos init", lambda row: _over(row.seeds, lambda s: s.initial.cosine, three)),
         ("trained", lambda row: _over(row.seeds, lambda s: s.trained.cosine, three)),
         ("err init", lambda row: _over(row.seeds, lambda s: s.initial.error, three)),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import shlex
+import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import brainstate
 import jax.numpy as jnp
 
 from ..._errors import CompilationError, NotSupportedError
 from .._missing import MissingExtra, draw_or_say
-from .._progress import training_bar
+from .._progress import progress_bar, stage
 from ..compare._record import plain
 from ..compare._rules import BPTT, TRUNCATED, Choice, parse
-from ..compare.tasks import TASKS, Task
+from ..compare.tasks import MAKE, Task
 from . import _settings
 from ._figure import draw
 from ._interrupt import Interrupt
@@ -41,9 +46,15 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         else:
             _check_new(folder)
             settings = chosen(options, x64)
-        task, choice = TASKS[settings.task].make(settings.length), _choice(settings)
+        task, choice = MAKE[settings.task](settings.length), _choice(settings)
+        record = _finished(settings, folder) if options.resume else None
     except (ValueError, MissingExtra) as error:
         parser.error(str(error))
+    if record is not None:
+        done = f"all {settings.updates} updates of the run in {folder} are made"
+        print(f"Nothing to do: {done}. More --updates would go on.")
+        print(_result(task, record, folder))
+        return 0
     with brainstate.random.seed_context(settings.seed):
         try:
             session = Session(settings, task, choice)
@@ -56,13 +67,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         except REFUSALS as error:
             print(error, file=sys.stderr)
             return 1
-        if session.done > settings.steps:
+        if session.done > settings.updates:
             parser.error(
-                f"--steps {settings.steps}: the run in {folder} has made {session.done} updates. "
-                "Ask for more, or leave out --steps."
+                f"--updates {settings.updates}: the run in {folder} has made {session.done} "
+                "updates. Ask for more, or leave out --updates."
             )
         try:
-            return _train(session, task, folder, options.checkpoint_every)
+            return _train(session, folder, options.checkpoint_every)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -70,51 +81,60 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             return 1
 
 
-def _train(session: Session, task: Task, folder: Path, every: int) -> int:
-    s, measure = session.settings, task.measure
-    print(
-        f"{s.task}: {task.title}. {s.rule}, {s.cell} of {s.units} units, T = {task.length}, "
-        f"batches of {s.batch}, {'on from' if session.done else 'updates'} "
-        f"{session.done or s.steps}."
-    )
-    bar = training_bar(s.steps, session.done)
-    started, first = time.perf_counter(), session.done
-    told = lambda score: measure.form.format(measure.scale * score)
-    saved, shown = -1, told(session.scores[-1]) if session.scores else ""
+def _train(session: Session, folder: Path, every: int) -> int:
+    s, task, first = session.settings, session.task, session.done
+    print(f"{s.task}: {task.title}")
+    rest = f"{s.updates} updates" + (f", on from {first}" if first else "")
+    print(f"{s.rule}, {s.cell} of {s.units} units, T = {task.length}, batches of {s.batch}, {rest}")
+    seconds: list[float] = []
     with Interrupt() as interrupt:
-        while session.done < s.steps and interrupt.signal is None:
-            if session.done % s.score_every == 0:
-                shown = told(session.score())
+        if first < s.updates:
             try:
-                loss = session.advance()
+                with stage("compiling"):
+                    _advance(session, seconds)
             except REFUSALS as error:
-                if session.done > first:
-                    raise
                 print(error, file=sys.stderr)  # the rule cannot learn from a loss alone
                 return 1
-            bar.set_postfix_str(f"loss {loss:.4f}, held-out {measure.name} {shown}")
+            _save(session, folder)  # early: it shows whether the folder can be written
+        saved = session.done
+        bar = progress_bar(s.updates, done=session.done, every=2 * s.score_every)
+        while session.done < s.updates and interrupt.signal is None:
+            _advance(session, seconds)
+            bar.set_postfix_str(_progress(session), refresh=False)
             bar.update(1)
-            # The first one shows early whether the folder can be written.
-            if session.done % every == 0 or session.done == first + 1:
+            if session.done % every == 0:
                 _save(session, folder)
                 saved = session.done
         bar.close()
-        seconds = time.perf_counter() - started
-        if interrupt.signal is None:
-            session.score()
-        if saved != session.done or interrupt.signal is None:
+        if saved != session.done:
             _save(session, folder)
         if interrupt.signal is not None:
-            out = (
-                ""
-                if folder == Path("out") / f"train_{s.task}"
-                else f" --out {shlex.quote(str(folder))}"
-            )
-            print(f"Stopped after update {session.done} of {s.steps}: {folder / CHECKPOINT}")
+            usual = folder == Path("out") / f"train_{s.task}"
+            out = "" if usual else f" --out {shlex.quote(str(folder))}"
+            print(f"Stopped after update {session.done} of {s.updates}: {folder / CHECKPOINT}")
             print(f"To go on: {s.command}{out} --resume")
             return 128 + interrupt.signal
-    _finish(session, folder, seconds / max(session.done - first, 1))
+    _finish(session, folder, statistics.fmean(seconds[1:] or [math.nan]))
     return 0
+
+
+def _advance(session: Session, seconds: list[float]) -> None:
+    """One update and its time; with its held-out score where one is due."""
+    s = session.settings
+    if session.done == 0:
+        session.score()
+    started = time.perf_counter()
+    session.advance()
+    seconds.append(time.perf_counter() - started)
+    if session.done % s.score_every == 0 or session.done == s.updates:
+        session.score()
+
+
+def _progress(session: Session) -> str:
+    """The last score, with its update if that is an earlier one, and the loss of this one."""
+    at = "" if session.at[-1] == session.done else f" at {session.at[-1]}"
+    measure = session.task.measure
+    return f"{measure.name} {measure.text(session.scores[-1])}{at}, loss {session.losses[-1]:.4f}"
 
 
 def _save(session: Session, folder: Path) -> None:
@@ -124,11 +144,11 @@ def _save(session: Session, folder: Path) -> None:
 
 
 def _finish(session: Session, folder: Path, seconds: float) -> None:
-    s, measure, task = session.settings, session.task.measure, session.task
+    task = session.task
     record = {
-        "settings": {k: getattr(s, k) for k in s.__slots__},
-        "metric": measure.name,
-        "scale": measure.scale,
+        "settings": asdict(session.settings),
+        "metric": task.measure.name,
+        "scale": task.measure.scale,
         "chance": task.chance,
         "seconds_per_update": seconds,
         "losses": session.losses,
@@ -136,11 +156,34 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
         "scores": session.scores,
     }
     _settings.put(folder / RECORD, plain(record))
-    shown = [measure.form.format(measure.scale * x) for x in (session.scores[-1], task.chance)]
-    print(f"{measure.name} on held-out sequences: {shown[0]} (a constant answer has {shown[1]})")
     print(f"Checkpoint: {folder / CHECKPOINT}")
     print(f"Record: {folder / RECORD}")
     draw_or_say(draw, folder / FIGURE, session)
+    print(_result(task, record, folder))
+
+
+def _result(task: Task, record: dict[str, Any], folder: Path) -> str:
+    score, loss = (
+        math.nan if x is None else x for x in (record["scores"][-1], record["losses"][-1])
+    )
+    measure = task.measure
+    return (
+        f"Result: held-out {measure.name} {measure.text(score)} "
+        f"(chance level {measure.text(task.chance)}), loss {loss:.4f}, saved in {folder}"
+    )
+
+
+def _finished(settings: Settings, folder: Path) -> dict[str, Any] | None:
+    """The record of a run with all its updates made, None if there is something to do."""
+    path = folder / RECORD
+    if not path.is_file() or not (folder / CHECKPOINT).is_file():
+        return None
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        return record if record["settings"] == asdict(settings) else None
+    except (ValueError, KeyError, TypeError) as error:
+        do = "Remove it: --resume writes it again."
+        raise ValueError(f"{path} is damaged: {error!r}. {do}") from error
 
 
 def _check_new(folder: Path) -> None:

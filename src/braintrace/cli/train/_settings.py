@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..compare.tasks import TASKS
+from ..commands._names import TASKS
 
 NAME = "settings.json"
 POINTS = 20
@@ -27,7 +27,7 @@ class Settings:
     batch: int
     lr: float
     seed: int
-    steps: int
+    updates: int
     score_every: int
     x64: bool
 
@@ -41,7 +41,7 @@ def chosen(options: argparse.Namespace, x64: bool) -> Settings:
     """The settings of a new run: what is given, else what the task has by default."""
     entry = TASKS[options.task]
     pick = lambda given, default: default if given is None else given
-    steps = pick(options.steps, entry.updates)
+    updates = pick(options.updates, entry.updates)
     return Settings(
         options.task,
         pick(options.rule, "d_rtrl"),
@@ -49,16 +49,16 @@ def chosen(options: argparse.Namespace, x64: bool) -> Settings:
         pick(options.length, entry.length),
         pick(options.units, entry.units),
         pick(options.batch, entry.batch),
-        pick(options.lr, entry.rate),
+        pick(options.lr, entry.lr),
         pick(options.seed, 0),
-        steps,
-        max(1, steps // POINTS),
+        updates,
+        -(-updates // POINTS),
         x64,
     )
 
 
 def resumed(options: argparse.Namespace, folder: Path, x64: bool) -> Settings:
-    """The settings of a run that goes on; only the number of steps may be another.
+    """The settings of a run that goes on; only the number of updates may be another.
 
     Raises:
         ValueError: there is none, or the options say something else.
@@ -74,7 +74,7 @@ def resumed(options: argparse.Namespace, folder: Path, x64: bool) -> Settings:
         old = Settings(**{f.name: content[f.name] for f in fields(Settings)})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}. Begin anew in another folder.") from error
-    given = {k: v for k, v in vars(options).items() if v is not None and k != "steps"}
+    given = {k: v for k, v in vars(options).items() if v is not None and k != "updates"}
     given["x64"] = x64
     wrong = [
         f"{name} is {given[name]} and was {value}"
@@ -86,8 +86,8 @@ def resumed(options: argparse.Namespace, folder: Path, x64: bool) -> Settings:
             f"--resume goes on with the run in {folder}, but {', '.join(wrong)}. Leave these "
             "options out, or begin anew with another --out."
         )
-    steps = old.steps if options.steps is None else options.steps
-    return Settings(**{**asdict(old), "steps": steps})
+    updates = old.updates if options.updates is None else options.updates
+    return Settings(**{**asdict(old), "updates": updates})
 
 
 def write(settings: Settings, folder: Path) -> None:

@@ -37,6 +37,10 @@ class Measure:
     loss: Callable[[Array, Array], Array]
     score: Callable[[Array, Array, Array], Array]
 
+    def text(self, score: float) -> str:
+        """A score as it is printed."""
+        return self.form.format(self.scale * score)
+
 
 class Task(Protocol):
     """A supervised sequence task that needs memory.
