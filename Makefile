@@ -51,7 +51,7 @@ test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=
 sweep: $(VENV)/.dev  ## judge thousands of random programs
 	$(BIN)/python benchmarks/sweep.py --count 2000
 
-bench: $(VENV)/.dev  ## time and memory against BPTT and the published package (10 minutes)
+bench: $(VENV)/.dev  ## time and memory against BPTT and the published package
 	$(BIN)/python benchmarks/speed.py --suite headline
 	$(BIN)/python benchmarks/speed.py --suite memory
 	$(BIN)/python benchmarks/speed.py --suite roofline

@@ -104,5 +104,5 @@ def main(small=False, seed=0):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a few seconds, learns little")
+    parser.add_argument("--small", action="store_true", help="small sizes, learns little")
     main(parser.parse_args().small)

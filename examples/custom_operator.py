@@ -75,5 +75,5 @@ def main(small):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a few seconds, for tests")
+    parser.add_argument("--small", action="store_true", help="small sizes, for tests")
     main(**vars(parser.parse_args()))

@@ -90,7 +90,7 @@ def main(small, window):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a few seconds, for tests")
+    parser.add_argument("--small", action="store_true", help="small sizes, for tests")
     parser.add_argument(
         "--window", type=int, default=6, help="steps of a window: 1, 2, 3, 6, 9, 18"
     )

@@ -115,5 +115,5 @@ def main(small=False, seed=0):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a few seconds, learns nothing")
+    parser.add_argument("--small", action="store_true", help="small sizes, learns nothing")
     main(parser.parse_args().small)

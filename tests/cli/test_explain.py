@@ -118,7 +118,7 @@ def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
         ("Network(1 + )", ["--input", "3"], 2, "'Network(1 + )' is no name."),
         ("Network(open('x'))", ["--input", "3"], 2, "is no name."),
         ("Network", ["--input", "3", "--input-dtype", "magic"], 2, "is no type of an array"),
-        ("Network", ["--input", "3", "--rule", "magic"], 2, "There is no rule 'magic'"),
+        ("Network", ["--input", "3", "--rule", "magic"], 2, "there is no rule 'magic'"),
         ("Network", ["--input", "3", "--rule", "bptt"], 2, "bptt keeps no traces"),
         ("Network", ["--input", "3,x"], 2, "'3,x' is not a shape such as 16,3"),
         ("Network", ["--input", "4,5", "--batch-size", "4"], 1, "does not fit weight"),

@@ -36,6 +36,13 @@ class Bench:
         # Gradients are compared on held-out sequences, where there are enough of them.
         self.fixed = tuple(_resized(a, plan.batch) for a in self.score.held_out)
 
+    def prepare(self) -> None:
+        """Compile what training shares, so that the clock of its bar counts training."""
+        weights = {path: s.value for path, s in network(self.plan, 0).weights.items()}
+        self.score(weights)
+        self.step(weights, self.start(weights), weights)
+        self.draw(jax.random.key(0))
+
     def agreement(self, gradient: Compiled, weights: Grads) -> Agreement:
         """How close a gradient is to BPTT's at these weights, on the fixed batch."""
         both = []

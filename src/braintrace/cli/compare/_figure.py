@@ -43,7 +43,7 @@ def draw(path: Path, result: Result) -> None:
         _curve(curves, row, looks[row.label], measure.scale)
     curves.axhline(measure.scale * plan.task.chance, color="grey", lw=1, ls=(0, (1, 3)))
     curves.annotate(
-        "constant answer",
+        "chance level",
         (1, measure.scale * plan.task.chance),
         xycoords=("axes fraction", "data"),
         xytext=(-2, 3),

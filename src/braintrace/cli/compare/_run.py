@@ -11,7 +11,7 @@ from functools import partial
 import jax
 
 from ..._errors import CompilationError, NotSupportedError
-from .._progress import progress_bar
+from .._progress import progress_bar, stage
 from ._bench import Bench, network
 from ._gradient import Compiled, matching_window
 from ._result import Plan, Result, Row
@@ -30,9 +30,11 @@ def compare(plan: Plan, choices: list[Choice]) -> Result:
     result = Result(plan, [])
     try:
         gradients = _prepare(plan, choices, result.rows)
-        bench = Bench(plan, gradients[BPTT])
         rows = [row for row in result.rows if row.refused is None]
-        _time([gradients[row.label] for row in rows], rows, bench.fixed, plan.rounds)
+        with stage(f"{plan.name}, timing the gradients"):
+            bench = Bench(plan, gradients[BPTT])
+            bench.prepare()
+            _time([gradients[row.label] for row in rows], rows, bench.fixed, plan.rounds)
         bar = progress_bar(plan.updates * plan.seeds * len(rows), plan.name)
         for seed in range(plan.seeds):
             for row in rows:

@@ -31,7 +31,7 @@ def draw(path: Path, session: Session) -> None:
     scores = measure.scale * np.array(session.scores)
     right.plot(session.at, scores, "o-", color="#D55E00", ms=3)
     chance = measure.scale * session.task.chance
-    right.axhline(chance, color="grey", ls=":", label="constant answer")
+    right.axhline(chance, color="grey", ls=":", label="chance level")
     right.set(title="held out", xlabel="weight update", ylabel=measure.name)
     right.legend(frameon=False)
     for axes in (left, right):
