@@ -306,12 +306,30 @@ def test_register_primitive_refuses_what_it_cannot_use():
         register_primitive("bad", scale_rows, y_outvar_index=1)
 
 
-def test_rules_written_for_hand_derived_operators_are_accepted():
+def test_rules_written_for_hand_derived_operators_are_not_used_and_one_warning_says_so():
     scale = register_primitive("scale_accepted", lambda x, w: x * w)
-    scale.register_xy_to_dw(lambda x, y, w: w)
-    scale.register_yw_to_w(lambda y, w: w)
-    scale.register_etp_rules(dt_to_t=lambda y, w: w, xy_to_dw=None)
-    with pytest.raises(TypeError, match="rule dt_to_t of scale_accepted is not callable"):
+    scale.register_etp_rules(xy_to_dw=None)  # None is no rule
+    with pytest.warns(UserWarning, match="rules for scale_accepted are not used: xy_to_dw") as seen:
+        scale.register_xy_to_dw(lambda x, y, w: w)
+        scale.register_init_drtrl(lambda *a: None)
+        scale.register_etp_rules(dt_to_t=lambda y, w: w, fast_path=print)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    other = register_primitive("scale_warned", lambda x, w: x * w)
+    with pytest.warns(UserWarning, match="dt_to_t, init_pp") as seen:
+        other.register_etp_rules(dt_to_t=lambda y, w: w, init_pp=lambda *a: None, xy_to_dw=None)
+    assert seen[0].filename == __file__
+
+
+def test_unknown_rules_of_an_operator_are_refused():
+    scale = register_primitive("scale_refused", lambda x, w: x * w)
+    with pytest.raises(TypeError, match="rule dt_to_t of scale_refused is not callable"):
         scale.register_etp_rules(dt_to_t=3)
+    with pytest.raises(TypeError, match=r"no rule 'xy_to_dv'; did you mean 'xy_to_dw'\?"):
+        scale.register_etp_rules(xy_to_dv=lambda x, y, w: w)
+    with pytest.raises(AttributeError, match=r"no attribute 'register_nonsense'\.$"):
+        scale.register_nonsense(lambda x: x)
+    with pytest.raises(AttributeError, match=r"did you mean 'register_xy_to_dw'\?"):
+        scale.register_xy_dw(lambda x, y, w: w)
     with pytest.raises(AttributeError, match="no attribute 'trainable'"):
         scale.trainable  # noqa: B018

@@ -11,6 +11,8 @@ numbers that live at output elements to these coordinates, `features` is dy/dw i
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import message
 from .._jaxpr import DerivedPrimitive, Var, is_inexact, trace
 from ._ties import aval, tied_axes
 
@@ -85,20 +88,58 @@ class ETPPrimitive(DerivedPrimitive):
         self.trainable_invars = trainable_invars_fn or _weight_only
         self.x_invar_index = x_invar_index
         self.rules = rules or Rules()
+        self._warned = False  # that rules written by hand are not used
 
     def register_etp_rules(self, **rules: Callable[..., Any] | None) -> None:
-        """Accept rules by keyword, as programs written for hand-derived operators pass them.
+        """Take rules by keyword, as programs written for hand-derived operators pass them.
 
-        Every rule is derived from the operator's function here, so they have no effect.
+        They are derived from the operator's function here: a warning says that they are not used.
+
+        Raises:
+            TypeError: a rule is not callable, or there is none of this name.
         """
+        self._not_used(rules)
+
+    def _not_used(self, rules: Mapping[str, Any]) -> None:
         for name, rule in rules.items():
+            if not _is_hand_written(name):
+                near = _did_you_mean(name, _HAND_WRITTEN)
+                raise TypeError(f"an operator has no rule {name!r}{near or '.'}")
             if rule is not None and not callable(rule):
                 raise TypeError(f"rule {name} of {self.name} is not callable: {rule!r}.")
+        unused = [name for name, rule in rules.items() if rule is not None]
+        if unused and not self._warned:
+            self._warned = True
+            text = message(
+                f"rules for {self.name} are not used: {', '.join(unused)}.",
+                why="all of them are derived from the function that the operator was made of",
+                do="leave them out; to learn with another derivative, give that function one: "
+                "jax.custom_vjp",
+            )
+            warnings.warn(text, stacklevel=3)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("register_"):  # one rule at a time: register_xy_to_dw(rule), ...
-            return lambda rule: self.register_etp_rules(**{name.removeprefix("register_"): rule})
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        rule = name.removeprefix("register_")
+        if name != rule and _is_hand_written(rule):  # one at a time: register_xy_to_dw(rule), ...
+            return lambda given: self._not_used({rule: given})
+        near = _did_you_mean(rule, ("etp_rules", *_HAND_WRITTEN), "register_")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near or '.'}")
+
+
+# What operators with derivatives written by hand are made of, here derived. `init_<learning rule>`
+# is one of them for every learning rule, none of which an operator knows.
+_HAND_WRITTEN = tuple(
+    "dt_to_t yw_to_w xy_to_dw fast_path pp_x_repr snap_anchor snap_adjacency".split()
+)
+
+
+def _is_hand_written(rule: str) -> bool:
+    return rule in _HAND_WRITTEN or rule.startswith("init_")
+
+
+def _did_you_mean(name: str, names: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def register_primitive(
