@@ -29,7 +29,7 @@ from ._batch import (
     state_shapes,
     with_batch,
 )
-from ._beginning import begin_again
+from ._beginning import LAST, begin_again, strengthen
 from ._blocks import calls_per_block, gradient
 from ._checkpoint import CheckpointMixin
 from ._checks import (
@@ -41,6 +41,7 @@ from ._checks import (
     check_memory,
     check_relations,
     shape_of,
+    shape_of_example,
 )
 from ._config import ETraceConfig
 from ._data import Call, unwrap
@@ -137,7 +138,7 @@ class ETraceAlgorithm(
     def compile_graph(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model on example inputs, find its relations and allocate their traces.
 
-        A second call with the same shapes does nothing.
+        Inputs may be `jax.ShapeDtypeStruct`s. A second call with the same shapes does nothing.
 
         Raises:
             CompilationError: the step has no hidden state, or no weight reaches one.
@@ -146,10 +147,12 @@ class ETraceAlgorithm(
             return
         kwargs, _ = self._extra(kwargs)
         call = unwrap((args, kwargs))
+        example = jax.tree.map(shape_of_example, call.step)
         if self.is_compiled:
-            check_arguments(self._example, call)
+            check_arguments(self._example, example)
             return
-        self._example = jax.tree.map(shape_of, call.step)
+        self._example = example
+        strengthen(self.model4compile)
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
@@ -206,7 +209,7 @@ class ETraceAlgorithm(
         self._check_extra(extra)
         call, besides = unwrap((args, kwargs)), unwrap(self._told(extra))
         check_lockstep(call, besides)
-        check_arguments(self._example, call)
+        check_arguments(self._example, jax.tree.map(shape_of, call.step))
         check_states(self.path_to_states, self._state_shapes)
         step_args, step_kwargs = call.step
         self.executor = self.executor.bound_to(self.model4compile)  # a copied learner has its own
@@ -338,6 +341,7 @@ class ETraceAlgorithm(
 
     # ------------------------------------------------------------------------------ resetting
 
+    @brainstate.nn.call_order(LAST - 1, check_order_boundary=False)
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Zero the traces and counters; with `batch_size`, for another number of samples.
 
@@ -352,6 +356,7 @@ class ETraceAlgorithm(
         self.running_index.value = np.zeros((), np.int32)  # known to be zero within a trace, too
         for state in self.etraces.values():
             state.value = cleared(state.value)
+        strengthen(self.model4compile)
 
     def reset(self, batch_size: int | None = None) -> None:
         """Reset the model's states and the traces together: do this between sequences."""
@@ -369,7 +374,7 @@ class ETraceAlgorithm(
         self._example = with_batch(self._example, old, batch_size)
         states = {p: s for p, s in self.path_to_states.items() if p in self._state_shapes}
         with resized_states(states, old, batch_size):
-            args, kwargs = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
+            args, kwargs = self._example
             self.executor.compile_graph(*args, **kwargs)
         self.batch_size = batch_size
         self.init_etrace_state()

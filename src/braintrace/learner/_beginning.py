@@ -1,4 +1,4 @@
-"""Modules that say only how their states begin: to start them again is to run that again."""
+"""How states begin: again by what made them, and with the types that they keep."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ import jax
 import jax.numpy as jnp
 
 Module: Any = brainstate.nn.Module
+LAST = 1 << 20  # the order of a `reset_state` that comes after those of the model
+
+
+def strengthen(model: Any) -> None:
+    """Make weakly typed states strong, as a step does: two types would be two compilations."""
+    for state in model.states().values():
+        if any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state.value)):
+            state.value = jax.tree.map(_strong, state.value)
+
+
+def _strong(leaf: Any) -> Any:
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
 def begin_again(model: Any, batch_size: int | None = None) -> None:

@@ -108,9 +108,8 @@ def check_relations(graph: ETraceGraph, everything: bool = False) -> None:
         )
 
 
-def check_arguments(example: Any, call: Call) -> None:
-    """Refuse arguments of other shapes or units than the compiled ones."""
-    given = jax.tree.map(shape_of, call.step)
+def check_arguments(example: Any, given: Any) -> None:
+    """Refuse arguments (trees of shapes) of other shapes or units than the compiled ones."""
     want: Any = jax.tree.structure(example)
     got: Any = jax.tree.structure(given)
     shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
@@ -189,15 +188,24 @@ def shape_of(x: Any) -> jax.ShapeDtypeStruct:
                 do="convert it with jnp.asarray, or give it to the model as an attribute",
             )
         )
-    if 0 in jnp.shape(x):
+    return _not_empty(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)))
+
+
+def shape_of_example(x: Any) -> jax.ShapeDtypeStruct:
+    """`shape_of` an example input, which may be a shape itself."""
+    return _not_empty(x) if isinstance(x, jax.ShapeDtypeStruct) else shape_of(x)
+
+
+def _not_empty(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if 0 in x.shape:
         raise ValueError(
             message(
-                f"an input of shape {jnp.shape(x)} has no elements.",
+                f"an input of shape {x.shape} has no elements.",
                 why="nothing can be learned from it",
                 do="leave empty batches out",
             )
         )
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    return x
 
 
 def _describe(tree: Any) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 
 from .._errors import NotSupportedError, message
 from ._algorithm import ETraceAlgorithm, cleared
-from ._beginning import begin_again
+from ._beginning import LAST, begin_again
 from ._checkpoint import CheckpointMixin
 from ._checks import check_exact
 from ._config import ETraceConfig
-from ._data import MultiStepData, SingleStepData
+from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
 from ._family import OTPE, OTTT, RFLO, STLLR, EProp, NoTrace, OSTLFeedforward, OSTLRecurrent
@@ -82,9 +82,6 @@ def options_of(config: ETraceConfig) -> dict[str, Any]:
     return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
 
 
-_LAST = 1 << 20
-
-
 class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
@@ -146,7 +143,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         brainstate.nn.reset_all_states(self)
 
     # Last of all `reset_state`s: the model has reset its states as if there were one sample.
-    @brainstate.nn.call_order(_LAST, check_order_boundary=False)
+    @brainstate.nn.call_order(LAST, check_order_boundary=False)
     def reset_state(self, *args: Any, **kwargs: Any) -> None:
         """Give every sample its copy of the reset states."""
         for state, shapes in self._sample_shapes:
@@ -183,7 +180,8 @@ def compile(
     Args:
         model: the network, one step in `update`.
         algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), by its coordinates or by class.
-        *example_inputs: arguments of one step; shapes count, values do not.
+        *example_inputs: arguments of one step; shapes count, values do not, so that they may be
+            `jax.ShapeDtypeStruct`s.
         batch_size: batch axis for the states.
         seed: seed of the state initialisation.
         verbose: 1 prints the report, 2 adds warnings.
@@ -273,7 +271,7 @@ def _mapped(
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
     _check_samples(bare, batch_size)
     learner = rule(model, **options)
-    one = jax.tree.map(lambda a: a[0], tuple(bare))
+    one = jax.tree.map(first_entry, tuple(bare))
 
     @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)
     def make():
@@ -300,10 +298,10 @@ def _check_batch_size(batch_size: Any) -> None:
 
 def _check_samples(inputs: Any, n_samples: int) -> None:
     for leaf in jax.tree.leaves(inputs):
-        if not jnp.ndim(leaf) or jnp.shape(leaf)[0] != n_samples:
+        if np.shape(leaf)[:1] != (n_samples,):
             raise ValueError(
                 message(
-                    f"an input has shape {jnp.shape(leaf)}, the learner maps {n_samples} samples.",
+                    f"an input has shape {np.shape(leaf)}, the learner maps {n_samples} samples.",
                     why="axis 0 of every input counts the samples (vmap=True)",
                     do="put the batch on axis 0, or compile again for another batch size",
                 )

@@ -99,8 +99,15 @@ def unwrap(arguments: Any) -> Call:
 
     def first(n: Any) -> Any:
         if isinstance(n, MultiStepData):
-            return jax.tree.map(lambda x: x[0], n.data)
+            return jax.tree.map(first_entry, n.data)
         return n.data if isinstance(n, SingleStepData) else n
 
     step = jax.tree.map(first, arguments, is_leaf=wrapped)
     return Call(step, tuple(jax.tree.leaves(arguments)), tuple(timed), length)
+
+
+def first_entry(x: Any) -> Any:
+    """The first entry along axis 0; of a shape, that of one entry."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    return x[0]
