@@ -115,6 +115,34 @@ def test_closing_over_an_outer_tracer_makes_it_a_const():
     assert seen == [[True]]
 
 
+def test_tracers_know_the_trace_they_belong_to():
+    seen = []
+
+    def inner(x, y):
+        seen.append((_jaxpr.is_of_outer_trace(x), _jaxpr.is_of_outer_trace(y)))
+        return x
+
+    jax.jit(lambda y: jax.jit(lambda x: inner(x, y))(X))(X)
+    jax.jit(lambda y: jax.vmap(lambda x: inner(x, y))(X))(X)
+    jax.jit(lambda y: jax.grad(lambda x: inner(x, y).sum())(X))(X)
+    inner(X, X)
+    assert seen == [(False, True)] * 3 + [(False, False)]
+
+
+def test_callback_without_a_vmap_method_cannot_be_mapped():
+    def called(x, **options):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **options)
+
+    def cannot(fun):
+        program, _ = _jaxpr.trace(fun, X)
+        return [_jaxpr.cannot_be_mapped(e) for e in program.equations]
+
+    assert cannot(called) == [True]
+    assert cannot(lambda x: called(x, vmap_method="sequential")) == [False]
+    assert cannot(lambda x: jax.lax.cond(x[0] > 0, called, jnp.sin, x))[-1]
+    assert not any(cannot(lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x)))
+
+
 def test_compile_time_evaluation_inside_jit_gives_concrete_values():
     def fun(x):
         with jax.ensure_compile_time_eval():

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax._src import core as jax_core
 from jax._src import source_info_util
 from jax.extend import core
 from jax.extend.core import Primitive
@@ -135,6 +136,11 @@ def deep_equations(program: Program) -> Iterator[Equation]:
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a running trace, so that it may differ from call to call."""
     return isinstance(value, jax.core.Tracer)
+
+
+def is_of_outer_trace(value: Any) -> bool:
+    """Whether a value belongs to a trace around the running one."""
+    return is_traced(value) and value._trace is not jax_core.trace_ctx.trace
 
 
 def is_inexact(dtype: Any) -> bool:
@@ -306,6 +312,12 @@ def inner_equations(eqn: Any) -> Iterator[Any]:
         for inner in jaxpr.eqns:
             yield inner
             yield from inner_equations(inner)
+
+
+def cannot_be_mapped(eqn: Equation) -> bool:
+    """Whether an equation calls Python in a way that has no `vmap`."""
+    calls = ((e.primitive.name, e.params) for e in (eqn, *inner_equations(eqn)))
+    return any(n == "pure_callback" and p.get("vmap_method") is None for n, p in calls)
 
 
 def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False) -> tuple:

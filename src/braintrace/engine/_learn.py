@@ -26,6 +26,7 @@ from ._feedback import back_operands
 from ._forward import forward_advance, forward_init, forward_remember
 from ._kronecker import kronecker_advance, kronecker_init, kronecker_remember
 from ._observe import observe
+from ._once import floating_of, once
 from ._over import over
 from ._rank_one import rank_one_advance, rank_one_init, rank_one_remember
 from ._recurrence import Known, unroll
@@ -90,7 +91,7 @@ def stretch(
             some are not: what they compute must not count, even if it is not a number.
     """
     before: list[Any] = lax.stop_gradient(list(traces))
-    alone = graph.effects or rule.one_by_one
+    alone = graph.effects or graph.unmapped or rule.one_by_one
     if alone and span.length > 1 and span.window is None:
         return _one_by_one(graph, rule, values, before, span, fresh)
     span = span if isinstance(rule, Rule) else replace(span, window=span.length)
@@ -210,7 +211,8 @@ def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> l
         return observe(graph, consts, inputs_of(graph, now), ys)
 
     sliced = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
-    return over(span.length, look, *sliced, path.hidden, path.others, ys)
+    slices = (*sliced, path.hidden, path.others, ys)
+    return over(span.length, look, *slices, mapped=not graph.unmapped)
 
 
 # --------------------------------------------------------------------------------------- anchors
@@ -292,32 +294,33 @@ def _anchor(
         turns = () if r.site.turns is None else (r.site.turns,)
         return jnp.zeros((span.length, *turns, *r.operator.y.shape), r.operator.y.dtype)
 
-    @jax.custom_vjp
-    def anchor(params, starts, saved):
+    def points(params, starts, saved, live):
         taps = {r.index: zeros(r) for r in graph.relations}
         exits = tuple(jnp.zeros(*like) for like in leaving)
         return tied((starts, taps, exits), params, saved)
 
-    def forward(params, starts, saved):
-        return anchor(params, starts, saved), (params, starts, saved)
+    def forward(*given):
+        return points(*given), given
 
     def backward(kept, cotangents):
-        params, starts, (consts, traces, steps, flag, chosen, (states, extra)) = kept
-        lam, taps, exits = cotangents
+        params, starts, (consts, traces, steps, flag, chosen, (states, extra)), live = kept
+        lam, taps, exits = once(cotangents, floating_of(params, live))
         now = replace(heard, states=states, extra=extra)
         signals = signals_of(graph, now, every, chosen, steps, lam, taps, exits)
 
         weights, pull = operands_pulled(graph, consts, params)
         known = fresh if static else flag
         grads = rule.credit(graph.relations, traces, steps, signals, weights, known)
-        return pull(grads), jax.tree.map(jnp.zeros_like, starts), None
+        return pull(grads), jax.tree.map(jnp.zeros_like, starts), None, None
 
+    anchor = jax.custom_vjp(points)
     anchor.defvjp(forward, backward)
     consts = first_of(path.consts, span.consts)
     told = (heard.states, heard.extra)
     flag = None if static else fresh
     saved = lax.stop_gradient((consts, traces, steps, flag, chosen, told))
-    starts, taps, exits = anchor(values.params, starts, saved)
+    live = floating_of(values.hidden, values.consts, values.args)
+    starts, taps, exits = anchor(values.params, starts, saved, live)
     inward = lambda r, a: over(span.length, r.site.inward, a)
     return starts, {r.index: inward(r, taps[r.index]) for r in graph.relations}, exits
 

@@ -20,7 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Atom, Const, DerivedPrimitive, Equation, Program, Var, bind
+from .._jaxpr import (
+    Atom,
+    Const,
+    DerivedPrimitive,
+    Equation,
+    Program,
+    Var,
+    bind,
+    cannot_be_mapped,
+)
 from ..graph import bits_of, numbers_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
 from ._over import over
@@ -251,7 +260,8 @@ def side_by_side(equations: Sequence[Equation], known: Known, length: int) -> No
         evaluate(varying, env)
         return [env[v] for v in made]
 
-    found = over(length, one, *(known.timed[v] for v in sliced))
+    mapped = not any(map(cannot_be_mapped, varying))
+    found = over(length, one, *(known.timed[v] for v in sliced), mapped=mapped)
     known.timed.update(zip(made, found, strict=True))
 
 

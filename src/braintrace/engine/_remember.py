@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import Graph
+from ._once import floating_of, once
 from ._tied import tied
 
 
@@ -26,6 +27,7 @@ def remembering(
 
     def backward(kept, cotangents):
         params, hidden, saved = kept
+        cotangents = once(cotangents, floating_of(params, hidden))
         return credit(params, saved, cotangents), tuple(map(jnp.zeros_like, hidden)), None
 
     remember.defvjp(forward, backward)

@@ -12,7 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._control import opened, quiet
-from .._jaxpr import Equation, Program, Var, deep_equations, evaluate, is_inexact, is_traced, prune
+from .._jaxpr import (
+    Equation,
+    Program,
+    Var,
+    cannot_be_mapped,
+    deep_equations,
+    evaluate,
+    is_inexact,
+    is_traced,
+    prune,
+)
 from ._diagnostics import CompilationRecord
 from ._explain import (
     dropped,
@@ -87,6 +97,11 @@ class Graph:
     def effects(self) -> bool:
         """Whether the step has side effects."""
         return any(e.effects for e in deep_equations(self.step.program))
+
+    @property
+    def unmapped(self) -> bool:
+        """Whether the step calls Python in a way that cannot be mapped over time."""
+        return any(map(cannot_be_mapped, self.step.program.equations))
 
     @property
     def cut(self) -> frozenset[Equation]:

@@ -39,7 +39,9 @@ from ._checks import (
     check_limit,
     check_lockstep,
     check_memory,
+    check_precision,
     check_relations,
+    check_trace,
     shape_of,
     shape_of_example,
 )
@@ -152,6 +154,7 @@ class ETraceAlgorithm(
             check_arguments(self._example, example)
             return
         self._example = example
+        check_precision(self.path_to_states)
         strengthen(self.model4compile)
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
@@ -210,7 +213,9 @@ class ETraceAlgorithm(
         call, besides = unwrap((args, kwargs)), unwrap(self._told(extra))
         check_lockstep(call, besides)
         check_arguments(self._example, jax.tree.map(shape_of, call.step))
-        check_states(self.path_to_states, self._state_shapes)
+        states = self.path_to_states
+        check_states(states, self._state_shapes)
+        check_precision(states)
         step_args, step_kwargs = call.step
         self.executor = self.executor.bound_to(self.model4compile)  # a copied learner has its own
         info, graph = self.executor.trace(*step_args, **step_kwargs)
@@ -229,6 +234,7 @@ class ETraceAlgorithm(
             info.leaves("others"),
             besides.leaves,
         )
+        check_trace(values.hidden)
         told = (besides.timed, jax.tree.structure(besides.step))
         if self._instead is not None:
             outs, new = self._instead(self.rule, graph, call, values, *told)

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import message
-from .._jaxpr import Equation, Misplaced, Placeholder, Program, Var, deep_equations
+from .._jaxpr import (
+    Equation,
+    Misplaced,
+    Placeholder,
+    Program,
+    Var,
+    cannot_be_mapped,
+    deep_equations,
+)
 from ..engine import Known, Span, Values, needed, side_by_side, stretch, unroll
 from ..frontend import Traced, trace_function
 from ..graph import Graph, bits_of, reach
@@ -115,7 +123,7 @@ def around(
         )
     if len(calls) != 1 or calls[0] not in traced.program.equations:
         return None
-    if any(e.effects for e in equations):
+    if any(e.effects for e in equations) or any(map(cannot_be_mapped, traced.program.equations)):
         return None
     return _split(traced, calls[0])
 
@@ -123,7 +131,7 @@ def around(
 def _split(traced: Traced, call: Equation) -> Around | None:
     marker: Marker = call.params["marker"]
     step = marker.graph.step
-    if marker.graph.effects:  # they happen once and in order
+    if marker.graph.effects or marker.graph.unmapped:  # effects happen once and in order
         return None
     sizes = [
         len(step.program.consts),

@@ -46,6 +46,21 @@ class CheckpointMixin:
         """The learner whose states count, and over how many samples it is mapped."""
         return self, None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            message(
+                f"a {type(self).__name__} cannot be pickled.",
+                why="it holds compiled programs and functions of the rule",
+                do="learner.save(path) writes all its numbers; to go on elsewhere, compile the "
+                "model again and learner.load(path). Within a process, copy.deepcopy works",
+            )
+        )
+
+    def __copy__(self) -> Any:
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
     def save(
         self,
         path: str | os.PathLike,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import CompilationError, NotSupportedError, message
+from .._errors import CompilationError, NotSupportedError, dotted, message
+from .._jaxpr import is_of_outer_trace, is_traced
 from ..frontend import ETraceGraph
 from ..graph import CompilationReport, DiagnosticKind, Graph
 from ._data import Call
@@ -130,6 +133,40 @@ def check_arguments(example: Any, given: Any) -> None:
             do=do,
         )
     )
+
+
+def check_precision(states: Mapping[tuple, brainstate.State]) -> None:
+    """Refuse states of 64 bits while JAX computes in 32."""
+    config: Any = jax.config
+    if config.jax_enable_x64:
+        return
+    for path, state in states.items():
+        leaves = jax.tree.leaves(state._read_value())  # `value` would count as a use
+        types = [a.dtype for a in leaves if isinstance(a, jax.Array)]
+        wide = [t for t in types if t.name in ("float64", "complex128", "int64", "uint64")]
+        if wide:
+            raise ValueError(
+                message(
+                    f"state {dotted(path)} is {wide[0]}, and jax_enable_x64 is switched off.",
+                    why="the model was initialised with 64 bits; a step would give it 32",
+                    do="switch it on again, jax.config.update('jax_enable_x64', True), or make "
+                    "the model and its learner anew",
+                )
+            )
+
+
+def check_trace(arrays: Sequence[Any]) -> None:
+    """Refuse a call inside of a transformation that does not know the states."""
+    traced = [a for a in arrays if is_traced(a)]
+    if traced and all(map(is_of_outer_trace, traced)):
+        raise NotSupportedError(
+            message(
+                "the learner is called inside of a transformation of JAX.",
+                why="it would store values in its states that do not outlive jax.checkpoint, "
+                "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
+                do="use that of brainstate.transform: checkpoint, jit, vmap, grad, scan",
+            )
+        )
 
 
 def check_windows(rule: str, vjp_method: str, reason: str | None) -> None:

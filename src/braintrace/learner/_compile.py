@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -89,6 +90,12 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     def _saved(self) -> tuple[Any, int | None]:
         return self.module, self._n_samples
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
+        # The mapped function holds on to the learner that it was made for.
+        new = ETraceVmap(copy.deepcopy(self.module, memo), vmap_states="new")
+        new.remember_samples(self._n_samples)
+        return new
 
     @property
     def param_states(self) -> Any:
