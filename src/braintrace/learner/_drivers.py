@@ -71,8 +71,8 @@ class SequenceDriverMixin:
         The sequence is evaluated in blocks: the weights do not change within one, so the traces
         are touched once per block and the rest are matrix products. The result is that of one
         step after another, up to rounding. A step function whose input depends on the model's own
-        states, or that calls the learner inside of another transformation, is evaluated step by
-        step.
+        states, that calls the learner inside of another transformation, or that calls Python by a
+        `pure_callback` without `vmap_method`, is evaluated step by step.
 
         Args:
             *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
