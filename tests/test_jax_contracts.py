@@ -387,6 +387,14 @@ def test_fingerprint_tells_programs_apart():
     assert len(set(keys)) == len(keys)
 
 
+def test_fingerprint_knows_a_primitive_by_the_object_not_by_its_name():
+    twice = [_jaxpr.DerivedPrimitive("twice", f) for f in (lambda x: 2 * x, lambda x: 3 * x)]
+    scanned = lambda p: lambda x: lax.scan(lambda c, v: (c, p.bind(v)), 0.0, x)[1]
+    keys = [key_of(make(p), X) for p in twice for make in (lambda p: p.bind, scanned)]
+    assert len(set(keys)) == len(keys)
+    assert key_of(scanned(twice[0]), X) == keys[1]
+
+
 def test_scan_says_how_many_operands_are_constants_and_carried():
     def swept(a, b, k, xs):
         step = lambda carry, x: ((carry[0] + k * x, carry[1]), carry[0])

@@ -324,7 +324,8 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
     """What an analysis of the program may depend on, hashable.
 
     Floating values are left out unless `values` is set (an analysis never reads them); integers
-    count, since indices decide which element is read.
+    count, since indices decide which element is read. A primitive is known by the object: a name
+    may be registered again for another function.
     """
     number: dict[Var, int] = {}
 
@@ -337,7 +338,7 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
     heads = tuple(declare(v) for v in (*program.consts, *program.inputs))
     body = tuple(
         (
-            e.name,
+            e.primitive,
             tuple(name(a) for a in e.inputs),
             tuple(declare(v) for v in e.outputs),
             _params_key(e, derivatives=not values),
@@ -377,6 +378,8 @@ def _param_key(value: Any) -> Any:
         return fingerprint(*flatten(value), values=True)
     if isinstance(value, (tuple, list)):
         return tuple(_param_key(v) for v in value)
+    if isinstance(value, np.ndarray):
+        return _value_key(value, True)
     try:
         hash(value)
     except TypeError:

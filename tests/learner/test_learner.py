@@ -1328,6 +1328,39 @@ def test_static_parameters_of_the_call_are_used():
     np.testing.assert_allclose(algo(jnp.ones(2)), 100 * first)
 
 
+@pytest.mark.parametrize("block_size", [None, 1])
+def test_an_operator_registered_again_is_the_one_a_learner_uses(block_size):
+    register = lambda f: braintrace.register_primitive("registered_twice", f)
+    gain = register(lambda x, w: x @ w)
+
+    class Model(Leaky):
+        def update(self, x):
+            self.h.value = 0.5 * self.h.value + gain.bind(x, self.w.value)
+            return self.h.value
+
+    model = Model()
+    brainstate.nn.init_all_states(model)
+    algo = learner_of(model, XS[0])
+    step = lambda net, x: squares(net(x)) + squares(gain.bind(x, model.w.value))
+
+    def gradients():
+        algo.reset()
+        options = {"reduction": "sum", "block_size": block_size}
+        found = algo.etrace_grad(XS, step_fn=lambda x: step(algo, x), **options)
+        algo.reset()
+        return found["w",], braintrace.verify.bptt_grad(model, step, XS)["w",]
+
+    old, truth = gradients()
+    assert_close(old, truth)
+    gain = register(lambda x, w: jnp.tanh(x @ w))
+    new, truth = gradients()
+    assert_close(new, truth)
+    assert np.abs(new - old).max() > 0.1
+    np.testing.assert_array_equal(algo(XS[0]), gain.bind(XS[0], model.w.value))
+    register(lambda x, w: 0 * (x @ w))  # the model still holds the one before
+    assert_close(gradients()[0], truth)
+
+
 def test_report_names_what_the_tail_of_a_weight_loses():
     class Centred(Leaky):
         def update(self, x):
