@@ -679,9 +679,9 @@ class Misplaced(Exception):
 
 
 class Placeholder(Primitive):
-    """Stands in a trace for a computation that is put in later: no rules, no evaluation.
+    """Stands in a trace for a computation that is put in later: no derivative, no evaluation.
 
-    The parameter `outs` are the shapes of its results.
+    The parameter `outs` are the shapes of its results; `mapped` says that a `vmap` is around it.
     """
 
     multiple_results = True
@@ -693,7 +693,15 @@ class Placeholder(Primitive):
         )
         self.def_impl(self._refuse)
         ad.primitive_jvps[self] = self._refuse
-        batching.primitive_batchers[self] = self._refuse
+        batching.primitive_batchers[self] = self._batch
 
     def _refuse(self, *args: Any, **params: Any) -> Any:
-        raise Misplaced(f"{self.name} is evaluated, differentiated or mapped.")
+        raise Misplaced(f"{self.name} is evaluated or differentiated.")
+
+    def _batch(self, operands, axes, *, outs, mapped, **params):
+        pairs = list(zip(operands, axes, strict=True))
+        (size,) = {a.shape[i] for a, i in pairs if i is not None}
+        moved = [jax.numpy.moveaxis(a, i, 0) if i else a for a, i in pairs]
+        outs = tuple(jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for o in outs)
+        found = self.bind(*moved, outs=outs, mapped=True, **params)
+        return found, [0] * len(found)

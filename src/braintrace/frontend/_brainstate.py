@@ -297,7 +297,8 @@ def _unused(model: brainstate.nn.Module, states: Mapping[Path, Any]) -> list[Com
                 CompilationRecord(
                     DiagnosticKind.PARAMETER_UNUSED,
                     DiagnosticLevel.WARNING,
-                    f"parameter {dotted(path)} is never read by the step; its gradient is zero.",
+                    f"parameter {dotted(path)} is never read by the step; its gradient is zero, or "
+                    "that of single steps if a step function uses it outside the learner call.",
                     weight_path=path,
                 )
             )

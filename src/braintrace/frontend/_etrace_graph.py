@@ -22,11 +22,13 @@ from ..graph import (
     HiddenGroup,
     HiddenParamOpRelation,
     HiddenPerturbation,
+    Outside,
     Traces,
     analyse,
     certify,
     unused,
     uses_of,
+    with_step,
 )
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
@@ -56,8 +58,8 @@ class ETraceGraph(NamedTuple):
         ]
         return self.report_on(Traces(shapes))
 
-    def report_on(self, traces: Traces) -> CompilationReport:
-        """A readable summary, for what a rule stores."""
+    def report_on(self, traces: Traces, outside: Outside | None = None) -> CompilationReport:
+        """A readable summary, for what a rule stores and a step function does."""
         parameters = certify(self.analysis, traces)
         for path in self.module_info.model.states(brainstate.ParamState).keys():
             if path not in parameters:
@@ -67,7 +69,7 @@ class ETraceGraph(NamedTuple):
             self.hidden_param_op_relations,
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
-            parameters,
+            with_step(parameters, outside),
             uses_of(self.analysis, traces.whole),
         )
 

@@ -1,10 +1,12 @@
 """Analyses of a step: what reaches what, element by element."""
 
 from ._certificate import Dropped as Dropped
+from ._certificate import Outside as Outside
 from ._certificate import ParameterReport as ParameterReport
 from ._certificate import Traces as Traces
 from ._certificate import certify as certify
 from ._certificate import unused as unused
+from ._certificate import with_step as with_step
 from ._diagnostics import CompilationRecord as CompilationRecord
 from ._diagnostics import DiagnosticKind as DiagnosticKind
 from ._diagnostics import DiagnosticLevel as DiagnosticLevel

@@ -72,7 +72,7 @@ class CompilationReport:
             "hidden_groups": len(self.hidden_groups),
             "etrace_weights": len(self.etrace_weights),
             "excluded_weights": len(self.excluded_weights),
-            "inexact": sum(not p.exact for p in self.parameters.values()),
+            "inexact": sum(not p.exact and p.how != "none" for p in self.parameters.values()),
             "warnings": levels.count(DiagnosticLevel.WARNING),
             "errors": levels.count(DiagnosticLevel.ERROR),
         }

@@ -17,9 +17,9 @@ from .._errors import dotted, message
 from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
-from ..graph import MOST_ENTRIES, CompilationReport, ControlFlowPolicy, Graph, Traces
+from ..graph import MOST_ENTRIES, CompilationReport, ControlFlowPolicy, Graph, Outside, Traces
 from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
-from ._around import Around, around, stand_in
+from ._around import Around, around, stand_in, trace_step
 from ._batch import (
     Shapes,
     check_states,
@@ -49,7 +49,8 @@ from ._config import ETraceConfig
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
-from ._sequences import states_of
+from ._outside import outside
+from ._sequences import named_states, states_of
 from ._signal import SignalMixin
 from ._train import train
 from ._views import TraceViewsMixin
@@ -114,6 +115,7 @@ class ETraceAlgorithm(
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
+        self._outside: Outside | None = None  # what the last step function did besides
         self._instead: Instead | None = None  # what a call does in place of the engine
         self._example: Any = None
         self._state_shapes: Shapes = {}
@@ -236,6 +238,7 @@ class ETraceAlgorithm(
         )
         check_trace(values.hidden)
         told = (besides.timed, jax.tree.structure(besides.step))
+        _ = self.executor.mode.value
         if self._instead is not None:
             outs, new = self._instead(self.rule, graph, call, values, *told)
             info.write("hidden", new.hidden)
@@ -280,16 +283,22 @@ class ETraceAlgorithm(
     def instead(self, run: Instead) -> Iterator[None]:
         """Let calls compute their results by `run`; traces do not move."""
         before, self._instead = self._instead, run
+        mode = self.executor.mode  # another structure: what was traced without `run` is stale
+        value, mode.value = mode.value, (mode.value,)
         try:
             yield
         finally:
-            self._instead = before
+            self._instead, mode.value = before, value
 
     # --------------------------------------------------------------------------------- blocks
 
-    def _planned(self, step: Callable, sequences: Any) -> Around | None:
-        """The step function as something to run in blocks, None where that is not possible."""
-        private = {id(s) for s in (*self.etraces.values(), self.running_index)}
+    def _planned(self, step: Callable, sequences: Any, weights: Any) -> Around | None:
+        """The step function as something to run in blocks, None where that is not possible.
+
+        Raises:
+            CompilationError: the learner is strict, and the step function uses weights in a way
+                that is not learned exactly.
+        """
         called: list[bool] = []
 
         def placed(rule: Any, *given: Any) -> Any:
@@ -297,14 +306,24 @@ class ETraceAlgorithm(
             return stand_in(*given)
 
         with self.instead(placed):
-            return around(step, jax.tree.map(lambda a: a[0], sequences), private, called)
+            traced = trace_step(step, jax.tree.map(lambda a: a[0], sequences), called)
+        trained = named_states(weights, self.path_to_states)
+        states = {**self.graph.module_info.states, **self.path_to_states}
+        private = {id(s) for s in (*self.etraces.values(), self.running_index)}
+        besides = outside(traced, states, {**self.param_states, **trained}, private)
+        self._outside = besides
+        if self.strict and (besides.dropped or besides.everywhere):
+            check_exact(self.report, type(self).__name__, trained)
+        # In a block, RTRL would go back through the steps after the one that uses a weight.
+        several = isinstance(self.rule, Forward) and trained.keys() & besides.dropped.keys()
+        if traced is None or several:
+            return None
+        return around(traced, private)
 
     def _in_blocks(self, step, mask, sequences, weights, options):
         block_size, budget, keep, tick = options
-        # What does not count must not be met on the way back, and RTRL goes all of it.
-        alone = self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
-        plan = None if alone or block_size == 1 else self._planned(step, sequences)
-        if plan is None:
+        plan = self._planned(step, sequences, weights)
+        if plan is None or block_size == 1 or self._alone(mask):
             return None
         states, rebuild = states_of(weights)
         count = jax.tree.leaves(sequences)[0].shape[0]
@@ -318,12 +337,16 @@ class ETraceAlgorithm(
 
     def _trained(self, step, mask, sequences, weights, options):
         optimizer, per_update, reduction, tick = options
-        alone = self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
-        plan = None if alone else self._planned(step, sequences)
-        if plan is None:
+        plan = self._planned(step, sequences, weights)
+        if plan is None or self._alone(mask):
             return None
         found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)
         return None if found is None else jax.tree.unflatten(plan.traced.out_tree, found)
+
+    def _alone(self, mask: Any) -> bool:
+        """Whether steps are not taken together."""
+        # What does not count must not be met on the way back, and RTRL goes all of it.
+        return self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
 
     def is_fresh(self) -> Any:
         """Whether the traces are zero; True only where that is known while tracing.
@@ -396,7 +419,7 @@ class ETraceAlgorithm(
 
     @property
     def report(self) -> CompilationReport:
-        """What the compiler found."""
+        """What the compiler found, and what the step function used last does around `update`."""
         if not self.is_compiled:
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
@@ -407,7 +430,8 @@ class ETraceAlgorithm(
                 self.rule.approximates,
                 not isinstance(self.rule, Rule),
                 isinstance(self.rule, Rule) and self.rule.feedback is not None,
-            )
+            ),
+            self._outside,
         )
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:

@@ -61,7 +61,7 @@ def stand_in(
     states = (*values.params, *values.hidden, *values.others)
     given = (*values.consts, *values.args, *states, *values.extra)
     flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in given]
-    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes())
+    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=False)
     n, k = graph.step.n_outs, len(graph.step.hidden)
     new = Values(
         values.consts, values.args, values.params, tuple(out[n : n + k]), tuple(out[n + k :])
@@ -94,13 +94,10 @@ class Around:
         return self.traced.program
 
 
-def around(
-    step_fn: Callable[..., Any], slices: Sequence[Any], private: Collection[int], called: list
-) -> Around | None:
-    """Trace a step function; None if its steps cannot be run side by side.
+def trace_step(step_fn: Callable[..., Any], slices: Sequence[Any], called: list) -> Traced | None:
+    """Trace a step function with a placeholder; None if that cannot stand where the learner does.
 
-    `private` are the ids of the learner's own states, which a placeholder does not touch; `called`
-    gets an entry by every call of the learner.
+    `called` gets an entry by every call of the learner.
 
     Raises:
         ValueError: the step function never calls the learner.
@@ -109,11 +106,8 @@ def around(
         traced = trace_function(step_fn, *slices)
     except Misplaced:
         return None
-    if any(id(leaf.state) in private for leaf in traced.leaves):
-        return None
-    equations = list(deep_equations(traced.program))
-    calls = [e for e in equations if e.primitive is placeholder]
-    if not calls and not called:  # a function that JAX has traced before calls nothing again
+    calls = any(e.primitive is placeholder for e in deep_equations(traced.program))
+    if not calls and not called:  # a function that was traced before calls nothing again
         raise ValueError(
             message(
                 "step_fn does not call the learner.",
@@ -121,18 +115,31 @@ def around(
                 do="call the learner in it, `learner(x)` in place of `model(x)`",
             )
         )
+    return traced
+
+
+def around(traced: Traced, private: Collection[int]) -> Around | None:
+    """The step function around its learner call; None if its steps cannot be run side by side.
+
+    `private` are the ids of the learner's own states, which a placeholder does not touch.
+    """
+    if any(id(leaf.state) in private for leaf in traced.leaves):
+        return None
+    equations = list(deep_equations(traced.program))
+    calls = [e for e in equations if e.primitive is placeholder]
     if len(calls) != 1 or calls[0] not in traced.program.equations:
         return None
     if any(e.effects for e in equations) or any(map(cannot_be_mapped, traced.program.equations)):
         return None
+    if calls[0].params["mapped"]:
+        return None
     return _split(traced, calls[0])
 
 
-def _split(traced: Traced, call: Equation) -> Around | None:
+def slots(call: Equation) -> Values:
+    """What a placeholder takes."""
     marker: Marker = call.params["marker"]
     step = marker.graph.step
-    if marker.graph.effects or marker.graph.unmapped:  # effects happen once and in order
-        return None
     sizes = [
         len(step.program.consts),
         step.n_args,
@@ -145,9 +152,19 @@ def _split(traced: Traced, call: Equation) -> Around | None:
     for n in sizes:
         parts.append(call.inputs[at : at + n])
         at += n
-    inputs = Values(*parts)
+    return Values(*parts)
+
+
+def _split(traced: Traced, call: Equation) -> Around | None:
+    marker: Marker = call.params["marker"]
+    step = marker.graph.step
+    if marker.graph.effects or marker.graph.unmapped:  # effects happen once and in order
+        return None
+    inputs = slots(call)
     number = {leaf.entry: i for i, leaf in enumerate(traced.leaves)}
-    owned = [number.get(a, -1) if isinstance(a, Var) else -1 for a in (*parts[3], *parts[4])]
+    owned = [
+        number.get(a, -1) if isinstance(a, Var) else -1 for a in (*inputs.hidden, *inputs.others)
+    ]
     states = call.outputs[step.n_outs :]
     if -1 in owned or len(set(owned)) != len(owned):
         return None

@@ -37,18 +37,24 @@ _HINTS = {
 }
 
 
-def check_exact(report: CompilationReport, rule: str) -> None:
-    """Refuse a learner whose gradient leaves something out."""
-    bad = [p for p in report.parameters.values() if not p.exact]
+def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None:
+    """Refuse a learner whose gradient leaves something out; `among` some parameters, by path.
+
+    A parameter that `update` does not use is judged when a step function uses it.
+    """
+    known = [p for p in report.parameters.values() if among is None or p.path in among]
+    bad = [p for p in known if not p.exact and p.how != "none"]
     if bad:
         raise CompilationError(
             message(
                 f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
                 where=next((d.line for p in bad for d in p.dropped if d.line), None),
                 why="\n         ".join(line for p in bad for line in str(p).splitlines()),
-                do="use RTRL (exact, memory parameters x states), change the model (a weight of a "
-                "plain product goes into braintrace.matmul, a bias too), or leave out strict=True: "
-                "in one window over the whole sequence nothing is left out, whatever the rule",
+                do="use RTRL (exact for what `update` computes, memory parameters x states), "
+                "change the model (a weight of a plain product goes into braintrace.matmul, a bias "
+                "too; what step_fn does before the learner call, or keeps, into `update`), or "
+                "leave out strict=True: in one window over the whole sequence nothing is left out, "
+                "whatever the rule",
             )
         )
 

@@ -135,6 +135,12 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
                 )
             )
 
+    def _in_blocks(self, step, mask, sequences, weights, options):
+        self.module._planned(step, sequences, weights)
+
+    def _trained(self, step, mask, sequences, weights, options):
+        self.module._planned(step, sequences, weights)
+
     def forget_past(self) -> None:
         """Zero the traces of every sample."""
         self.module.running_index.value = jnp.zeros_like(self.module.running_index.value)

@@ -59,6 +59,7 @@ class ETraceGraphExecutor:
                 )
             )
         self.model = model
+        self.mode = brainstate.State(())  # of another structure while calls are replaced
         self._graph: ETraceGraph | None = None
         self._known: dict[Any, Graph] = {}
         self._runs: dict[Any, Callable] = {}

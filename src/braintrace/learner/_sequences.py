@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -184,6 +184,17 @@ def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]
     if isinstance(weights, (list, tuple)):
         return list(weights), type(weights)
     return list(weights.values()), lambda found: dict(zip(weights, found, strict=True))
+
+
+def named_states(weights: Any, paths: Mapping[Any, brainstate.State]) -> dict[Any, Any]:
+    """The states in `weights` by their path; those that are no part of the model by their key."""
+    known = {id(s): path for path, s in paths.items()}
+    states, _ = states_of(weights)
+    keys = (
+        list(weights) if hasattr(weights, "keys") else [("weights", i) for i in range(len(states))]
+    )
+    own = [k if isinstance(k, tuple) else (k,) for k in keys]
+    return {known.get(id(s), k): s for s, k in zip(states, own, strict=True)}
 
 
 def leaves_of(weights: Any, tree: Any) -> list[Any]:
