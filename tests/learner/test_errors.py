@@ -484,6 +484,15 @@ OPTIONS = {
     "no step_fn": (TypeError, {"step_fn": None}, "step_fn"),
     "step_fn": (TypeError, {"step_fn": 3}, "step_fn"),
     "weights": (TypeError, {"weights": 3}, "weights"),
+    "weights by name": (
+        TypeError,
+        {"weights": ["W"]},
+        "choose among learner.param_states: b, v, w",
+    ),
+    "nearly a name": (TypeError, {"weights": "vv"}, "did you mean v?"),
+    "NaN mask": (ValueError, {"mask": jnp.asarray([1, jnp.nan, 0, 1])}, "first at step 1"),
+    "infinite mask": (ValueError, {"mask": [1, 1, 1, np.inf]}, "mask is not a finite number"),
+    "network first": (TypeError, {"step_fn": lambda net, x: squares(net(x))}, "verify.compare"),
     "no weights": ((TypeError, ValueError), {"weights": []}, "weights"),
 }
 
@@ -493,6 +502,29 @@ def test_unknown_options_of_etrace_grad(kind, options, part):
     with pytest.raises(kind) as error:
         drive(**options)
     assert_designed(error, part)
+
+
+def test_weights_that_are_none():
+    algo = learner_of(leaky(), X)
+    own = {
+        "h": brainstate.HiddenState(jnp.zeros(2)),
+        "count": brainstate.ParamState(jnp.zeros(2, int)),
+        "unread": brainstate.ParamState(jnp.zeros(2)),
+    }
+    parts = {"h": "h (a HiddenState of float", "count": "of int", "unread": "weights holds unread"}
+    for name, state in {**own, "h": algo.model4compile.h}.items():
+        with pytest.raises(ValueError) as error:
+            drive(algo, weights={name: state, "w": algo.model4compile.w})
+        assert_designed(error, parts[name], "choose among learner.param_states: b, v, w")
+    with pytest.raises(ValueError, match="no weight"):
+        algo.init_optimizer(optax.sgd(0.1), [algo.model4compile.h])
+
+
+def test_mask_with_nan_inside_of_jit_is_a_gradient_of_nan():
+    algo = learner_of(leaky(), X)
+    gradient = brainstate.transform.jit(lambda mask: drive(algo, mask=mask))
+    found = gradient(jnp.asarray([1, jnp.nan, 0, 1]))
+    assert all(np.isnan(g).all() for g in jax.tree.leaves(found))
 
 
 LOSSES = {

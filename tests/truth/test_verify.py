@@ -167,6 +167,7 @@ loss = lambda net, x: net(x).sum()
         (lambda: bptt_grad(linear(), loss, XS, reduction="max"), ValueError, "max"),
         (lambda: bptt_grad(linear(), lambda net, x: net(x), XS), ValueError, "float64[1]"),
         (lambda: bptt_grad(linear(), loss, XS, weights=linear().w), ValueError, "belong"),
+        (lambda: bptt_grad(linear(), lambda x: x.sum(), XS), TypeError, "learner.etrace_grad"),
         (lambda: reference_grad("kalman", linear(), loss, XS), ValueError, "kalman"),
         (lambda: reference_grad("snap", linear(), loss, XS), TypeError, "n"),
         (lambda: reference_grad("snap", linear(), loss, XS, n=0), ValueError, "n=0"),

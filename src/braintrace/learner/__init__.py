@@ -37,6 +37,7 @@ from ._presets import pp_prop as pp_prop
 from ._random import KFRTRL as KFRTRL
 from ._random import UORO as UORO
 from ._random import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
+from ._sequences import check_takes as check_takes
 from ._sequences import floating as floating
 from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient

@@ -50,7 +50,7 @@ from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 from ._outside import outside
-from ._sequences import named_states, states_of
+from ._sequences import check_read, named_states, states_of
 from ._signal import SignalMixin
 from ._train import train
 from ._views import TraceViewsMixin
@@ -308,6 +308,8 @@ class ETraceAlgorithm(
         with self.instead(placed):
             traced = trace_step(step, jax.tree.map(lambda a: a[0], sequences), called)
         trained = named_states(weights, self.path_to_states)
+        if traced is not None:
+            check_read(trained, self.param_states, [leaf.state for leaf in traced.leaves])
         states = {**self.graph.module_info.states, **self.path_to_states}
         private = {id(s) for s in (*self.etraces.values(), self.running_index)}
         besides = outside(traced, states, {**self.param_states, **trained}, private)

@@ -14,9 +14,9 @@ from ._optimizers import optimizer_of
 from ._progress import ticking
 from ._sequences import (
     check_choice,
+    check_takes,
     chunk_of,
     count_of,
-    floating,
     joined,
     leaves_of,
     length_of,
@@ -79,9 +79,12 @@ class SequenceDriverMixin:
             step_fn: `step_fn(*slices)` calls the learner once and returns the loss of the step
                 (or `(loss, aux)`). With windows, slices have a leading axis of `chunk_size`, the
                 learner takes them as `MultiStepData`, and the losses of the window are returned.
-            mask: weights of the steps' losses, shape (T,).
+            mask: weights of the steps' losses, shape (T,); finite numbers (inside of `jit`, where
+                they cannot be looked at, a NaN makes the gradients NaN).
             chunk_size: steps per window; None or 1 is one step at a time.
-            weights: the states to differentiate; default all floating parameters.
+            weights: the states to differentiate; default all floating parameters. What `step_fn`
+                does with one outside the learner call counts within the step only, see
+                `learner.report` afterwards.
             reduction: 'mean' divides by max(sum(mask), 1), 'sum' does not.
             loss_output: 'per_step', 'masked' or 'scalar'.
             has_aux: whether `step_fn` returns `(loss, aux)`. With windows, leaves of `aux` whose
@@ -99,6 +102,7 @@ class SequenceDriverMixin:
 
         Raises:
             TypeError, ValueError: sequences, mask or options do not fit together.
+            CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = chunk_of(chunk_size)
         length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_grad")
@@ -106,7 +110,7 @@ class SequenceDriverMixin:
         check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
         count_of("block_size", block_size, "steps")
         count_of("memory_budget", memory_budget, "bytes")
-        weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
+        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
 
         step = _losses_of(step_fn, has_aux, chunk)
         parts = windows_of((counted, *sequences), length, chunk)
@@ -203,6 +207,7 @@ class SequenceDriverMixin:
 
         Raises:
             TypeError, ValueError: sequences, mask or options do not fit together.
+            CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = chunk_of(chunk_size)
         every = count_of("update_every", update_every, "steps", optional=False)
@@ -216,7 +221,7 @@ class SequenceDriverMixin:
             )
         length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
         check_choice("reduction", reduction, ("mean", "sum"))
-        weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
+        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
         step = _losses_of(step_fn, has_aux, chunk)
         arrays = (counted, *sequences)
         # An update of windows that do not fill it may have a shorter one: it is a case of its own.
@@ -267,7 +272,7 @@ class SequenceDriverMixin:
             optimizer: an optax transformation, or an optimizer of braintools.
             weights: the states that it will update; default all floating parameters.
         """
-        weights = weights_of(floating(self.param_states) if weights is None else weights)  # type: ignore[attr-defined]
+        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
         self.optimizer = self.optimizer_state = None
         optimizer_of(optimizer, weights, self)
 
@@ -324,6 +329,7 @@ class SequenceDriverMixin:
                 )
             )
         length = length_of(sequences)
+        _check_slices(step_fn, len(sequences), name)
         counted = None if mask is None else mask_of(mask, length)
         self._check_windows(chunk)
         if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
@@ -358,10 +364,21 @@ class SequenceDriverMixin:
             wrap = MultiStepData if chunk > 1 else lambda x: x
             call = lambda *slices: self(*map(wrap, slices))  # type: ignore[operator]
         else:
+            _check_slices(step_fn, len(sequences), "etrace_evolve")
             call = step_fn
         parts = windows_of(sequences, length, chunk)
         results = [brainstate.transform.for_loop(lambda *s: call(*s), *part) for part in parts]
         return joined(results, parts, chunk) if return_outputs else None
+
+
+def _check_slices(step_fn: Callable[..., Any], count: int, name: str) -> None:
+    check_takes(
+        step_fn,
+        ["a slice"] * count,
+        f"{name} calls step_fn(*slices), with one slice of each sequence",
+        "give one sequence per argument; a function that takes the network first, as in "
+        "verify.compare, is step_fn=lambda *slices: function(learner, *slices)",
+    )
 
 
 def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Any, Any]]:

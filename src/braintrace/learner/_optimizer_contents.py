@@ -15,7 +15,7 @@ import numpy as np
 
 from .._errors import message
 from ._contents import Name, states_in
-from ._sequences import floating, values_of, weights_of
+from ._sequences import values_of, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _is_transformation(optimizer: Any) -> bool:
 
 def _start(holder: Any, optimizer: Any) -> Any:
     """Shapes of the state of an optax transformation."""
-    weights = weights_of(floating(holder.param_states))
+    weights = weights_of(None, holder.param_states)
     return jax.eval_shape(optimizer.init, values_of(weights))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import brainstate
@@ -11,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import message
+from .._errors import dotted, message
+from .._jaxpr import is_traced
 from ._data import MultiStepData, SingleStepData
 
 
@@ -76,8 +79,8 @@ def length_of(sequences: tuple[Any, ...]) -> int:
     return int(length)
 
 
-def mask_of(mask: Any, length: int) -> jax.Array:
-    mask = jnp.asarray(mask)
+def mask_of(given: Any, length: int) -> jax.Array:
+    mask = jnp.asarray(given)
     if mask.shape != (length,):
         raise ValueError(
             text(
@@ -86,8 +89,32 @@ def mask_of(mask: Any, length: int) -> jax.Array:
                 "give one number per step",
             )
         )
-    exact = mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer)
-    return mask.astype(float) if exact else mask
+    if mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer):
+        return mask.astype(float)
+    if not is_traced(given) and not (finite := np.isfinite(np.asarray(given))).all():
+        steps = np.flatnonzero(~finite)
+        raise ValueError(
+            text(
+                f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
+                "it weighs the loss of each step, and one NaN makes every gradient NaN",
+                "give such steps the weight 0, which leaves out whatever they compute: "
+                "jnp.nan_to_num(mask, posinf=0)",
+            )
+        )
+    return mask
+
+
+def check_takes(step_fn: Callable[..., Any], given: Sequence[str], why: str, do: str) -> None:
+    """Refuse a step function that cannot be called with what is given, in words."""
+    try:
+        signature = inspect.signature(step_fn)
+    except ValueError:  # not known of a built-in function
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        what = f"step_fn{signature} is called with {', '.join(given)}: {error}."
+        raise TypeError(text(what, why, do)) from None
 
 
 def loss_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
@@ -160,21 +187,70 @@ def floating(params: Any) -> dict:
     }
 
 
-def weights_of(weights: Any) -> Any:
-    items = [weights] if isinstance(weights, brainstate.State) else weights
+def weights_of(weights: Any, params: Any) -> Any:
+    """The states to differentiate, checked; None stands for all floating ones of `params`.
+
+    Raises:
+        TypeError: what is given are no states.
+        ValueError: none are given, or one is no weight.
+    """
+    weights = floating(params) if weights is None else weights
+    items = [weights] if isinstance(weights, (brainstate.State, str)) else weights
     items = list(items.values()) if hasattr(items, "values") else items
-    states = isinstance(items, (list, tuple)) and all(
-        isinstance(w, brainstate.State) for w in items
-    )
-    if not states or not items:
-        raise (TypeError if not states else ValueError)(
+    listed = isinstance(items, (list, tuple))
+    if not listed or not items or not all(isinstance(w, brainstate.State) for w in items):
+        names = [w for w in items if isinstance(w, str)] if listed else []
+        raise (ValueError if listed and not items else TypeError)(
             text(
                 f"weights is {weights!r}.",
-                "it names the states to differentiate",
-                "pass states: a State, a list or a dict of them, or nothing for all parameters",
+                "it holds the states to differentiate",
+                "pass a State, a list or a dict of them, or nothing for all parameters; "
+                + _choices(params, names),
+            )
+        )
+    bad = {
+        name: w
+        for name, w in named_states(weights, {}).items()
+        if not isinstance(w, brainstate.ParamState) or not floating({name: w})
+    }
+    if bad:
+        kinds = (f"{dotted(n)} (a {type(w).__name__} of {_kinds(w)})" for n, w in bad.items())
+        raise ValueError(
+            text(
+                f"no weight: {', '.join(kinds)}.",
+                "a weight is a brainstate.ParamState of floating numbers; other states change "
+                "from step to step or have no gradient",
+                _choices(params, map(dotted, bad)),
             )
         )
     return weights
+
+
+def check_read(weights: Mapping[Any, Any], params: Any, read: Iterable[brainstate.State]) -> None:
+    """Refuse weights, by name, that neither the model has nor a step function reads."""
+    known = {id(s) for s in (*params.values(), *read)}
+    bad = [name for name, s in weights.items() if id(s) not in known]
+    if bad:
+        raise ValueError(
+            text(
+                f"weights holds {', '.join(map(dotted, bad))}, which nothing reads.",
+                "it is no parameter of the model, and step_fn does not use it: its gradient would "
+                "be zero",
+                _choices(params, map(dotted, bad)),
+            )
+        )
+
+
+def _kinds(state: brainstate.State) -> str:
+    return ", ".join(str(jnp.result_type(a)) for a in jax.tree.leaves(state.value)) or "nothing"
+
+
+def _choices(params: Any, names: Iterable[str]) -> str:
+    """What may be meant: the parameters of the model, those like the given names first."""
+    known = [dotted(path) for path in floating(params)]
+    near = [m for n in names for m in get_close_matches(n, known, n=1)]
+    meant = f"did you mean {', '.join(near)}? " if near else ""
+    return f"{meant}choose among learner.param_states: {', '.join(known)}"
 
 
 def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]], Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import message
 from .._jaxpr import Program, flatten
+from ..learner import check_takes
 
 Path = tuple[Any, ...]
 StepFn = Callable[..., Any]
@@ -55,6 +56,13 @@ def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str =
                 do="give every array a leading time axis of the same length",
             )
         )
+    check_takes(
+        step_fn,
+        ["the network", *["a slice"] * len(sequences)],
+        "verify calls step_fn(net, *slices), with the model or a learner of it as the network",
+        "call the argument, step_fn=lambda net, x: loss(net(x)), not the learner itself; "
+        "step_fn(*slices) is for learner.etrace_grad",
+    )
     return int(lengths.pop())  # type: ignore[arg-type]
 
 
