@@ -357,6 +357,29 @@ LEFT_OUT = [
         "What `w` did to the second layer in earlier steps is a path through `u`. What it does in "
         "the present step is there. Windows keep it inside of them.",
     ),
+    left_out(
+        "What `step_fn` does before the learner call, or keeps for itself",
+        """
+        learner = learn(leaky)
+        learner.gain = brainstate.ParamState(jnp.ones(2))
+        learner.last = brainstate.ShortTermState(jnp.zeros(2))
+
+
+        def loss(x):
+            y = learner(learner.gain.value * x + learner.last.value)
+            learner.last.value = y[:2]
+            return y.sum()
+
+
+        weights = {("gain",): learner.gain, **learner.param_states}
+        learner.etrace_grad(jnp.stack([x, x]), step_fn=loss, weights=weights)
+        told(learner, "gain")
+        told(learner, "w")
+        """,
+        "The analysis sees `update`; around it, the gradient is that of single steps, under every "
+        "rule and for every block size. The report names it after the first driver call, which "
+        "`strict=True` makes an error. Put it into `update`. A read-out after the call is exact.",
+    ),
 ]
 
 BESIDE = [

@@ -310,7 +310,7 @@ class ETraceAlgorithm(
         trained = named_states(weights, self.path_to_states)
         if traced is not None:
             check_read(trained, self.param_states, [leaf.state for leaf in traced.leaves])
-        states = {**self.graph.module_info.states, **self.path_to_states}
+        states = {**self.states(), **self.graph.module_info.states, **self.path_to_states}
         private = {id(s) for s in (*self.etraces.values(), self.running_index)}
         besides = outside(traced, states, {**self.param_states, **trained}, private)
         self._outside = besides
