@@ -681,7 +681,8 @@ class Misplaced(Exception):
 class Placeholder(Primitive):
     """Stands in a trace for a computation that is put in later: no derivative, no evaluation.
 
-    The parameter `outs` are the shapes of its results; `mapped` says that a `vmap` is around it.
+    The parameter `outs` are the shapes of its results; `mapped` says whether a `vmap` is around it,
+    None that none may be.
     """
 
     multiple_results = True
@@ -696,9 +697,11 @@ class Placeholder(Primitive):
         batching.primitive_batchers[self] = self._batch
 
     def _refuse(self, *args: Any, **params: Any) -> Any:
-        raise Misplaced(f"{self.name} is evaluated or differentiated.")
+        raise Misplaced(f"{self.name} is evaluated, differentiated or mapped.")
 
     def _batch(self, operands, axes, *, outs, mapped, **params):
+        if mapped is None:
+            self._refuse()
         pairs = list(zip(operands, axes, strict=True))
         (size,) = {a.shape[i] for a, i in pairs if i is not None}
         moved = [jax.numpy.moveaxis(a, i, 0) if i else a for a, i in pairs]

@@ -292,8 +292,13 @@ class ETraceAlgorithm(
 
     # --------------------------------------------------------------------------------- blocks
 
-    def _planned(self, step: Callable, sequences: Any, weights: Any) -> Around | None:
+    def _planned(
+        self, step: Callable, sequences: Any, weights: Any, mapped: bool | None = None
+    ) -> Around | None:
         """The step function as something to run in blocks, None where that is not possible.
+
+        `mapped` is False where the learner may be mapped (brainstate's own `vmap` remembers which
+        states a call touches, and a placeholder touches no traces).
 
         Raises:
             CompilationError: the learner is strict, and the step function uses weights in a way
@@ -303,7 +308,7 @@ class ETraceAlgorithm(
 
         def placed(rule: Any, *given: Any) -> Any:
             called.append(True)
-            return stand_in(*given)
+            return stand_in(mapped, *given)
 
         with self.instead(placed):
             traced = trace_step(step, jax.tree.map(lambda a: a[0], sequences), called)

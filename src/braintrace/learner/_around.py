@@ -54,14 +54,19 @@ class Marker:
 
 
 def stand_in(
-    graph: Graph, call: Call, values: Values, extra: tuple[bool, ...], names: Any
+    mapped: bool | None,
+    graph: Graph,
+    call: Call,
+    values: Values,
+    extra: tuple[bool, ...],
+    names: Any,
 ) -> tuple[list[Any], Values]:
     """Results and new states of a learner call that is put in later."""
     marker = Marker(graph, call.timed, call.length, extra, names)
     states = (*values.params, *values.hidden, *values.others)
     given = (*values.consts, *values.args, *states, *values.extra)
     flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in given]
-    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=False)
+    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=mapped)
     n, k = graph.step.n_outs, len(graph.step.hidden)
     new = Values(
         values.consts, values.args, values.params, tuple(out[n : n + k]), tuple(out[n + k :])

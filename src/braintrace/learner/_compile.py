@@ -88,6 +88,8 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     __module__ = "braintrace"
 
+    vmapped_fn: Any
+
     def _saved(self) -> tuple[Any, int | None]:
         return self.module, self._n_samples
 
@@ -136,10 +138,14 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
             )
 
     def _in_blocks(self, step, mask, sequences, weights, options):
-        self.module._planned(step, sequences, weights)
+        real = self.vmapped_fn
+        self.vmapped_fn = brainstate.nn.Vmap(self.module, vmap_states="new").vmapped_fn
+        try:
+            self.module._planned(step, sequences, weights, mapped=False)
+        finally:
+            self.vmapped_fn = real
 
-    def _trained(self, step, mask, sequences, weights, options):
-        self.module._planned(step, sequences, weights)
+    _trained = _in_blocks
 
     def forget_past(self) -> None:
         """Zero the traces of every sample."""

@@ -90,9 +90,9 @@ class DNI(ParamDimVjpAlgorithm):
         if not extra:
             raise no_synthesizer()
 
-    def _planned(self, step: Any, sequences: Any, weights: Any) -> None:
+    def _planned(self, step: Any, sequences: Any, weights: Any, mapped: bool | None = None) -> None:
         """Calls are not put together: each adds the guess at its own end."""
-        super()._planned(step, sequences, weights)
+        super()._planned(step, sequences, weights, mapped)
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         assert self.synthesizer is not None

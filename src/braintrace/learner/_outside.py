@@ -22,8 +22,8 @@ from ._around import placeholder, slots
 Path = tuple[Any, ...]
 
 _UNSEEN = Dropped(
-    "whatever step_fn does with it outside the learner call: the call stands inside a derivative "
-    "or a function with its own, which hides it"
+    "whatever step_fn does with it outside the learner call: the call stands inside a derivative, "
+    "a vmap or a function with its own derivative, which hides it"
 )
 
 
