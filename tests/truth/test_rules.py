@@ -51,6 +51,45 @@ def alif(draw):
     return model, (2, 3)
 
 
+# Traces of A on two states, of B on the second and a third: the first passes its cotangent on to
+# the third. In the longer chain the states have other shapes, and operators are inside of bodies.
+
+
+@models.case(LIVE)
+def overlapping(draw):
+    params = {k: draw(3, 3) for k in "ABC"}
+
+    @net(params, {"h1": draw(3), "h2": draw(3), "h3": draw(3)})
+    def model(m, x):
+        a, b = matmul(x, m.A.value), matmul(x, m.B.value)
+        m.h1.value = 0.9 * m.h1.value + a
+        m.h2.value = 0.9 * m.h2.value + a + b
+        m.h3.value = 0.9 * m.h3.value + b + matmul(m.h1.value, m.C.value)
+        return m.h3.value
+
+    return model, (3,)
+
+
+@models.case(LIVE)
+def overlapping_chain(draw):
+    params = {"A": draw(3, 4), "B": draw(3, 4), "C": draw(2, 4), "D": draw(4, 2), "E": draw(4, 3)}
+
+    @net(params, {"h1": draw(4), "h2": draw(2, 2), "h3": draw(2, 1), "h4": draw(2), "h5": draw(3)})
+    def model(m, x):
+        w = m.A.value
+        a = jax.lax.cond(x[0] > 0, lambda: matmul(x, w), lambda: jnp.tanh(matmul(x, 0.5 * w)))
+        b = jax.lax.scan(lambda c, v: (c + matmul(v, m.B.value), None), a * 0, x * jnp.eye(3))[0]
+        m.h1.value = 0.9 * m.h1.value + a
+        m.h2.value = 0.8 * m.h2.value + (a * b).reshape(2, 2)
+        m.h3.value = 0.7 * m.h3.value + b[:2, None] + matmul(m.h1.value, m.D.value)[:, None]
+        c = matmul(m.h3.value[:, 0], m.C.value)
+        m.h4.value = 0.6 * m.h4.value + c[2:] + m.h2.value[0]
+        m.h5.value = jnp.tanh(0.6 * m.h5.value + c[:3] + matmul(m.h1.value, m.E.value))
+        return jnp.concatenate([m.h4.value, m.h5.value])
+
+    return model, (3,)
+
+
 ALL = {**EXACT, **RECURRENT, **OPERATORS, **LIVE}
 
 
@@ -213,6 +252,17 @@ SINGLE += [("operators_inside_bodies", "otpe clipped"), ("conv", "otpe clipped")
 @pytest.mark.parametrize("name, rule", some(SINGLE, 3))
 def test_single_step(name, rule):
     found = gradient(learner_of(name, rule), name, rule)
+    assert_equal(found, truth(name, rule))
+
+
+CHAINS = [(m, r) for m in ("overlapping", "overlapping_chain") for r in OWN_TRACES]
+CHAINS += [("overlapping", "ostl_recurrent"), ("overlapping_chain", "ostl_recurrent")]
+
+
+@pytest.mark.parametrize("name, rule", CHAINS)
+def test_sharing_a_trace_is_not_transitive(name, rule):
+    size = {"overlapping": 1, "overlapping_chain": 2}[name]
+    found = gradient(learner_of(name, rule), name, rule, block_size=size)
     assert_equal(found, truth(name, rule))
 
 

@@ -61,8 +61,9 @@ def evaluate_heard(
     number = {step.exit(leaf): i for i, leaf in enumerate(step.hidden)}
     for var, see in sees.items():
         mask = graph.together[number[var]]
-        own = 1 << (n + mask.bit_length())  # a set is named by its last leaf
-        hooks[var] = Hook(see, own, own if how == "seen" else own | mask)
+        as_it_is = mask << n  # no zero of any state it shares a trace with
+        own = 1 << (n + number[var])
+        hooks[var] = Hook(see, own, as_it_is if how == "seen" else as_it_is | mask)
     seeds = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
     reached = reach(step.program, {**seeds, **{v: h.own for v, h in hooks.items()}})
     cuts = {} if how == "sealed" else graph.links.cut_entries

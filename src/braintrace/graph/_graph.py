@@ -48,7 +48,6 @@ from ._pattern import (
     tap_pattern,
 )
 from ._policy import ControlFlowPolicy, close_bodies
-from ._reach import strongly_connected
 from ._relations import HiddenParamOpRelation, PathClassification
 from ._sites import Site, find_sites
 from ._slots import MOST_ENTRIES, Slots, slots
@@ -262,15 +261,16 @@ def _together(
     components: Sequence[Component],
     offsets: np.ndarray,
 ) -> tuple[int, ...]:
-    edges = [1 << i for i in range(n)]
+    """Masks of the leaves that share a trace with each leaf: pairwise, not transitive."""
+    shared = [1 << i for i in range(n)]
     for r in relations:
         elements = np.unique(r.slots.destination[r.slots.destination >= 0])
         hit = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
         leaves = {components[c].leaf for c in hit}
         mask = sum(1 << i for i in leaves)
         for i in leaves:
-            edges[i] |= mask
-    return tuple(strongly_connected(edges))
+            shared[i] |= mask
+    return tuple(shared)
 
 
 def _weights(program: Program, relations: Sequence[HiddenParamOpRelation]) -> Program:
