@@ -226,6 +226,17 @@ class _Flattener:
         return tuple(read(a) for a in jaxpr.outvars)
 
 
+def close(program: Program, values: Sequence[Any]) -> Program:
+    """The program with the arrays that tracing brought along as its literals."""
+    known: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
+
+    def sub(atom: Atom) -> Atom:
+        return known.get(atom, atom) if isinstance(atom, Var) else atom
+
+    equations = tuple(replace(e, inputs=tuple(sub(a) for a in e.inputs)) for e in program.equations)
+    return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
+
+
 def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
     """Drop the equations that the outputs (or other `outputs`) do not need.
 

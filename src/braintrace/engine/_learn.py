@@ -114,9 +114,24 @@ def stretch(
         if keep:
             weights = graph.operands(first_of(path.consts, span.consts), path.params)
             after = _advanced(graph, rule, before, steps, weights, fresh)
-    outs, new = _sorted(graph, values, run(None))
+    found = run(None)
+    outs, new = _sorted(graph, values, found)
     credited = (outs, new) if chosen is None else _sorted(graph, values, run(chosen))
+    if graph.step.penalised:
+        credited = _penalised(credited, found[-1])
+        outs, new = credited if chosen is None else (outs, new)
     return Ran(outs, path, new, after, credited)
+
+
+@jax.custom_vjp
+def _penalised(tree: Any, penalty: Array) -> Any:
+    """Results whose derivative has that of the penalty of every step in it."""
+    return tree
+
+
+_penalised.defvjp(
+    lambda tree, penalty: (tree, penalty), lambda penalty, ct: (ct, jnp.ones_like(penalty))
+)
 
 
 def _sorted(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:

@@ -1,5 +1,7 @@
 """Analyses of a step: what reaches what, element by element."""
 
+from ._affine import affine_equations as affine_equations
+from ._affine import explicit as explicit
 from ._certificate import Dropped as Dropped
 from ._certificate import Outside as Outside
 from ._certificate import ParameterReport as ParameterReport

@@ -23,6 +23,7 @@ from .._jaxpr import (
     is_traced,
     prune,
 )
+from ._affine import explicit
 from ._diagnostics import CompilationRecord
 from ._explain import (
     dropped,
@@ -170,6 +171,8 @@ def analyse(
         most_entries: how many entries the D of one relation may have.
         policy: which control flow around operators stays closed.
     """
+    if (divided := explicit(step.program)) is not None:
+        step = replace(step, program=divided, penalised=True)
     program = step.program
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     sites = find_sites(step, unsteady)

@@ -37,7 +37,10 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """One step: program inputs are arguments, then states; outputs are results, then states."""
+    """One step: program inputs are arguments, then states; outputs are results, then states.
+
+    `penalised`: and then the penalty of backward rules that add a constant, see `explicit`.
+    """
 
     program: Program
     n_args: int
@@ -45,6 +48,7 @@ class Step:
     params: tuple[Leaf, ...]
     hidden: tuple[Leaf, ...]
     others: tuple[Leaf, ...]
+    penalised: bool = False
 
     def entry(self, leaf: Leaf) -> Var:
         return self.program.inputs[leaf.position]

@@ -26,6 +26,7 @@ from .._jaxpr import (
     Program,
     Var,
     bind,
+    close,
     deep_equations,
     evaluate,
     inner_jaxprs,
@@ -126,7 +127,7 @@ def tangent_program(
         return [*d_exit, *(v for v in (*xs, *ys) if v is not None)]
 
     linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
-    linear = _close(linear, extra)
+    linear = close(linear, extra)
     linear = prune(linear, linear.outputs)  # side effects happen once, in the step itself
     _check_pure(linear)
     linear, origins = _unmarked(linear, program)
@@ -200,17 +201,6 @@ def _parts_shape(site: Site) -> list[jax.ShapeDtypeStruct]:
 def _group(flat: Sequence[Any], like: Sequence[Sequence[Any]]) -> list[list[Any]]:
     items = iter(flat)
     return [[next(items) for _ in parts] for parts in like]
-
-
-def _close(program: Program, values: Sequence[Any]) -> Program:
-    # Arrays that the derivative rules brought along are literals of the program.
-    known: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
-
-    def sub(atom: Atom) -> Atom:
-        return known.get(atom, atom) if isinstance(atom, Var) else atom
-
-    equations = tuple(replace(e, inputs=tuple(sub(a) for a in e.inputs)) for e in program.equations)
-    return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
 
 
 class Pushed:

@@ -27,7 +27,7 @@ from .._jaxpr import (
 )
 from ..engine import Known, Span, Values, needed, side_by_side, stretch, unroll
 from ..frontend import Traced, trace_function
-from ..graph import Graph, bits_of, reach
+from ..graph import Graph, affine_equations, bits_of, reach
 from ._data import Call
 
 placeholder = Placeholder("braintrace_learner")
@@ -79,7 +79,8 @@ class Around:
     """A traced step function and the one learner call in it.
 
     `hidden` and `others` are numbers of the state leaves that the learner owns, `outer` of those
-    that the step function itself changes.
+    that the step function itself changes. `penalised`: whether a backward rule around the call adds
+    a constant to its cotangent.
     """
 
     traced: Traced
@@ -89,6 +90,7 @@ class Around:
     hidden: tuple[int, ...]
     others: tuple[int, ...]
     outer: tuple[int, ...]
+    penalised: bool
 
     @property
     def window(self) -> int:
@@ -191,8 +193,9 @@ def _split(traced: Traced, call: Equation) -> Around | None:
     given = (*inputs.consts, *inputs.args, *inputs.extra, *(traced.leaves[i].exit for i in outer))
     if any(bits_of(a, late) for a in given):
         return None
-    n = len(step.hidden)
-    return Around(traced, call, marker, inputs, tuple(owned[:n]), tuple(owned[n:]), outer)
+    n, penalised = len(step.hidden), bool(affine_equations(without))
+    hidden, others = tuple(owned[:n]), tuple(owned[n:])
+    return Around(traced, call, marker, inputs, hidden, others, outer, penalised)
 
 
 # ----------------------------------------------------------------------------------- evaluation

@@ -16,6 +16,7 @@ from jax import lax
 from .._jaxpr import Program, Var, fingerprint
 from ..graph import reach
 from ._around import Around, run_block
+from ._sequences import masked_gradient
 
 BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
 SHARE = 8  # or this part of the memory of one that does
@@ -111,10 +112,12 @@ def block_gradient(
         gradients, results of the step function, all states and the traces after the block.
     """
     active, instead = None, None
+    own_signal = getattr(rule, "signal", None) is not None
     if mask is not None:
         count = leaves[0].shape[0]
         active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)
-        instead = jnp.where(active, jnp.arange(count), jnp.argmax(active))
+        if own_signal or not plan.penalised:  # a penalty counts where it is, and once
+            instead = jnp.where(active, jnp.arange(count), jnp.argmax(active))
 
     def loss_of(theta):
         full = list(states)
@@ -139,7 +142,7 @@ def block_gradient(
     theta = [states[i] for i in chosen]
     grads, (results, new, after) = jax.grad(loss_of, has_aux=True)(theta)
     if active is not None:
-        grads = [jnp.where(active.any(), g, jnp.zeros_like(g)) for g in grads]
+        grads = [masked_gradient(g, active.any(), own_signal) for g in grads]
     return grads, results, new, after
 
 

@@ -114,6 +114,10 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         """The compiled graph of one sample."""
         return self.module.graph
 
+    @property
+    def _has_own_signal(self) -> bool:
+        return self.module._has_own_signal
+
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """One step of every sample; axis 0 of all inputs counts the samples."""
         wrapped = (SingleStepData, MultiStepData)

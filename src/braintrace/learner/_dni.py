@@ -73,6 +73,10 @@ class DNI(ParamDimVjpAlgorithm):
             snap_max_jacobian_elements=snap_max_jacobian_elements,
         )
 
+    @property
+    def _has_own_signal(self) -> bool:
+        return True
+
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Use this one from now on."""
         self.synthesizer = synthesizer

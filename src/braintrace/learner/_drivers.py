@@ -22,6 +22,7 @@ from ._sequences import (
     length_of,
     loss_of,
     mask_of,
+    masked_gradient,
     text,
     values_of,
     weights_of,
@@ -45,6 +46,11 @@ class SequenceDriverMixin:
 
     def _check_windows(self, chunk: int) -> None:
         """Refuse windows where they cannot be taken."""
+
+    @property
+    def _has_own_signal(self) -> bool:
+        """Whether a call has a gradient that does not come from its loss."""
+        return False
 
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""
@@ -159,9 +165,9 @@ class SequenceDriverMixin:
 
         def body(total, slices):
             grads, result = grad(*slices)
-            if mask is not None:  # what a call without weight computes, NaN included, is nothing
-                silent = jnp.all(slices[0] == 0)
-                grads = jax.tree.map(lambda g: jnp.where(silent, 0, g), grads)
+            if mask is not None:
+                counts, own = jnp.any(slices[0] != 0), self._has_own_signal
+                grads = jax.tree.map(lambda g: masked_gradient(g, counts, own), grads)
             if tick is not None:
                 jax.debug.callback(tick, 1)
             return jax.tree.map(jnp.add, total, grads), result

@@ -334,3 +334,11 @@ def joined(results: list[Any], parts: list[Any], chunk: int) -> Any:
         return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
     return jax.tree.map(join, *results)
+
+
+def masked_gradient(gradient: jax.Array, counts: jax.Array, own_signal: bool) -> jax.Array:
+    """The gradient of calls of which one `counts`, or none: then NaN is nothing.
+
+    A loss that does not count has a gradient of zeros, and penalties; but not a signal beside it.
+    """
+    return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)

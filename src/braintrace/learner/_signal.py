@@ -30,6 +30,10 @@ class SignalMixin:
     def _has_signal(self) -> bool:
         return type(self).learning_signal is not SignalMixin.learning_signal
 
+    @property
+    def _has_own_signal(self) -> bool:
+        return self._has_signal
+
     def _check_signal(self, rule: Any) -> None:
         """Refuse windows and signals that the rule has no place for."""
         reason = self.windows

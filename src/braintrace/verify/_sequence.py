@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import message
 from .._jaxpr import Program, flatten
+from ..graph import explicit
 from ..learner import check_takes
 
 Path = tuple[Any, ...]
@@ -98,7 +99,8 @@ def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any,
     stateful.make_jaxpr(*slices)
     key = stateful.get_arg_cache_key(*slices)
     trace = stateful.get_state_trace_by_cache(key)
-    return *flatten(stateful.get_jaxpr_by_cache(key)), trace
+    program, consts = flatten(stateful.get_jaxpr_by_cache(key))
+    return explicit(program, loss=0) or program, consts, trace
 
 
 def states_of(model: Any) -> dict[Path, brainstate.State]:

@@ -1,0 +1,186 @@
+"""Backward rules that add a constant to their cotangent: the constant as a loss of its own.
+
+A `custom_vjp` may bring in what no loss said, ct_in = B ct_out + c (a penalty on activity). In
+backpropagation c counts once in every step, whether or not the loss of the step does. Traces carry
+what is linear, so `explicit` makes the backward rule ct_in = B ct_out and returns the *penalty*
+Σ <c, in>, whose gradient is c, as one more output of the step.
+
+    ct + 0.1 h   at h = [1, 2]   becomes   ct   and the penalty   0.1 h1 + 0.2 h2, c held constant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._control import through
+from .._jaxpr import (
+    Atom,
+    Body,
+    Const,
+    Equation,
+    Program,
+    Var,
+    bind,
+    close,
+    deep_equations,
+    evaluate,
+    is_inexact,
+    is_traced,
+    trace,
+)
+from ._reach import reach
+
+Array = jax.Array
+
+
+def explicit(program: Program, loss: int | None = None) -> Program | None:
+    """The program with linear backward rules, and the penalty as its last output.
+
+    With the number of a `loss` among the outputs, its derivative has the penalty's in it instead.
+    None if the rules are linear already.
+    """
+    affine = affine_equations(program)
+    if not affine:
+        return None
+    n = len(program.consts)
+
+    def fun(*flat: Any) -> list[Any]:
+        outs, penalty = _run(program, flat[:n], flat[n:], affine)
+        if loss is None:
+            return [*outs, penalty]
+        outs[loss] += penalty - jax.lax.stop_gradient(penalty)
+        return outs
+
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (*program.consts, *program.inputs)]
+    made = close(*trace(fun, *shapes))
+    return Program(made.inputs[:n], made.inputs[n:], made.equations, made.outputs)
+
+
+def affine_equations(program: Program) -> frozenset[Equation]:
+    """The custom reverse rules, in bodies too, that may add a constant to a cotangent.
+
+    A rule whose result the program only detaches is never run.
+    """
+    rules = [e for e in deep_equations(program) if e.name == "custom_vjp_call"]
+    number = {o: 1 << i for i, e in enumerate(rules) for o in e.outputs}
+    bits = reach(program, number) if rules else {}
+    used = 0
+    for out in program.outputs:
+        used |= bits.get(out, 0) if isinstance(out, Var) else 0
+    return frozenset(e for i, e in enumerate(rules) if used >> i & 1 and _adds(e))
+
+
+def _run(
+    program: Program, consts: Sequence[Any], inputs: Sequence[Any], affine: Collection[Equation]
+) -> tuple[list[Any], Array]:
+    """Run a program with linear backward rules; the second result is the penalty."""
+    penalties: list[Array] = [jnp.zeros(())]
+
+    def apply(eqn: Equation, values: list[Any]) -> list[Any]:
+        inside = (e for body in eqn.bodies for e in deep_equations(body.program))
+        if eqn in affine:
+            outs, penalty = _divided(eqn, values)
+        elif eqn.name in ("cond", "scan") and any(e in affine for e in inside):
+            outs, penalty = _through(eqn, values, affine)
+        else:
+            return bind(eqn, values)
+        penalties.append(penalty)
+        return outs
+
+    outs = evaluate(program, consts, inputs, apply)
+    return outs, sum(penalties[1:], penalties[0])
+
+
+def _through(eqn: Equation, values: list[Any], affine: Collection[Equation]) -> tuple[list, Array]:
+    def inside(body: Body, given: Sequence[Any], feed: Any) -> tuple[list[Any], dict]:
+        outs, penalty = _run(body.program, body.values, given, affine)
+        return outs, {0: penalty}
+
+    shape = (eqn.params["length"],) if eqn.name == "scan" else ()
+    outs, seen = through(eqn, values, inside, {0: jnp.zeros(shape)})
+    return outs, seen[0].sum()
+
+
+def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
+    """The equation with a linear backward rule, and its penalty."""
+    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+
+    @jax.custom_vjp
+    def linear(*args):
+        return bind(eqn, args)
+
+    def forward(*args):
+        outs, pull = _pullback(eqn, args)
+        return outs, (pull, _constant(eqn, pull))
+
+    def backward(kept, cotangents):
+        pull, constant = kept
+        found = pull([c for c, o in zip(cotangents, eqn.outputs, strict=True) if o.is_inexact])
+        rest = dict(zip(moving, (a - b for a, b in zip(found, constant, strict=True)), strict=True))
+        return tuple(rest.get(i) for i in range(len(eqn.inputs)))
+
+    linear.defvjp(forward, backward)
+    constant = jax.lax.stop_gradient(_constant(eqn, _pullback(eqn, values)[1]))
+    # The cotangent of z in Re(c z) is c.
+    terms = [(c * values[i]).real.sum() for c, i in zip(constant, moving, strict=True)]
+    penalty = sum(t.astype(jnp.zeros(()).dtype) for t in terms)
+    return linear(*values), jnp.asarray(penalty)
+
+
+def _pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Results, and the backward rule between the inexact outputs and inputs."""
+    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+
+    def of_moving(*args):
+        full = list(values)
+        for i, a in zip(moving, args, strict=True):
+            full[i] = a
+        outs = bind(eqn, full)
+        return [o for o, v in zip(outs, eqn.outputs, strict=True) if v.is_inexact], outs
+
+    _, pull, outs = jax.vjp(of_moving, *(values[i] for i in moving), has_aux=True)
+    return outs, pull
+
+
+def _constant(eqn: Equation, pull: Any) -> tuple[Any, ...]:
+    """What the backward rule makes of a cotangent of zero."""
+    return pull([jnp.zeros(o.shape, o.dtype) for o in eqn.outputs if o.is_inexact])
+
+
+# ------------------------------------------------------------------------ which values are zero
+
+_ALL = set(
+    """
+    abs add add_any asin atan broadcast_in_dim complex concatenate conj convert_element_type copy
+    copy_p cumsum erf expand_dims expm1 imag max min neg optimization_barrier pad real reduce_max
+    reduce_min reduce_sum reshape rev scatter-add select_n sign sin sinh slice split sqrt square
+    squeeze stack stop_gradient sub tan tanh tile transpose unstack
+    """.split()
+)  # zero where all the numbers they read are
+_ANY = {"mul", "dot_general", "conv_general_dilated"}  # zero where one of them is
+_FIRST = {"div", "dynamic_slice"}  # zero where the first is
+
+
+def _adds(eqn: Equation) -> bool:
+    """Whether the backward rule is not known to turn zeros into zeros."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    program, values = trace(lambda *args: _constant(eqn, _pullback(eqn, args)[1]), *shapes)
+    pairs = zip(program.consts, values, strict=True)
+    zero = {v for v, c in pairs if v.is_inexact and not is_traced(c) and not np.any(c)}
+
+    def is_zero(atom: Atom) -> bool:
+        if isinstance(atom, Const):
+            return not is_traced(atom.value) and not np.any(atom.value)
+        return atom in zero
+
+    for e in program.equations:
+        read = [is_zero(a) for a in e.inputs if is_inexact(a.dtype)]
+        of = all if e.name in _ALL else any if e.name in _ANY else None
+        if read and (of(read) if of else e.name in _FIRST and read[0]):
+            zero.update(e.outputs)
+    return not all(is_zero(o) for o in program.outputs)

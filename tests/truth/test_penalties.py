@@ -1,0 +1,158 @@
+"""Backward rules that add a constant to their cotangent: a penalty, once in every step."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import Draw, Net, matmul
+
+import braintrace as bt
+from braintrace._jaxpr import trace
+from braintrace.graph import affine_equations
+from braintrace.verify import bptt_grad, reference_grad
+from braintrace.verify._compare import comparison
+
+TIGHT = 1e-9
+T, N = 4, 3
+MASK = jnp.array([1.0, 0.0, 0.0, 2.0])
+XS = Draw("penalties")(T, N, scale=1.0)
+
+
+def own_rule(backward):
+    """The identity with a backward rule of its own."""
+    same = jax.custom_vjp(lambda h: h)
+    same.defvjp(lambda h: (h, h), backward)
+    return same
+
+
+active = own_rule(lambda h, ct: (ct + 0.05 * h,))
+
+
+def new_state(m, x):
+    m.h.value = active(jnp.tanh(0.8 * m.h.value + matmul(x, m.A.value)))
+    return matmul(m.h.value, m.O.value)
+
+
+def read_later(m, x):  # the loss of the step does not read what is penalised
+    old = m.h.value
+    m.h.value = active(jnp.tanh(0.8 * old + matmul(x, m.A.value)))
+    return matmul(old, m.O.value)
+
+
+def recurrent(m, x):  # evaluated with and without the recurrent entries
+    v = active(0.8 * m.h.value + matmul(x, m.A.value))
+    m.h.value = jnp.tanh(0.5 * v + matmul(v, m.R.value))
+    return matmul(m.h.value, m.O.value)
+
+
+def weight(m, x):  # an operand: its pull-back is taken once per block
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, active(m.A.value)))
+    return matmul(active(m.h.value), m.O.value)
+
+
+def in_bodies(m, x):
+    h = jnp.tanh(0.8 * m.h.value + matmul(x, m.A.value))
+    h = jax.lax.scan(lambda c, _: (active(c), None), h, None, 2)[0]
+    m.h.value = jax.lax.cond(x[0] > 0, active, lambda h: 0.9 * h, h)
+    return matmul(m.h.value, m.O.value)
+
+
+def model(update):
+    draw = Draw("penalised model")
+    return Net(update, {"A": draw(N, N), "R": draw(N, N), "O": draw(N, N)}, {"h": draw(N)})
+
+
+def weighted(net, x, m):
+    return jnp.where(m == 0, 0, m * jnp.sum(net(x) ** 2))
+
+
+def gradient(update, rule, mask, size, loss=lambda y: jnp.sum(y**2), **options):
+    learner = bt.compile(model(update), rule, XS[0], **options)
+    chunk = 2 if "vjp_method" in options else 1
+    one = lambda x: loss(learner(x))
+    many = lambda x: jax.vmap(loss)(learner(bt.MultiStepData(x)))
+    found = learner.etrace_grad(
+        XS,
+        step_fn=one if chunk == 1 else many,
+        mask=mask,
+        chunk_size=chunk,
+        block_size=size,
+        reduction="sum",
+    )
+    return dict(found), learner.report.parameters
+
+
+def assert_equal(found, truth):
+    result = comparison(found, truth)
+    assert result.max_error <= TIGHT, f"\n{result}"
+
+
+WINDOWS = {"vjp_method": "multi-step"}
+EXACT = [
+    (new_state, "d_rtrl", {}, 1),
+    (new_state, "d_rtrl", {}, T),
+    (new_state, "d_rtrl", WINDOWS, T),
+    (read_later, "d_rtrl", {}, 1),
+    (read_later, "d_rtrl", {}, 3),
+    (read_later, "d_rtrl", WINDOWS, 2),
+    (recurrent, "rtrl", {}, T),
+    (weight, "d_rtrl", {}, 1),
+    (weight, "d_rtrl", {}, T),
+    (in_bodies, "d_rtrl", {}, 2),
+]
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all", "mask"])
+@pytest.mark.parametrize("update, rule, options, size", EXACT)
+def test_what_is_called_exact_is_bptt(update, rule, options, size, mask):
+    found, report = gradient(update, rule, mask, size, **options)
+    truth = bptt_grad(model(update), weighted, XS, jnp.ones(T) if mask is None else mask)
+    assert all(report[path].exact for path in truth)
+    assert_equal(found, truth)
+
+
+RULES = [("d_rtrl", {}), ("pp_prop", {"decay_or_rank": 0.9}), ("otpe", {"leak": 0.8})]
+RULES += [("snap", {"n": 1}), ("stllr", {})]
+
+
+@pytest.mark.parametrize("rule, options", RULES)
+def test_rules_are_their_definition(rule, options):
+    found, _ = gradient(recurrent, rule, MASK, T, **options)
+    assert_equal(found, reference_grad(rule, model(recurrent), weighted, XS, MASK, **options))
+
+
+@pytest.mark.parametrize("size", [1, 2, T])
+def test_around_the_learner(size):
+    loss = lambda y: jnp.sum(active(y) ** 2)
+    found, _ = gradient(new_state, "d_rtrl", MASK, size, loss)
+    step = lambda net, x, m: jnp.where(m == 0, 0, m * loss(net(x)))
+    assert_equal(found, bptt_grad(model(new_state), step, XS, MASK))
+
+
+def test_a_single_call_is_penalised_once():
+    learner = bt.compile(net := model(new_state), "d_rtrl", XS[0])
+    grads = brainstate.transform.grad(lambda: learner(XS[0]).sum() * 0.0, {"A": net.A})()
+    h = np.tanh(0.8 * np.asarray(model(new_state).h.value) + XS[0] @ model(new_state).A.value)
+    np.testing.assert_allclose(grads["A"], np.outer(XS[0], 0.05 * h * (1 - h**2)), atol=1e-12)
+
+
+LINEAR = [
+    lambda h, ct: (ct / (1 + jnp.abs(3 * h)) ** 2,),
+    lambda h, ct: (jnp.where(h > 0, ct, 0.0),),
+    lambda h, ct: (jnp.maximum(0, 1 - jnp.abs(h)) * ct * 0.3,),
+    lambda h, ct: (-jnp.flip(ct) @ jnp.outer(h, h),),
+]
+ADDING = [lambda h, ct: (ct + 0.05 * h,), lambda h, ct: (ct + jnp.arange(N),)]
+ADDING += [lambda h, ct: (ct - jax.nn.relu(h - 5.0),)]
+
+
+@pytest.mark.parametrize("backward", LINEAR + ADDING)
+def test_which_rules_add_something(backward):
+    program, _ = trace(own_rule(backward), jnp.ones(N))
+    assert bool(affine_equations(program)) == (backward in ADDING)
+
+
+def test_a_rule_that_is_never_run_adds_nothing():
+    program, _ = trace(lambda h: jax.lax.stop_gradient(active(h)), jnp.ones(N))
+    assert not affine_equations(program)
