@@ -30,7 +30,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
-TURNS = ("program", "program", "around", "network")  # which generator, one after another
+TURNS = (  # which generator, one after another
+    *("program", "around", "program", "network"),
+    *("program", "program", "around", "chain"),
+)
 FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
 
 
@@ -38,6 +41,7 @@ FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
 
 
 def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
+    import chains
     import judge
     import layers
 
@@ -45,6 +49,8 @@ def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
         run = judge.compiled if compiled else judge.interpreted
         if spec[0] == "around":
             return judge.judge_around(spec, run=run, seconds=seconds)
+        if spec[0] == "chain":
+            return chains.judge_chain(spec, seconds=seconds)
         if is_network(spec):
             return judge.judge_network(layers.of(spec), run=run, seconds=seconds)
         return judge.judge(spec, run=run, seconds=seconds)
@@ -68,9 +74,12 @@ def set_up() -> None:
 
 def generate(kind: str, seed: int) -> tuple:
     import around
+    import chains
     import layers
     import programs
 
+    if kind == "chain":
+        return chains.random_chain(seed)
     if kind == "network":
         return layers.spec_of(layers.random_network(seed))
     if kind == "around":
@@ -218,6 +227,7 @@ def _gist(detail: str) -> str:
 
 
 def replay(text: str, seconds: float, shrinking: bool, compiled: bool) -> Any:
+    import chains
     import layers
     import programs
 
@@ -233,8 +243,9 @@ def replay(text: str, seconds: float, shrinking: bool, compiled: bool) -> Any:
             _, kinds, inner = spec
             again = lambda inner: alike(("around", kinds, inner))
             spec = ("around", kinds, programs.shrink(inner, again))
-        elif is_network(spec):
-            simpler = lambda s: map(layers.spec_of, layers.smaller(layers.of(s)))
+        elif spec[0] == "chain" or is_network(spec):
+            networks = lambda s: map(layers.spec_of, layers.smaller(layers.of(s)))
+            simpler = chains.smaller if spec[0] == "chain" else networks
             while (found := next(filter(alike, simpler(spec)), None)) is not None:
                 spec = found
         else:
