@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core as jax_core
 from jax._src import source_info_util
@@ -410,7 +411,10 @@ def _derivative_key(eqn: Equation) -> tuple:
                 full[i] = v
             return bind_forward(eqn, full)
 
-        return jax.jvp(of_moving, tuple(args[i] for i in moving), args[len(point) :])
+        along = jax.jvp(of_moving, tuple(args[i] for i in moving), args[len(point) :])
+        if eqn.name != "custom_vjp_call":
+            return along
+        return along, pulled_zeros(eqn, pullback(eqn, args[: len(point)])[1])
 
     program, consts = trace(pushed, *point, *(point[i] for i in moving))
     return fingerprint(program, consts, values=True)
@@ -472,12 +476,17 @@ def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs."""
     found = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
-    source = eqn.source
-    if eqn.callers and user_line(source) is None:  # what is made of it keeps the user's line
-        source = next((c for c in eqn.callers if user_line(c)), source)
-    with source_info_util.user_context(source.traceback, name_stack=eqn.source.name_stack):
+    with at_line_of(eqn):
         out = eqn.primitive.bind(*subfuns, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def at_line_of(eqn: Equation) -> Any:
+    """A context in which what is made of an equation keeps the user's line."""
+    source = eqn.source
+    if eqn.callers and user_line(source) is None:
+        source = next((c for c in eqn.callers if user_line(c)), source)
+    return source_info_util.user_context(source.traceback, name_stack=eqn.source.name_stack)
 
 
 def evaluate(
@@ -526,6 +535,26 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
         return out, push(tuple(tangents[i] for i in moving))[0]
 
     return call(*values)
+
+
+def pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The results of an equation, and its reverse rule between inexact outputs and inputs."""
+    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+
+    def of_moving(*args):
+        full = list(values)
+        for i, a in zip(moving, args, strict=True):
+            full[i] = a
+        outs = bind(eqn, full)
+        return [o for o, v in zip(outs, eqn.outputs, strict=True) if v.is_inexact], outs
+
+    _, pull, outs = jax.vjp(of_moving, *(values[i] for i in moving), has_aux=True)
+    return outs, pull
+
+
+def pulled_zeros(eqn: Equation, pull: Any) -> tuple[Any, ...]:
+    """What a reverse rule makes of a cotangent of zero: what it adds to any other."""
+    return pull([jnp.zeros(o.shape, o.dtype) for o in eqn.outputs if o.is_inexact])
 
 
 # ------------------------------------------------------------------------------------- origins

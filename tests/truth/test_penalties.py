@@ -137,6 +137,19 @@ def test_a_single_call_is_penalised_once():
     np.testing.assert_allclose(grads["A"], np.outer(XS[0], 0.05 * h * (1 - h**2)), atol=1e-12)
 
 
+def test_another_penalty_is_another_program():
+    net = model(lambda m, x: setattr(m.h, "value", m.rule(matmul(x, m.A.value))) or m.h.value)
+    net.rule = active
+    learner = bt.compile(net, "d_rtrl", XS[0])
+    step = lambda x: 0.0 * jnp.sum(learner(x))
+    found = []
+    for net.rule in (active, own_rule(lambda h, ct: (ct + 0.1 * h,))):
+        learner.reset_state()
+        found.append(learner.etrace_grad(XS, step_fn=step)["A",])
+    np.testing.assert_allclose(found[1], 2 * found[0], atol=1e-12)
+    assert np.any(found[0])
+
+
 LINEAR = [
     lambda h, ct: (ct / (1 + jnp.abs(3 * h)) ** 2,),
     lambda h, ct: (jnp.where(h > 0, ct, 0.0),),

@@ -25,12 +25,15 @@ from .._jaxpr import (
     Equation,
     Program,
     Var,
+    at_line_of,
     bind,
     close,
     deep_equations,
     evaluate,
     is_inexact,
     is_traced,
+    pullback,
+    pulled_zeros,
     trace,
 )
 from ._reach import reach
@@ -84,7 +87,8 @@ def _run(
     def apply(eqn: Equation, values: list[Any]) -> list[Any]:
         inside = (e for body in eqn.bodies for e in deep_equations(body.program))
         if eqn in affine:
-            outs, penalty = _divided(eqn, values)
+            with at_line_of(eqn):
+                outs, penalty = _divided(eqn, values)
         elif eqn.name in ("cond", "scan") and any(e in affine for e in inside):
             outs, penalty = _through(eqn, values, affine)
         else:
@@ -115,8 +119,8 @@ def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
         return bind(eqn, args)
 
     def forward(*args):
-        outs, pull = _pullback(eqn, args)
-        return outs, (pull, _constant(eqn, pull))
+        outs, pull = pullback(eqn, args)
+        return outs, (pull, pulled_zeros(eqn, pull))
 
     def backward(kept, cotangents):
         pull, constant = kept
@@ -125,31 +129,11 @@ def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
         return tuple(rest.get(i) for i in range(len(eqn.inputs)))
 
     linear.defvjp(forward, backward)
-    constant = jax.lax.stop_gradient(_constant(eqn, _pullback(eqn, values)[1]))
+    constant = jax.lax.stop_gradient(pulled_zeros(eqn, pullback(eqn, values)[1]))
     # The cotangent of z in Re(c z) is c.
     terms = [(c * values[i]).real.sum() for c, i in zip(constant, moving, strict=True)]
     penalty = sum(t.astype(jnp.zeros(()).dtype) for t in terms)
     return linear(*values), jnp.asarray(penalty)
-
-
-def _pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Results, and the backward rule between the inexact outputs and inputs."""
-    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
-
-    def of_moving(*args):
-        full = list(values)
-        for i, a in zip(moving, args, strict=True):
-            full[i] = a
-        outs = bind(eqn, full)
-        return [o for o, v in zip(outs, eqn.outputs, strict=True) if v.is_inexact], outs
-
-    _, pull, outs = jax.vjp(of_moving, *(values[i] for i in moving), has_aux=True)
-    return outs, pull
-
-
-def _constant(eqn: Equation, pull: Any) -> tuple[Any, ...]:
-    """What the backward rule makes of a cotangent of zero."""
-    return pull([jnp.zeros(o.shape, o.dtype) for o in eqn.outputs if o.is_inexact])
 
 
 # ------------------------------------------------------------------------ which values are zero
@@ -169,7 +153,7 @@ _FIRST = {"div", "dynamic_slice"}  # zero where the first is
 def _adds(eqn: Equation) -> bool:
     """Whether the backward rule is not known to turn zeros into zeros."""
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-    program, values = trace(lambda *args: _constant(eqn, _pullback(eqn, args)[1]), *shapes)
+    program, values = trace(lambda *args: pulled_zeros(eqn, pullback(eqn, args)[1]), *shapes)
     pairs = zip(program.consts, values, strict=True)
     zero = {v for v, c in pairs if v.is_inexact and not is_traced(c) and not np.any(c)}
 

@@ -86,7 +86,8 @@ class SequenceDriverMixin:
                 (or `(loss, aux)`). With windows, slices have a leading axis of `chunk_size`, the
                 learner takes them as `MultiStepData`, and the losses of the window are returned.
             mask: weights of the steps' losses, shape (T,); finite numbers (inside of `jit`, where
-                they cannot be looked at, a NaN makes the gradients NaN).
+                they cannot be looked at, a NaN makes the gradients NaN). What a backward rule adds
+                to its cotangent (a penalty on activity) is no loss: it counts in every step.
             chunk_size: steps per window; None or 1 is one step at a time.
             weights: the states to differentiate; default all floating parameters. What `step_fn`
                 does with one outside the learner call counts within the step only, see
