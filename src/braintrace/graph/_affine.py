@@ -36,18 +36,24 @@ from .._jaxpr import (
     pulled_zeros,
     trace,
 )
-from ._reach import reach
+from ._reach import bits_of, reach
 
 Array = jax.Array
 
 
-def explicit(program: Program, loss: int | None = None) -> Program | None:
+Carried = Sequence[tuple[Var, Atom]]  # of every state its entry and its exit
+
+
+def explicit(
+    program: Program, n_results: int, carried: Carried, loss: int | None = None
+) -> Program | None:
     """The program with linear backward rules, and the penalty as its last output.
 
     With the number of a `loss` among the outputs, its derivative has the penalty's in it instead.
-    None if the rules are linear already.
+    None if the rules are linear already. A rule counts if one of the first `n_results` outputs
+    depends on it, now or later: backpropagation runs no other.
     """
-    affine = affine_equations(program)
+    affine = affine_equations(program, _lasting(program, program.outputs[:n_results], carried))
     if not affine:
         return None
     n = len(program.consts)
@@ -64,17 +70,31 @@ def explicit(program: Program, loss: int | None = None) -> Program | None:
     return Program(made.inputs[:n], made.inputs[n:], made.equations, made.outputs)
 
 
-def affine_equations(program: Program) -> frozenset[Equation]:
+def _lasting(program: Program, results: Sequence[Atom], carried: Carried) -> list[Atom]:
+    """The results, and the exits of states that results of later steps depend on."""
+    bits = reach(program, {entry: 1 << i for i, (entry, _) in enumerate(carried)})
+    alive, found = 0, list(results)
+    while True:
+        read = 0
+        for out in found:
+            read |= bits_of(out, bits)
+        if read == alive:
+            return found
+        alive = read
+        found = [*results, *(out for i, (_, out) in enumerate(carried) if alive >> i & 1)]
+
+
+def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equation]:
     """The custom reverse rules, in bodies too, that may add a constant to a cotangent.
 
-    A rule whose result the program only detaches is never run.
+    A rule on whose result these outputs do not depend, or only detached, is never run.
     """
     rules = [e for e in deep_equations(program) if e.name == "custom_vjp_call"]
     number = {o: 1 << i for i, e in enumerate(rules) for o in e.outputs}
     bits = reach(program, number) if rules else {}
     used = 0
-    for out in program.outputs:
-        used |= bits.get(out, 0) if isinstance(out, Var) else 0
+    for out in outputs:
+        used |= bits_of(out, bits)
     return frozenset(e for i, e in enumerate(rules) if used >> i & 1 and _adds(e))
 
 

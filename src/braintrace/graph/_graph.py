@@ -171,7 +171,8 @@ def analyse(
         most_entries: how many entries the D of one relation may have.
         policy: which control flow around operators stays closed.
     """
-    if (divided := explicit(step.program)) is not None:
+    carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
+    if (divided := explicit(step.program, step.n_outs, carried)) is not None:
         step = replace(step, program=divided, penalised=True)
     program = step.program
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))

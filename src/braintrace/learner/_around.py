@@ -193,7 +193,7 @@ def _split(traced: Traced, call: Equation) -> Around | None:
     given = (*inputs.consts, *inputs.args, *inputs.extra, *(traced.leaves[i].exit for i in outer))
     if any(bits_of(a, late) for a in given):
         return None
-    n, penalised = len(step.hidden), bool(affine_equations(without))
+    n, penalised = len(step.hidden), bool(affine_equations(without, without.outputs))
     hidden, others = tuple(owned[:n]), tuple(owned[n:])
     return Around(traced, call, marker, inputs, hidden, others, outer, penalised)
 

@@ -100,7 +100,9 @@ def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any,
     key = stateful.get_arg_cache_key(*slices)
     trace = stateful.get_state_trace_by_cache(key)
     program, consts = flatten(stateful.get_jaxpr_by_cache(key))
-    return explicit(program, loss=0) or program, consts, trace
+    states = program.outputs[1:]
+    carried = list(zip(program.inputs[len(program.inputs) - len(states) :], states, strict=True))
+    return explicit(program, 1, carried, loss=0) or program, consts, trace
 
 
 def states_of(model: Any) -> dict[Path, brainstate.State]:
