@@ -18,9 +18,23 @@ class NotSupportedError(Exception):
     __module__ = "braintrace"
 
 
+class NamedPath(tuple):
+    """A path of keys that is shown by a name of its own; it equals the plain tuple."""
+
+    shown: str
+
+    def __new__(cls, keys: Iterable[Any], shown: str) -> NamedPath:
+        path = super().__new__(cls, keys)
+        path.shown = shown
+        return path
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self.shown
+
+
 def dotted(path: Iterable[Any]) -> str:
     """A path of keys as one name."""
-    return ".".join(str(key) for key in path)
+    return path.shown if isinstance(path, NamedPath) else ".".join(str(key) for key in path)
 
 
 def message(what: str, *, where: str | None = None, why: str, do: str) -> str:

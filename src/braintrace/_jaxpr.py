@@ -7,7 +7,8 @@ A `Program` is a jaxpr with the calls inlined, in three kinds of record (`Var`, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from typing import Any
@@ -581,6 +582,8 @@ def unmarked(eqn: Equation, equations: Sequence[Equation]) -> tuple[Equation, Eq
 # -------------------------------------------------------------------------------- source lines
 
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_PYTHON = (*(sysconfig.get_path(k) + os.sep for k in ("stdlib", "scripts")), "<frozen")
+_INSTALLED = {"site-packages", "dist-packages"}
 _OWN_FOLDERS = [os.path.dirname(os.path.abspath(__file__)) + os.sep, _JAX]
 
 
@@ -595,19 +598,14 @@ def user_line(source: Any) -> str | None:
     """`file:line (function)` of the innermost frame that belongs to the user."""
     if source is None or source.traceback is None:
         return None
-    for frame in source_info_util.user_frames(source.traceback):
-        if _is_users(frame.file_name):
-            return f"{_shown(frame.file_name)}:{frame.start_line} ({frame.function_name})"
-    return None
+    frames = source_info_util.user_frames(source.traceback)
+    return _first_of_user((f.file_name, f.start_line, f.function_name) for f in frames)
 
 
 def failing_line(error: BaseException) -> str | None:
     """`file:line (function)` of the innermost frame of an error that belongs to the user."""
     frames = [(f.f_code, line) for f, line in walk_tb(error.__traceback__)]
-    for code, line in reversed(frames):
-        if _is_users(code.co_filename):
-            return f"{_shown(code.co_filename)}:{line} ({code.co_name})"
-    return None
+    return _first_of_user((c.co_filename, line, c.co_name) for c, line in reversed(frames))
 
 
 def made_by_cond(eqn: Equation) -> bool:
@@ -627,8 +625,15 @@ def _shown(file_name: str) -> str:
     return file_name.removeprefix(folder)
 
 
-def _is_users(file_name: str) -> bool:
-    return not any(file_name.startswith(folder) for folder in _OWN_FOLDERS)
+def _first_of_user(frames: Iterable[tuple[str, int, str]]) -> str | None:
+    """The innermost frame outside installed packages; if all are inside, that outside of JAX."""
+    known = [f for f in frames if not f[0].startswith(tuple(_OWN_FOLDERS))]
+    users = [
+        f for f in known if not f[0].startswith(_PYTHON) and not _INSTALLED & {*f[0].split(os.sep)}
+    ]
+    for name, line, function in users or known:
+        return f"{_shown(name)}:{line} ({function})"
+    return None
 
 
 # ---------------------------------------------------------------------------------- primitives

@@ -22,6 +22,7 @@ from ..graph import (
     Step,
     check_policy,
 )
+from ._names import named_states
 
 Path = tuple[Any, ...]
 
@@ -105,10 +106,11 @@ def extract_module_info(
             )
         )
     check_policy(control_flow)
-    paths = {id(state): path for path, state in model.states().items()}
+    every = named_states(model)
+    paths = {id(state): path for path, state in every.items()}
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
-    kept = {path: jax.tree.structure(s.value) for path, s in model.states().items()}
+    kept = {path: jax.tree.structure(s.value) for path, s in every.items()}
 
     def call(*a, **k):
         try:
@@ -140,7 +142,7 @@ def extract_module_info(
         states[path] = state
     args_flat, arg_tree = jax.tree.flatten((args, kwargs))
     step = _sort(program, states, trace.been_writen, len(args_flat), out_shapes)
-    records += _unused(model, states)
+    records += _unused(every, states)
     return ModuleInfo(
         model,
         step,
@@ -164,9 +166,10 @@ def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
         leaves = jax.tree.leaves(new)[:1] * old.num_leaves
         state.value = jax.tree.unflatten(old, leaves)  # else brainstate cannot undo the trace
         code = getattr(type(model), "update", type(model).__call__).__code__
+        named = next(p for p in kept if p == path)
         raise ValueError(
             message(
-                f"state {dotted(path)} is {before} before the step and {after} after it.",
+                f"state {dotted(named)} is {before} before the step and {after} after it.",
                 where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
                 why="a state must keep its unit and structure from step to step",
                 do="convert the new value before you assign it",
@@ -182,7 +185,7 @@ def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
     """The note on an error of the user's own `update`."""
     states = {
         path: state
-        for path, state in model.states().items()
+        for path, state in named_states(model).items()
         if not isinstance(state, brainstate.ParamState)
     }
     listed = ", ".join(f"{dotted(p)} {_describe(s.value)}" for p, s in states.items())
@@ -287,9 +290,11 @@ def _mismatch(state: brainstate.State, path: Path) -> CompilationRecord:
     )
 
 
-def _unused(model: brainstate.nn.Module, states: Mapping[Path, Any]) -> list[CompilationRecord]:
+def _unused(
+    every: Mapping[Path, brainstate.State], states: Mapping[Path, Any]
+) -> list[CompilationRecord]:
     out = []
-    for path, state in model.states().items():
+    for path, state in every.items():
         if path in states:
             continue
         if isinstance(state, brainstate.ParamState):

@@ -68,8 +68,9 @@ def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the rec
         ValueError: there is none; the message lists the paths that there are.
     """
     named = {dotted(path): value for path, value in items.items()}
+    keyed = {dotted(tuple(path)): value for path, value in items.items()}
     wanted = dotted(path_of(name))
-    if wanted not in named:
+    if wanted not in named and wanted not in keyed:
         raise ValueError(
             message(
                 f"{where} has no {kind} {wanted!r}.",
@@ -77,4 +78,4 @@ def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the rec
                 do="name one of these" if named else "see braintrace.show.record for what is kept",
             )
         )
-    return named[wanted]
+    return named[wanted] if wanted in named else keyed[wanted]
