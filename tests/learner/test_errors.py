@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import brainstate
 import jax
@@ -230,6 +231,9 @@ def test_model_without_operator():
     with pytest.raises(braintrace.CompilationError) as error:
         learner_of(Step(plain), X)
     assert_designed(error, "no weight reaches a hidden state", "no ETP operator", "matmul(x, w)")
+    assert_designed(error, "eligibility trace propagation", "braintrace.nn.Linear", "'rtrl'")
+    assert len(re.findall(r"test_errors.py:\d+ \(.*plain\)", text_of(error.value))) == 3
+    braintrace.RTRL(Step(plain)).compile_graph(X)  # as it says
 
 
 def test_model_whose_operator_only_reads_out():

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import dotted, message
 from ..learner import compile
 from ._source import Failure, Mistake, divided, failed, found, loaded, made
 from .compare._rules import BASELINES, IMMEDIATE, parse
@@ -39,10 +39,18 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 1
     finally:
         sys.path[:] = importable
-    report.show(level=options.level)
-    counts = report.counts
-    total = len(report.parameters)
-    print(f"{total - counts['inexact']} of {total} parameters have the gradient of BPTT ({name}).")
+    if options.verbose or options.level > 1:
+        report.show(level=options.level)
+    report.draw()
+    counts, total = report.counts, len(report.parameters)
+    exact = total - counts["inexact"]
+    are = "is exact (equals BPTT)" if exact == 1 else "are exact (equal BPTT)"
+    print(f"\n{exact} of {total} parameters {are} under {name}.")
+    for words in dict.fromkeys(str(p.silent) for p in report.parameters.values() if p.silent):
+        names = [dotted(path) for path, p in report.parameters.items() if str(p.silent) == words]
+        print(f"{', '.join(names)}: {words}.")
+    if not options.verbose:
+        print("What the gradients leave out, with lines: --verbose.")
     if options.html is not None:
         try:
             options.html.parent.mkdir(parents=True, exist_ok=True)

@@ -12,15 +12,20 @@ import numpy as np
 import saiunit as u
 
 from .._errors import CompilationError, NotSupportedError, dotted, message
-from .._jaxpr import is_of_outer_trace, is_traced
+from .._jaxpr import deep_equations, is_of_outer_trace, is_traced
 from ..frontend import ETraceGraph
-from ..graph import CompilationReport, DiagnosticKind, Graph
+from ..graph import CompilationReport, DiagnosticKind, Graph, bits_of
 from ._data import Call
 
 _USE_AN_OPERATOR = (
-    "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
-    "weights to be trained online"
+    "use a layer of braintrace.nn, or write braintrace.matmul(x, w) (or another operator of "
+    "braintrace) instead of x @ w for the weights to be trained online"
 )
+_MARKED = {
+    "dot_general": "braintrace.nn.Linear or braintrace.matmul(x, w) for the plain product",
+    "conv_general_dilated": "braintrace.nn.Conv2d or braintrace.conv for the plain convolution",
+    "gather": "braintrace.nn.Embedding or braintrace.embedding for the plain indexing",
+}
 _HINTS = {
     DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
     DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR: _USE_AN_OPERATOR,
@@ -106,15 +111,28 @@ def check_relations(graph: ETraceGraph, everything: bool = False) -> None:
     if everything and any(graph.analysis.influenced):
         return
     if not graph.hidden_param_op_relations:
-        told = [d for d in graph.diagnostics if d.primitive or d.kind in _HINTS]
-        hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS)
-        raise CompilationError(
-            message(
-                "no weight reaches a hidden state through an ETP operator.",
-                why="; ".join(d.message for d in told) or "`update` uses no ETP operator",
-                do="; ".join(hints) or _USE_AN_OPERATOR,
-            )
-        )
+        raise CompilationError(_no_relation(graph))
+
+
+def _no_relation(graph: ETraceGraph) -> str:
+    told = [d for d in graph.diagnostics if d.primitive or d.kind in _HINTS]
+    hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS) or {_USE_AN_OPERATOR: 0}
+    plain, where = graph.analysis.links.plain, None
+    for eqn in deep_equations(graph.analysis.step.program):
+        if eqn.name in _MARKED and any(bits_of(a, plain) for a in eqn.inputs):
+            where = eqn.where()
+            hints = {f"use {_MARKED[eqn.name]} at {where}": 0}
+            break
+    do = "; ".join(hints)
+    if any(graph.analysis.influenced):
+        do += "; or use the rule 'rtrl', which accepts the model (memory parameters x states)"
+    return message(
+        "no weight reaches a hidden state through an ETP operator (eligibility trace propagation: "
+        "an operator whose weights the compiler tracks).",
+        where=where,
+        why="; ".join(d.message.rstrip(".") for d in told) or "`update` uses no ETP operator",
+        do=do,
+    )
 
 
 def check_arguments(example: Any, given: Any) -> None:

@@ -28,8 +28,10 @@ def add(commands: Any) -> None:
     option("--batch-size", type=positive, metavar="B", help="batch axis of the states")
     option("--rule", default="d_rtrl", metavar="RULE",
            help="name or name:option=value,option=value (d_rtrl)")  # fmt: skip
+    option("--verbose", action="store_true", help="print the whole report, too: states, traces, "
+           "and what is left out of every gradient")  # fmt: skip
     option("--level", type=int, choices=(1, 2, 3), default=1, metavar="N",
-           help="2 adds the compiler's warnings, 3 every decision")  # fmt: skip
+           help="print the whole report and warnings (2) or every decision (3)")  # fmt: skip
     option("--html", type=Path, metavar="FILE", help="write the report as a page, too")
 
 
