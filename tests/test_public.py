@@ -86,6 +86,7 @@ NAMES = """
 MORE = """
     verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped ParameterReport
     PathClassification
+    Silent
 """.split()
 
 

@@ -30,6 +30,7 @@ from .graph import HiddenParamOpRelation as HiddenParamOpRelation
 from .graph import HiddenPerturbation as HiddenPerturbation
 from .graph import ParameterReport as ParameterReport
 from .graph import PathClassification as PathClassification
+from .graph import Silent as Silent
 from .learner import D_RTRL as D_RTRL
 from .learner import DECOLLE as DECOLLE
 from .learner import DNI as DNI

@@ -824,10 +824,17 @@ def test_report_and_show_graph_name_groups_weights_and_reasons(capsys):
         "etrace_weights": 4,
         "excluded_weights": 1,
         "inexact": 3,
+        "silent": 0,
         "warnings": 1,
         "errors": 0,
     }
     assert "hidden_groups=1" in repr(algo.report)
+    assert repr(algo).splitlines() == [
+        "D_RTRL of GRUCell: trace_factorization=per_param, vjp_method=single-step, batch_size=2",
+        "  3 parameters: 2 trace, not exact; 1 within-step, not exact",
+        "  576 bytes of traces",
+    ]
+    assert repr(braintrace.D_RTRL(braintrace.nn.GRUCell(2, 3))).endswith("not compiled")
 
 
 def test_groups_and_relations_come_in_the_same_order_every_time():

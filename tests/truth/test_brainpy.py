@@ -5,6 +5,7 @@ are neurons behind a trained input layer: element-wise, so D-RTRL is BPTT. `NETW
 synapses, projections and recurrent layers: the learners are their definitions.
 """
 
+import pickle
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -20,6 +21,8 @@ import saiunit as u
 from models import Draw
 
 import braintrace as bt
+from braintrace._errors import dotted
+from braintrace.frontend._names import named_states
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
@@ -520,3 +523,73 @@ def test_compile_and_reset_bring_a_network_to_its_start(name, rule):
         learner.reset()
         again = learner.etrace_grad(*c.sequences, step_fn=step)
     assert_equal(dict(again), dict(first))
+
+
+class Populations(Net):
+    """Excitatory and inhibitory neurons, of which the loss reads the excitatory ones."""
+
+    def update(self, i: Any, x: Any) -> Any:
+        with brainstate.environ.context(i=i, t=i * brainstate.environ.get_dt()):
+            e, inh = self.neuron.get_spike(), self.I.get_spike()
+            self.in2E(x)
+            self.E2E(e)
+            self.E2I(e)
+            self.I2E(inh)
+            self.I2I(inh)
+            self.I()
+            return self.neuron(), u.get_mantissa(self.neuron.V.value)
+
+
+def populations(draw):
+    neuron, inhibitory = bp.LIF(N), bp.LIF(2)
+
+    def proj(n_in, post, scale):
+        n, tau = post.varshape[0], 5 * u.ms
+        comm = bt.nn.Linear(n_in, n, w_init=draw.rng.random((n_in, n)) * scale, b_init=None)
+        return bp.AlignPostProj(
+            comm=comm, syn=bp.Expon.desc(n, tau=tau), out=bp.CUBA.desc(), post=post
+        )
+
+    parts = {
+        "in2E": proj(2, neuron, 2 * u.mS),
+        "E2E": proj(N, neuron, 1 * u.mS),
+        "E2I": proj(N, inhibitory, 3 * u.mS),
+        "I2E": proj(2, neuron, -1 * u.mS),
+        "I2I": proj(2, inhibitory, -1 * u.mS),
+    }
+    return Populations(neuron, None, I=inhibitory, **parts)
+
+
+def test_a_projection_that_never_learns_is_named_with_rules_under_which_it_does():
+    c = Case("populations", populations, 1.0)
+    with c.time():
+        report = bt.compile(c.model, "d_rtrl", *c.x0).report
+    silent = {path[0]: p.silent for path, p in report.parameters.items() if p.silent is not None}
+    assert {s.instead for s in silent.values()} == {("snap", "rtrl", "windows")}
+    assert set(silent) == {"E2I", "I2I"}
+    assert_trained(c.learn(bt.D_RTRL), tuple(silent))
+    assert_trained(c.bptt())
+    assert_equal(c.learn(bt.RTRL), c.bptt())
+    assert_equal(c.learn(bt.D_RTRL, T, vjp_method="multi-step"), c.bptt())
+    snap = c.learn(bt.SnAp, n=1)
+    assert_trained(snap)
+    assert_equal(snap, rule_on(c.seen(), "snap", n=1))
+
+    text = report.to_str()
+    assert "E2I.comm.weight: trace" in text and "reads I.V, E2I.syn.g directly" in text
+    assert "<class" not in text and "site-packages" not in text
+    assert len({use.line for use in report._uses}) == 5  # a line of `update` each
+
+
+def test_names_of_states_are_short_and_keys_are_those_of_brainstate():
+    neuron = bp.LIF(N)
+    for tau in (5 * u.ms, 9 * u.ms):  # nothing but the neurons holds on to these projections
+        syn = bp.Expon.desc(N, tau=tau)
+        comm = bt.nn.Linear(2, N, b_init=None)
+        bp.AlignPostProj(comm=comm, syn=syn, out=bp.CUBA.desc(), post=neuron)
+    brainstate.nn.init_all_states(neuron)
+    named = named_states(neuron)
+    assert list(named) == list(neuron.states())
+    assert [dotted(p) for p in named] == ["V", "Expon+CUBA.syn.g", "Expon+CUBA.syn.g#2"]
+    key = pickle.loads(pickle.dumps(list(named)[1]))
+    assert dotted(key) == "Expon+CUBA.syn.g" and neuron.states()[key] is named[key]

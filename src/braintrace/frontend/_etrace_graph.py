@@ -88,7 +88,7 @@ class ETraceGraph(NamedTuple):
         certificate = tuple(
             CompilationRecord(
                 DiagnosticKind.PARAMETER,
-                DiagnosticLevel.INFO,
+                DiagnosticLevel.INFO if p.silent is None else DiagnosticLevel.WARNING,
                 str(p),
                 weight_path=p.path,
                 hidden_paths=p.states,

@@ -2,6 +2,8 @@
 
 from ._affine import affine_equations as affine_equations
 from ._affine import explicit as explicit
+from ._arrival import Credit as Credit
+from ._arrival import Silent as Silent
 from ._certificate import Dropped as Dropped
 from ._certificate import Outside as Outside
 from ._certificate import ParameterReport as ParameterReport

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._errors import dotted
 from .._jaxpr import Equation
+from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph
 from ._pattern import matrix
 from ._reach import bits_of, numbers_of, reach
@@ -65,6 +66,9 @@ class ParameterReport:
         states: the states its traces belong to.
         trace_shapes: shapes of the stored arrays; a trace that parameters share counts for each.
         trace_bytes: their size.
+        silent: why it never learns, None if it does: no gradient of what the step returns can
+            arrive under this rule, which `exact` does not tell. A loss that reads the parameter
+            itself (a penalty) always brings one.
     """
 
     path: Path
@@ -75,6 +79,7 @@ class ParameterReport:
     states: tuple[Path, ...]
     trace_shapes: tuple[tuple[int, ...], ...]
     trace_bytes: int
+    silent: Silent | None = None
 
     def __str__(self) -> str:
         what = f"{dotted(self.path)}: {self.how}"
@@ -85,9 +90,11 @@ class ParameterReport:
         if self.trace_shapes:
             shapes = " + ".join(str(s) for s in self.trace_shapes)
             what += f", stored {shapes}, {self.trace_bytes:,} bytes"
+        silent = [] if self.silent is None else [f"  {self.silent}"]
         if self.exact:
-            return f"{what}; exact"
-        return "\n".join([f"{what}; not exact, it leaves out", *(f"  - {d}" for d in self.dropped)])
+            return "\n".join([f"{what}; exact", *silent])
+        left_out = (f"  - {d}" for d in self.dropped)
+        return "\n".join([f"{what}; not exact, it leaves out", *left_out, *silent])
 
 
 ParameterReport.__module__ = "braintrace"
@@ -99,7 +106,7 @@ class Traces:
 
     `approximates` says in words how the rule stands for a trace, None if it keeps it as it is;
     `complete` that it follows all ways between states, `random_feedback` that the way back through
-    operators is random.
+    operators is random, `credit` where cotangents meet what is stored.
     """
 
     shapes: Sequence[Any]
@@ -107,6 +114,7 @@ class Traces:
     approximates: str | None = None
     complete: bool = False
     random_feedback: bool = False
+    credit: Credit = Credit.CUT
 
 
 def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
@@ -175,7 +183,16 @@ def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:
         all_of(leaf.states for leaf in leaves),
         tuple(s for leaf in leaves for s in leaf.trace_shapes),
         sum(leaf.trace_bytes for leaf in leaves),
+        _all_silent([leaf.silent for leaf in leaves if leaf.how != "none"]),
     )
+
+
+def _all_silent(leaves: Sequence[Silent | None]) -> Silent | None:
+    found = [leaf for leaf in leaves if leaf is not None]
+    if not found or len(found) < len(leaves):
+        return None
+    unless = dict.fromkeys(path for leaf in found for path in leaf.unless)
+    return Silent(tuple(unless), max((leaf.instead for leaf in found), key=len))
 
 
 class _About:
@@ -187,6 +204,7 @@ class _About:
         self.n = len(graph.tangent.components)
         self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
         self.relation_of = {r.site.equation: r for r in graph.relations}
+        self.arrival = Arrival(graph, traces.credit)
 
     def name(self, k: int) -> str:
         return dotted(self.step.hidden[k].path)
@@ -213,7 +231,8 @@ class _About:
             states = tuple(step.hidden[k].path for k in graph.influenced[i])
             how = "trace" if shapes else "within-step"
             words = [Dropped(w) for w in (self.traces.approximates,) if w and shapes]
-            return self.report(path, how, words, operators, states, shapes)
+            found = self.report(path, how, words, operators, states, shapes)
+            return replace(found, silent=self.arrival.silent(i, graph.influenced[i]))
 
         relations = [self.relation_of[s.equation] for s in sites if s.equation in self.relation_of]
         dropped = [*self.plainly(i)]
@@ -233,7 +252,8 @@ class _About:
             dropped.insert(0, Dropped(self.traces.approximates))
         states = tuple(step.hidden[k].path for k in leaves)
         how = "trace" if relations else "within-step"
-        return self.report(path, how, dropped, operators, states, shapes)
+        found = self.report(path, how, dropped, operators, states, shapes)
+        return replace(found, silent=self.arrival.silent(i, leaves))
 
     def report(self, path, how, dropped, operators, states, shapes) -> ParameterReport:
         listed = tuple(dict.fromkeys(dropped))

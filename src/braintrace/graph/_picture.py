@@ -25,6 +25,7 @@ class Standing(Enum):
     APPROXIMATE = "trace, not exact"
     STEP = "within-step, exact"
     SHORT = "within-step, not exact"
+    SILENT = "no gradient arrives"
     UNTOUCHED = "untouched"
 
 
@@ -33,6 +34,7 @@ MEANING = {
     Standing.APPROXIMATE: "has memory; the dashed links are left out, or the trace is approximated",
     Standing.STEP: "needs no memory: it reaches no state",
     Standing.SHORT: "the gradient of the step alone, which leaves something out",
+    Standing.SILENT: "it never learns: no path from it to what the step returns is kept",
     Standing.UNTOUCHED: "nothing the step computes depends on it",
 }
 
@@ -44,6 +46,7 @@ _WORST_LAST = (
     Standing.STEP,
     Standing.APPROXIMATE,
     Standing.SHORT,
+    Standing.SILENT,
 )
 
 
@@ -96,6 +99,8 @@ class Picture:
 
 def standing_of(p: ParameterReport) -> Standing:
     """How a parameter stands."""
+    if p.silent is not None:
+        return Standing.SILENT
     match p.how:
         case "trace":
             return Standing.EXACT if p.exact else Standing.APPROXIMATE

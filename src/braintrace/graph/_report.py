@@ -66,13 +66,14 @@ class CompilationReport:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Numbers of groups, traced and untraced weights, warnings and errors."""
+        """Numbers of groups, of weights by how they are learned, of warnings and errors."""
         levels = [d.level for d in self.diagnostics]
         return {
             "hidden_groups": len(self.hidden_groups),
             "etrace_weights": len(self.etrace_weights),
             "excluded_weights": len(self.excluded_weights),
             "inexact": sum(not p.exact and p.how != "none" for p in self.parameters.values()),
+            "silent": sum(p.silent is not None for p in self.parameters.values()),
             "warnings": levels.count(DiagnosticLevel.WARNING),
             "errors": levels.count(DiagnosticLevel.ERROR),
         }
@@ -90,7 +91,7 @@ class CompilationReport:
             lines.append("Weights trained by their gradient within the step")
             lines += [f"  {dotted(path)}  ({reason})" for path, reason in self.excluded_weights]
         if self.parameters:
-            lines.append("Parameters")
+            lines.append(self.picture.summary)
             lines += [f"  {line}" for p in self.parameters.values() for line in str(p).split("\n")]
         if level >= 2:
             shown = [d for d in self.diagnostics if level >= 3 or d.level != DiagnosticLevel.INFO]

@@ -13,7 +13,9 @@ _COLOURS = {
     Standing.UNTOUCHED: "90",
     Standing.APPROXIMATE: "33",
     Standing.SHORT: "35",
+    Standing.SILENT: "31",
 }
+_MARKS = {"─": "in the gradient", "┄": "left out", "×": "no gradient arrives"}
 _PLAIN = str.maketrans("├└─┄×·→", "|`-.x;>")
 
 
@@ -69,8 +71,9 @@ def tree(picture: Picture, colours: bool = False) -> str:
             if colours:
                 text = f"\x1b[{_COLOURS[standing]}m{text}\x1b[0m"
             lines.append(f"{fork}{row[0] * 2} {text}")
-    if any(row[0] == "┄" for _, rows, _ in blocks for row in rows):
-        lines += ["", "── in the gradient   ┄┄ left out"]
+    marks = {row[0] for _, rows, _ in blocks for row in rows}
+    if marks - {"─"}:
+        lines += ["", "   ".join(f"{m * 2} {_MARKS[m]}" for m in _MARKS if m == "─" or m in marks)]
     return "\n".join(lines)
 
 
@@ -96,4 +99,10 @@ def _row(parameter: Node, operator: Node, left_out: bool) -> list[str]:
     through = operator.lines[0]
     if operator.key != "plain":
         through += f" at {operator.note}"
-    return ["┄" if left_out else "─", parameter.lines[0], through, parameter.note]
+    silent = parameter.standing is Standing.SILENT
+    return [
+        "┄" if left_out else "×" if silent else "─",
+        parameter.lines[0],
+        through,
+        parameter.note,
+    ]

@@ -17,7 +17,15 @@ from .._errors import dotted, message
 from .._jaxpr import is_traced
 from ..engine import Span, Values, init_traces, stretch
 from ..frontend import ETraceGraph
-from ..graph import MOST_ENTRIES, CompilationReport, ControlFlowPolicy, Graph, Outside, Traces
+from ..graph import (
+    MOST_ENTRIES,
+    CompilationReport,
+    ControlFlowPolicy,
+    Credit,
+    Graph,
+    Outside,
+    Traces,
+)
 from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
 from ._around import Around, around, stand_in, trace_step
 from ._batch import (
@@ -417,6 +425,18 @@ class ETraceAlgorithm(
 
     # ------------------------------------------------------------------------------ inspecting
 
+    def __repr__(self) -> str:
+        name, model = type(self).__name__, type(self.model4compile).__name__
+        if not self.is_compiled:
+            return f"{name} of {model}, not compiled"
+        size = sum(a.nbytes for t in self.etraces.values() for a in jax.tree.leaves(t.value))
+        options = f"vjp_method={self.vjp_method}, batch_size={self.batch_size}"
+        rule = "" if self.config is None else f"{self.config.describe()}, "
+        return (
+            f"{name} of {model}: {rule}{options}\n"
+            f"  {self.report.picture.summary}\n  {size:,} bytes of traces"
+        )
+
     @property
     def graph(self) -> ETraceGraph:
         """The compiled graph."""
@@ -437,9 +457,22 @@ class ETraceAlgorithm(
                 self.rule.approximates,
                 not isinstance(self.rule, Rule),
                 isinstance(self.rule, Rule) and self.rule.feedback is not None,
+                self._credit(),
             ),
             self._outside,
         )
+
+    def _credit(self) -> Credit:
+        """Where the cotangents of the loss meet the traces."""
+        rule, config = self.rule, self.config
+        replaced = config is not None and config.learning_signal != "symmetric"
+        if replaced or (isinstance(rule, Rule) and rule.signal is not None):
+            return Credit.OWN
+        if not isinstance(rule, Rule) or self.vjp_method == "multi-step":
+            return Credit.FULL
+        if config is not None and config.within_step:
+            return Credit.STEP
+        return {None: Credit.CUT, "sealed": Credit.UNCUT}.get(rule.hears, Credit.EXITS)
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""
@@ -497,7 +530,7 @@ class ETraceAlgorithm(
                 message(
                     f"{path} has no eligibility trace.",
                     why="the report lists the traced weights: "
-                    + ", ".join(dotted(p) for p in sorted(known, key=str)),
+                    + ", ".join(dotted(tuple(p)) for p in sorted(known, key=str)),
                     do="ask for one of these, or see learner.report for the reason",
                 )
             )

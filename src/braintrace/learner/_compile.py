@@ -99,6 +99,9 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         new.remember_samples(self._n_samples)
         return new
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} over {self._n_samples} samples of\n{self.module!r}"
+
     @property
     def param_states(self) -> Any:
         """All parameters of the model, by path."""

@@ -97,6 +97,12 @@ class ETraceConfig:
         """Whether paths through operators count."""
         return self.recurrence_scope in ("coupled", "sparse_n")
 
+    @property
+    def within_step(self) -> bool:
+        """Whether what is stored meets the gradient within a step only."""
+        pair = self.trace_factorization == "io_factorized"
+        return self.trace_factorization == "none" or (pair and self.recursion_f == "none")
+
     def _side(self, name: str, side: int) -> Any:
         if not self.is_factorized:
             raise AttributeError(
