@@ -1,5 +1,6 @@
 """The JAX internals that `_jaxpr.py` and `graph` rely on; a failure names what a release moved."""
 
+import contextlib
 import os
 
 import jax
@@ -430,3 +431,17 @@ def test_user_line_elsewhere_is_a_whole_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     program, _ = _jaxpr.trace(lambda x: jnp.sin(x), X)
     assert program.equations[0].where().startswith(__file__ + ":")
+
+
+def test_lines_are_those_outside_installed_packages():
+    library = ("/env/lib/site-packages/library/projection.py", 1, "update")
+    python = (contextlib.__file__, 2, "inner")
+    user = ("/home/me/net.py", 3, "Net.update")
+    outside = ("/home/me/run.py", 4, "<module>")
+    assert (
+        _jaxpr._first_of_user([library, python, user, outside]) == "/home/me/net.py:3 (Net.update)"
+    )
+    assert _jaxpr._first_of_user([library, python]).endswith(
+        "projection.py:1 (update)"
+    )  # nothing better
+    assert _jaxpr._first_of_user([(jax.__file__, 1, "jit")]) is None

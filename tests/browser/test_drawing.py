@@ -1,10 +1,13 @@
 """The drawing of the graph, opened in a browser."""
 
+from dataclasses import replace
+
 import brainstate
 import jax.numpy as jnp
 import pytest
 
 import braintrace
+from braintrace.graph._arrival import Silent
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
 from braintrace.graph._page import page as page_of
 from braintrace.graph._picture import draw
@@ -49,6 +52,9 @@ def stacked(n, name="layer{}.weight"):
         "gain", "within-step", (), [Dropped("gain", None, Way(("gain",), None, (h[0],)))]
     )
     found["spare",] = parameter("spare", "none")
+    found["mute",] = replace(
+        parameter("mute", "within-step"), silent=Silent((h[0],), ("rtrl",) * 2)
+    )
     return draw(found, [(i, (h[i],)) for i in range(n)], uses)
 
 
