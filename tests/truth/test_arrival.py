@@ -172,8 +172,9 @@ def test_other_rules_say_which_parameters_never_learn(rule):
     assert found == arrived and set(found.values()) == {True, False}
 
 
-def test_a_rule_with_a_signal_of_its_own_needs_no_path_to_the_results():
-    report = bt.compile(MODELS["loop_read_on_one_side"](), "three_factor", XS[0]).report
+@pytest.mark.parametrize("rule", ["three_factor", "uoro"])
+def test_a_signal_of_its_own_or_a_random_estimate_needs_no_path(rule):
+    report = bt.compile(MODELS["side_branch"](), rule, XS[0]).report
     assert not any(p.silent for p in report.parameters.values())
 
 

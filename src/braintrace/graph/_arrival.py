@@ -27,7 +27,7 @@ class Credit(Enum):
     UNCUT = "at the states that enter and leave a step, nothing cut"
     FULL = "everywhere: in windows nothing is cut, and RTRL follows every path"
     STEP = "nowhere: what the rule stores meets the gradient within the step only"
-    OWN = "nowhere: the rule has a signal of its own"
+    OTHER = "a signal of the rule's own, or a random estimate, that needs no path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Arrival:
 
     def silent(self, i: int, leaves: Sequence[int]) -> Silent | None:
         """The verdict on parameter leaf i with traces in these hidden leaves, None if it learns."""
-        if self.credit is Credit.OWN:
+        if self.credit is Credit.OTHER:
             return None
         everywhere = self.graph.influenced[i]
         paid = {Credit.FULL: everywhere, Credit.STEP: ()}.get(self.credit, leaves)

@@ -26,7 +26,7 @@ from ..graph import (
     Outside,
     Traces,
 )
-from ..rules import Forward, RankOne, Rule, Whole, by_group, with_signal
+from ..rules import Forward, Kronecker, RankOne, Rule, Whole, by_group, with_signal
 from ._around import Around, around, stand_in, trace_step
 from ._batch import (
     Shapes,
@@ -466,9 +466,9 @@ class ETraceAlgorithm(
         """Where the cotangents of the loss meet the traces."""
         rule, config = self.rule, self.config
         replaced = config is not None and config.learning_signal != "symmetric"
-        if replaced or (isinstance(rule, Rule) and rule.signal is not None):
-            return Credit.OWN
-        if not isinstance(rule, Rule) or self.vjp_method == "multi-step":
+        if replaced or isinstance(rule, RankOne | Kronecker) or getattr(rule, "signal", None):
+            return Credit.OTHER
+        if isinstance(rule, Forward) or self.vjp_method == "multi-step":
             return Credit.FULL
         if config is not None and config.within_step:
             return Credit.STEP
