@@ -134,8 +134,10 @@ assert pickle.loads(b"cbraintrace\\nD_RTRL\\n.") is braintrace.D_RTRL
         LAZY,
         "from braintrace import *\nassert nn.GRUCell and compile",
         "import braintrace.nn\nassert braintrace.compile and braintrace.verify.compare",
+        "import jax, braintrace; jax.config.update('jax_enable_x64', True)\n"
+        "braintrace.matmul; assert jax.config.jax_enable_x64",
     ],
-    ids=["attribute", "star", "submodule"],
+    ids=["attribute", "star", "submodule", "precision"],
 )
 def test_public_names_come_with_their_first_use(first):
     found = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True)
