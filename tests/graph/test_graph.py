@@ -113,7 +113,7 @@ def behind(m, x):
 
 
 def varies(m, x):
-    leak(m, matmul(x, m.w.value * x[:, None]))
+    leak(m, matmul(x, m.w.value * m.h.value))
 
 
 def both_ways(m, x):

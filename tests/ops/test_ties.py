@@ -1,5 +1,7 @@
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from braintrace.ops._ties import tied_axes
 
@@ -20,6 +22,10 @@ W = jnp.ones((3, 4))
         (lambda x, w: w[:2] * x, (2, 4), ((1, 1),)),
         (lambda x, w: (w + w.sum(0)) * x, (3, 4), ((1, 1),)),
         (lambda x, w: x * 2, (3, 4), ()),
+        (lambda x, w: w[x.argmax()] * x, (4,), ((0, 1),)),
+        (lambda x, w: w[:, x.argmax(-1)], (2, 4), ((0, 0),)),
+        (lambda x, w: lax.dynamic_slice_in_dim(w, x.argmax(), 1) * x, (1, 4), ((1, 1),)),
+        (lambda x, w: jax.vmap(lambda v, i: v @ w.T[i])(x, x.argmax(-1) % 4), (2, 3), ()),
     ],
 )
 def test_ties_follow_the_axes_of_the_weight(fun, shape, ties):

@@ -696,10 +696,10 @@ def weight_transforms_inside(draw):
     return model
 
 
-def test_weight_that_changes_from_turn_to_turn_is_left_out_by_name(draw):
+def test_weight_that_changes_with_the_state_of_a_loop_is_left_out_by_name(draw):
     @net({"w": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):
-        turn = lambda i, h: jnp.tanh(0.8 * h + matmul(x, m.w.value * (1 + i)))
+        turn = lambda i, h: jnp.tanh(0.8 * h + matmul(x, m.w.value * (1 + i * h)))
         m.h.value = lax.fori_loop(0, 2, turn, m.h.value) + matmul(x, m.w.value)
         return m.h.value
 

@@ -35,7 +35,7 @@ def observe(
     xs = pushed.xs()
     out = []
     for relation, t in zip(graph.relations, graph.tapped, strict=True):
-        x = None if xs[t] is None else relation.site.outward(xs[t])
+        x = jax.tree.map(relation.site.outward, xs[t])
         out.append(Steps(x, _tail(graph, pushed, relation, t), states.transition(relation)))
     return out
 

@@ -189,8 +189,9 @@ def graph_of(
     include_hidden_perturb: bool = True,
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
+    fold: bool = True,
 ) -> ETraceGraph:
-    """The graph of a traced model.
+    """The graph of a traced model; `fold` as in `analyse`.
 
     Raises:
         NotSupportedError: the step does something that has no sound treatment.
@@ -205,6 +206,7 @@ def graph_of(
             crossings,
             most_entries,
             minfo.control_flow,
+            fold,
         )
     except (CompilationError, NotSupportedError):
         raise

@@ -14,6 +14,9 @@ from ._certificate import with_step as with_step
 from ._diagnostics import CompilationRecord as CompilationRecord
 from ._diagnostics import DiagnosticKind as DiagnosticKind
 from ._diagnostics import DiagnosticLevel as DiagnosticLevel
+from ._fold import Kinds as Kinds
+from ._fold import folded_equations as folded_equations
+from ._fold import replaced as replaced
 from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup

@@ -34,6 +34,7 @@ from ._explain import (
     untrained,
     wrapped,
 )
+from ._fold import fold_step
 from ._groups import HiddenGroup, find_groups
 from ._influence import Influence, influence
 from ._links import Links, find_links, influenced
@@ -50,7 +51,7 @@ from ._pattern import (
 )
 from ._policy import ControlFlowPolicy, close_bodies
 from ._relations import HiddenParamOpRelation, PathClassification
-from ._sites import Site, find_sites
+from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Path, Step
 from ._tangent import Tangent, tangent_program
@@ -158,6 +159,7 @@ def analyse(
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
     policy: ControlFlowPolicy | None = None,
+    fold: bool = True,
 ) -> Graph:
     """Find groups, relations and recurrent entries of a step.
 
@@ -170,13 +172,18 @@ def analyse(
             only paths that cross none.
         most_entries: how many entries the D of one relation may have.
         policy: which control flow around operators stays closed.
+        fold: whether a varying factor of a weight becomes part of its operator.
     """
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
     if (divided := explicit(step.program, step.n_outs, carried)) is not None:
         step = replace(step, program=divided, penalised=True)
-    program = step.program
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
-    sites = find_sites(step, unsteady)
+    flow = flow_of(step, unsteady)
+    sites = find_sites(step, flow)
+    if fold and (folded := fold_step(step, flow, sites)) is not None:
+        step = folded
+        sites = find_sites(step, flow_of(step, unsteady))
+    program = step.program
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
     apart = _view(step, consts, trained, crossing=False)
     view = apart if crossings is None else _view(step, consts, trained, crossing=True)

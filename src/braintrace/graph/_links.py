@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import jax
+
 from .._jaxpr import Atom, Equation, Var
 from ._groups import HiddenGroup
 from ._reach import bits_of, reach, strongly_connected
@@ -88,7 +90,7 @@ def _plain(step: Step, trained: Sequence[Site]) -> tuple[dict[Var, int], dict[At
 
     def read(eqn: Equation) -> Sequence[Atom]:
         site = operators.get(eqn)
-        return eqn.inputs if site is None else () if site.x is None else (site.x,)
+        return eqn.inputs if site is None else jax.tree.leaves(site.operator.recorded(eqn.inputs))
 
     seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
     use: dict[Atom, Equation] = {}

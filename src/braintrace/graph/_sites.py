@@ -122,11 +122,31 @@ class Site:
         return jnp.moveaxis(split, range(len(lengths)), self.time_axes)
 
 
-def find_sites(step: Step, unsteady: int) -> list[Site]:
-    """Every ETP operator of the step, in program order.
+Around = tuple[tuple[Equation, int], ...]  # the bodies around an equation, by branch
 
-    `unsteady` is the mask of program constants whose value may differ from call to call.
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flow:
+    """What the values of a step depend on, as masks.
+
+    `trained`: parameter leaves; `moving`: anything that differs from call to call; `turning` and
+    `evolving`: slices and carried values of the scans in `numbers`.
     """
+
+    trained: Mapping[Var, int]
+    moving: Mapping[Var, int]
+    turning: Mapping[Var, int]
+    evolving: Mapping[Var, int]
+    numbers: Mapping[Equation, int]
+
+    def varies(self, atom: Atom, around: Around) -> bool:
+        """Whether a value differs from call to call, or with what a loop around it carries."""
+        inside = sum(1 << self.numbers[e] for e, _ in around if e in self.numbers)
+        return bool(bits_of(atom, self.moving) or bits_of(atom, self.evolving) & inside)
+
+
+def flow_of(step: Step, unsteady: int) -> Flow:
+    """`unsteady` is the mask of program constants whose value may differ from call to call."""
     program = step.program
     trained = reach(program, {step.entry(p): 1 << i for i, p in enumerate(step.params)})
     params = {step.entry(p) for p in step.params}
@@ -148,23 +168,24 @@ def find_sites(step: Step, unsteady: int) -> list[Site]:
     moving = reach(program, seeds, differentiable=False, read=read)
     turning = reach(program, slices, differentiable=False, read=read)
     evolving = reach(program, turned, differentiable=False, read=read)
+    return Flow(trained, moving, turning, evolving, numbers)
 
+
+def find_sites(step: Step, flow: Flow) -> list[Site]:
+    """Every ETP operator of the step, in program order."""
     sites = []
-    for eqn, around in _equations(program):
-        inside = sum(1 << numbers[outer] for outer, _ in around if outer in numbers)
-        varies = lambda a, inside=inside: bool(
-            bits_of(a, moving) or bits_of(a, evolving) & inside
-        )  # from call to call, or with what a loop around it carries
-        primitive = _primitive(eqn, trained, varies)
+    for eqn, around in _equations(step.program):
+        varies = lambda a, around=around: flow.varies(a, around)
+        primitive = _primitive(eqn, flow.trained, varies)
         if primitive is None:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
-        masks = {k: bits_of(eqn.inputs[i], trained) for k, i in operator.positions.items()}
+        masks = {k: bits_of(eqn.inputs[i], flow.trained) for k, i in operator.positions.items()}
         leaves = {k: tuple(numbers_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
         site = Site(eqn, operator, leaves, frozenset(varying))
         if around and site.trained:
-            site = _inside(site, around, turning, numbers)
+            site = _inside(site, around, flow.turning, flow.numbers)
         sites.append(site)
     return sites
 
@@ -183,9 +204,7 @@ def _evolving(eqn: Equation) -> list[Var]:
     return [v for v, new in carried if new is not v]
 
 
-def _equations(
-    program: Program, around: tuple[tuple[Equation, int], ...] = ()
-) -> Iterator[tuple[Equation, tuple[tuple[Equation, int], ...]]]:
+def _equations(program: Program, around: Around = ()) -> Iterator[tuple[Equation, Around]]:
     for eqn in program.equations:
         yield eqn, around
         for k, body in enumerate(eqn.bodies):

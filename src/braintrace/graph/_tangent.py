@@ -47,8 +47,8 @@ class Tangent:
 
     `entries` are the tangents of the state components, `taps[i]` those of the i-th operator's
     output (real part, and imaginary part when it is complex), `exits` the resulting tangents,
-    `xs` the operators' inputs (None for an operator of weights only), `ys` their outputs (None in
-    a body of control flow). `origins` gives the equation of the step that an equation comes from,
+    `xs` what is recorded of the operators (see `Operator.recorded`), `ys` their outputs (None in a
+    body of control flow). `origins` gives the equation of the step that an equation comes from,
     bodies left out.
     """
 
@@ -57,7 +57,7 @@ class Tangent:
     entries: tuple[Var, ...]
     taps: tuple[tuple[Var, ...], ...]
     exits: tuple[Atom, ...]
-    xs: tuple[Atom | None, ...]
+    xs: tuple[Any, ...]
     ys: tuple[Atom | None, ...] = ()
     origins: Mapping[Equation, Equation] = field(default_factory=dict)
 
@@ -104,11 +104,10 @@ def tangent_program(
             outs = _differentiated(eqn if known is None else marked(eqn, known), vals)
             if i is None:
                 return outs, {}
-            at = sites[i].operator.primitive.x_invar_index
             (y,) = outs
             y = y if crossing else lax.stop_gradient(y)
             tap = feed[i][0] if len(feed[i]) == 1 else lax.complex(*feed[i])
-            x = None if at is None else lax.stop_gradient(vals[at])
+            x = lax.stop_gradient(sites[i].operator.recorded(vals))
             return [y + tap.astype(y.dtype)], {i: (x, None if sites[i].levels else y)}
 
         def kept(entry, taps):
@@ -124,7 +123,7 @@ def tangent_program(
         zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
         _, d_exit, seen = jax.jvp(kept, (entry, zeros), (d_entry, d_taps), has_aux=True)
         xs, ys = [x for x, _ in seen], [y for _, y in seen]
-        return [*d_exit, *(v for v in (*xs, *ys) if v is not None)]
+        return [*d_exit, *jax.tree.leaves((xs, ys))]
 
     linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
     linear = close(linear, extra)
@@ -134,7 +133,8 @@ def tangent_program(
     ins = linear.inputs[n_consts + n_inputs :]
     outs = linear.outputs
     seen = iter(outs[len(components) :])
-    xs = tuple(None if site.x is None else next(seen) for site in sites)
+    records = [site.operator.record for site in sites]
+    xs = tuple(jax.tree.map(lambda _: next(seen), record) for record in records)
     return Tangent(
         program=linear,
         components=components,
@@ -269,8 +269,8 @@ class Pushed:
         return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._tangent.entries]
 
     def xs(self) -> list[Any]:
-        """The operators' inputs."""
-        return [None if x is None else self._read(x) for x in self._tangent.xs]
+        """What is recorded of the operators."""
+        return jax.tree.map(self._read, list(self._tangent.xs))
 
     def push(self, seeds: dict[Var, Array]) -> list[Array | None]:
         """Tangents at the exits for tangents `seeds` at entries or taps."""

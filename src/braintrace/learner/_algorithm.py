@@ -115,6 +115,7 @@ class ETraceAlgorithm(
             None if crossings is None else crossings + 1,
             snap_max_jacobian_elements,
             control_flow,
+            rule.folds,
         )
         self.memory_limit = check_limit(memory_limit)
         self.model4compile = model

@@ -35,6 +35,7 @@ class ETraceGraphExecutor:
         sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
         control_flow: which control flow the analysis leaves alone, none by default.
+        fold: follow weights with a factor that varies.
     """
 
     __module__ = "braintrace"
@@ -46,9 +47,10 @@ class ETraceGraphExecutor:
         sparse_n: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         control_flow: ControlFlowPolicy | None = None,
+        fold: bool = True,
     ):
         crossings = check_mixing(include_recurrent_mixing, sparse_n)
-        self._options = (crossings, snap_max_jacobian_elements)
+        self._options = (crossings, snap_max_jacobian_elements, fold)
         self.control_flow = check_policy(control_flow)
         if not isinstance(model, brainstate.nn.Module):
             raise TypeError(
@@ -163,8 +165,9 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         sparse_n: int | None = None,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         control_flow: ControlFlowPolicy | None = None,
+        fold: bool = True,
     ):
-        limits = (sparse_n, snap_max_jacobian_elements, control_flow)
+        limits = (sparse_n, snap_max_jacobian_elements, control_flow, fold)
         super().__init__(model, include_recurrent_mixing, *limits)
         self.vjp_method = check_vjp_method(vjp_method)
 

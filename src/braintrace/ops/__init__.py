@@ -12,3 +12,4 @@ from ._operator import Operator as Operator
 from ._operator import Rules as Rules
 from ._operator import register_primitive as register_primitive
 from ._sparse import sparse_matmul as sparse_matmul
+from ._ties import tied_axes as tied_axes

@@ -80,6 +80,7 @@ class ETPPrimitive(DerivedPrimitive):
         gradient_enabled: bool = False,
         trainable_invars_fn: Callable[[dict[str, Any]], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
+        factor_invars: tuple[int, ...] = (),
         rules: Rules | None = None,
     ):
         super().__init__(name, function)
@@ -87,6 +88,7 @@ class ETPPrimitive(DerivedPrimitive):
         self.gradient_enabled = gradient_enabled
         self.trainable_invars = trainable_invars_fn or _weight_only
         self.x_invar_index = x_invar_index
+        self.factor_invars = factor_invars  # further inputs, that no state enters
         self.rules = rules or Rules()
         self._warned = False  # that rules written by hand are not used
 
@@ -207,7 +209,8 @@ class Operator:
     def __post_init__(self):
         # Operands that are neither input nor declared weight are weights without a name.
         positions = dict(self.primitive.trainable_invars(dict(self.params)))
-        taken = {self.primitive.x_invar_index, *positions.values()}
+        factors = self.primitive.factor_invars
+        taken = {self.primitive.x_invar_index, *factors, *positions.values()}
         positions |= {f"operand{i}": i for i in range(len(self.operands)) if i not in taken}
         object.__setattr__(self, "positions", positions)
 
@@ -227,6 +230,17 @@ class Operator:
         i = self.primitive.x_invar_index
         return None if i is None else self.operands[i]
 
+    def recorded(self, operands: Sequence[Any]) -> Any:
+        """What dy/dw may read besides the weights: the input, or (input, *factors)."""
+        i, factors = self.primitive.x_invar_index, self.primitive.factor_invars
+        x = None if i is None else operands[i]
+        return (x, *(operands[k] for k in factors)) if factors else x
+
+    @property
+    def record(self) -> Any:
+        """Shapes of what is recorded."""
+        return self.recorded(self.operands)
+
     @cached_property
     def _static(self) -> dict[str, Any]:
         return {k: v for k, v in self.params.items() if k != "mapped"}
@@ -242,8 +256,11 @@ class Operator:
 
     def _arrange(self, x: Any, weights: Mapping[str, Any]) -> list[Any]:
         out: list[Any] = [None] * len(self.operands)
+        x, *factors = x if self.primitive.factor_invars else (x,)
         if self.primitive.x_invar_index is not None:
             out[self.primitive.x_invar_index] = x
+        for i, factor in zip(self.primitive.factor_invars, factors, strict=True):
+            out[i] = factor
         for key, i in self.positions.items():
             out[i] = weights[key]
         return out
@@ -271,6 +288,10 @@ class Operator:
         rule = self.primitive.rules.represent
         return rule(x, self.shapes, **self._static) if rule and self.plain else x
 
+    @property
+    def _represented(self) -> Any:
+        return None if self.record is None else jax.eval_shape(self.represent, self.record)
+
     def part(self, weights: Weights, axis: int, start: int, stop: int) -> Array | None:
         """The weights that a part of the input meets; None where that cannot be told."""
         rule = self.primitive.rules.part
@@ -294,7 +315,7 @@ class Operator:
         """`pull` of many inputs and cotangents, summed over the leading axis of both."""
         rule = self.primitive.rules.pull
         if x is None or c.shape[0] == 1:
-            found = self.pull(None if x is None else x[0], c.sum(0), effective)
+            found = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
         elif rule and self.plain:
             found = rule(x, c, self.shapes, **self._static)
         else:
@@ -307,8 +328,7 @@ class Operator:
     @cached_property
     def constant_keys(self) -> frozenset[str]:
         """Effective weights whose pull-back does not read the input: rows with the input 1."""
-        x = None if self.x is None else jax.eval_shape(self.represent, self.x)
-        reads = self._pull_reads(self.apply, x, self.shapes)
+        reads = self._pull_reads(self.apply, self._represented, self.shapes)
         return frozenset(k for k, names in reads.items() if None not in names)
 
     @property
@@ -320,15 +340,14 @@ class Operator:
     @cached_property
     def is_affine(self) -> bool:
         """Whether y is affine in the effective weights: its pull-back reads none of them."""
-        x = None if self.x is None else jax.eval_shape(self.represent, self.x)
-        reads = self._pull_reads(self.apply, x, self.shapes)
+        reads = self._pull_reads(self.apply, self._represented, self.shapes)
         return all(names <= {None} for names in reads.values())
 
     @cached_property
     def pull_reads(self) -> dict[str, frozenset[str]]:
         """Per weight, the weights whose value its pull-back reads (none where y is affine)."""
         raw = {k: self.operands[i] for k, i in self.positions.items()}
-        reads = self._pull_reads(self.call, self.x, raw)
+        reads = self._pull_reads(self.call, self.record, raw)
         return {k: frozenset(n for n in names if n is not None) for k, names in reads.items()}
 
     def _pull_reads(
@@ -337,10 +356,10 @@ class Operator:
         """Per weight, what its pull-back reads: names of weights, None for the input."""
         names = list(shapes)
         moving = [k for k in names if is_inexact(shapes[k].dtype)]
-        point = () if x is None else (x,)
+        point, structure = jax.tree.flatten(x)
 
         def pulled(c, *values):
-            given = values[0] if point else None
+            given = jax.tree.unflatten(structure, values[: len(point)])
             weights = dict(zip(names, values[len(point) :], strict=True))
             chosen = {k: weights[k] for k in moving}
             pull = jax.vjp(lambda w: function(given, {**weights, **w}), chosen)[1]
@@ -366,15 +385,17 @@ class Operator:
         """Per weight, the tied pairs (axis of y, axis of the weight)."""
         names = list(self.shapes)
         values = tuple(self.shapes[k] for k in names)
-        inputs = () if self.x is None else (jax.eval_shape(self.represent, self.x),)
+        inputs, structure = jax.tree.flatten(self._represented)
 
         def fun(*args):
-            x = args[0] if inputs else None
+            x = jax.tree.unflatten(structure, args[: len(inputs)])
             return self.apply(x, dict(zip(names, args[len(inputs) :], strict=True)))
 
-        return {k: tied_axes(fun, inputs + values, len(inputs) + i) for i, k in enumerate(names)}
+        given = (*inputs, *values)
+        return {k: tied_axes(fun, given, len(inputs) + i) for i, k in enumerate(names)}
 
-    def _free_axes(self, key: str) -> list[int]:
+    def free_axes(self, key: str) -> list[int]:
+        """The output axes that no axis of this weight is tied to."""
         tied = [a for a, _ in self.ties[key]]
         return [a for a in range(len(self.y.shape)) if a not in tied]
 
@@ -385,7 +406,7 @@ class Operator:
             shape = rule(key, self.y.shape, **self._static)
             if shape is not None:
                 return shape
-        return tuple(self.y.shape[a] for a in self._free_axes(key))
+        return tuple(self.y.shape[a] for a in self.free_axes(key))
 
     def trace_shape(self, key: str) -> tuple[int, ...]:
         """Shape of a weight's trace: free positions, then the weight."""
@@ -401,7 +422,7 @@ class Operator:
             out = rule(key, values, lead, **self._static)
             if out is not None:
                 return out
-        free = self._free_axes(key)
+        free = self.free_axes(key)
         tied = sorted(self.ties[key], key=lambda pair: pair[1])
         n = len(self.y.shape)
         order = [*range(lead), *(lead + a for a in free), *(lead + a for a, _ in tied)]
@@ -432,7 +453,7 @@ class Operator:
     def _derived_features(self, key: str, x: Array | None, effective: Weights) -> Array:
         # One pull-back per free position, of the cotangent that is 1 on all of its tied elements:
         # each weight element meets exactly one of them.
-        free, n = self._free_axes(key), len(self.y.shape)
+        free, n = self.free_axes(key), len(self.y.shape)
         sizes = tuple(self.y.shape[a] for a in free)
         count = int(np.prod(sizes, dtype=np.int64))
         basis = jnp.eye(count, dtype=self.y.dtype).reshape((count, *sizes))

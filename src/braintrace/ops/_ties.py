@@ -105,10 +105,23 @@ def _reduce(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 
 def _slice(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    if axes[0] is None:  # only the place depends on the weight
+        return _unknown(eqn, out, axes)
     shape = eqn.inputs[0].shape
-    return tuple(
-        a if n == m else None for a, n, m in zip(axes[0] or (), shape, out.shape, strict=True)
-    )
+    return tuple(a if n == m else None for a, n, m in zip(axes[0], shape, out.shape, strict=True))
+
+
+def _gather(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    # Whatever the indices are, an axis that is taken whole stays what it is.
+    if axes[0] is None:
+        return _unknown(eqn, out, axes)
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    taken = [i for i in range(len(sizes)) if i not in gone]
+    result: list[int | None] = [None] * len(out.shape)
+    for o, i in zip(numbers.offset_dims, taken, strict=True):
+        result[o] = axes[0][i] if sizes[i] == eqn.inputs[0].shape[i] else None
+    return tuple(result)
 
 
 def _concatenate(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
@@ -155,6 +168,8 @@ _RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
     "reshape": _reshape,
     "squeeze": _squeeze,
     "slice": _slice,
+    "dynamic_slice": _slice,
+    "gather": _gather,
     "concatenate": _concatenate,
     "dot_general": _dot_general,
     "conv_general_dilated": _conv,

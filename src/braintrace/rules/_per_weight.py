@@ -117,7 +117,7 @@ def per_weight(
         for r, eps, s, w in zip(relations, traces, steps, weights, strict=True):
             whole, after = ahead[space(r)]
             v = folded(r, moved(r, after, s.f))
-            x = None if s.x is None else folded(r, s.x)
+            x = folded(r, s.x)
             out.append(grow(r, eps, whole, taken(r, x, False, folded(r, s.f)), v, w, fresh))
         return out
 
@@ -139,6 +139,7 @@ def per_weight(
         hears="seen" if kappa and hears is None else hears,
         feedback=feedback,
         one_by_one=most is not None,
+        folds=True,
         approximates=_words(kept, feedback, kappa),
     )
     waiting = Rule(init, _wait, _credit(_recall_waiting, heard), **how)
@@ -172,7 +173,7 @@ def _credit(recall: Recall, heard: Callable[[Signals], Signals]):
         for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
             first, q = behind[space(r)]
             c = folded(r, got.ct + tail(r, s.f, q, got.masked))
-            x = None if s.x is None else folded(r, s.x)
+            x = folded(r, s.x)
             grads = pull(r, taken(r, x, got.masked, c), c, w)
             known = lambda r=r, eps=eps, first=first, w=w: recall(r, eps, first, w)
             none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
@@ -201,8 +202,9 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
             "v": jnp.zeros((size, *turns, *s.shape, width), kind),
             "count": jnp.zeros((), jnp.int32),
         }
-        if op.x is not None:
-            p["x"] = jnp.zeros((size, *turns, *op.x.shape), op.x.dtype)
+        if op.record is not None:
+            room = lambda a, turns=turns: jnp.zeros((size, *turns, *a.shape), a.dtype)
+            p["x"] = jax.tree.map(room, op.record)
         out.append(p)
     return out
 
@@ -228,7 +230,7 @@ def _wait(
             "count": p["count"] + s.f.shape[0],
         }
         if s.x is not None:
-            new["x"] = put(p["x"], s.x)
+            new["x"] = jax.tree.map(put, p["x"], s.x)
         out.append(new)
     return out
 
@@ -242,7 +244,7 @@ def _recall_waiting(r: Relation, p: dict, q: Array, weights: Grads) -> Grads:
     return {k: old[k] + new[k].astype(old[k].dtype) for k in r.keys}
 
 
-def _waiting_inputs(r: Relation, p: dict, c: Array) -> Array | None:
+def _waiting_inputs(r: Relation, p: dict, c: Array) -> Any:
     """The inputs of the steps that wait; places that are still free hold zeros."""
     if "x" not in p:
         return None

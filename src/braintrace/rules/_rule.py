@@ -26,9 +26,12 @@ Grads = dict[str, Array]
 
 
 class Steps(NamedTuple):
-    """What one relation did in a stretch of steps; `own` is what the rule prepared from it."""
+    """What one relation did in a stretch of steps; `own` is what the rule prepared from it.
 
-    x: Array | None
+    `x` is what was recorded of its operator (see `Operator.recorded`).
+    """
+
+    x: Any
     f: Array
     D: Array
     own: Any = None
@@ -97,6 +100,8 @@ class Rule:
             go back through.
         one_by_one: whether steps must not be taken together.
         pending: the rule for weights that change every few steps, where that is another one.
+        folds: whether it can follow a weight with a factor that varies (see `graph._fold`), because
+            it stores nothing of the input alone.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
     """
 
@@ -132,6 +137,7 @@ class Rule:
     feedback: Feedback | None = None
     one_by_one: bool = False
     pending: Pending | None = None
+    folds: bool = False
     approximates: str | None = None
 
 
@@ -159,6 +165,7 @@ class Forward:
     """
 
     at_once: int = 4096
+    folds = False
     one_by_one = False
     approximates = None
 
@@ -174,6 +181,7 @@ class RankOne:
 
     key: Any
     eps: float = 1e-12
+    folds = False
     one_by_one = True
     approximates = "the influence of every parameter: one random outer product stands for it"
 
@@ -191,6 +199,7 @@ class Kronecker:
     key: Any
     eps: float = 1e-12
     batched: bool = False
+    folds = False
     one_by_one = True
     approximates = "the influence of every weight: one random product stands for it"
 

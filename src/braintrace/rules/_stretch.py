@@ -34,23 +34,28 @@ def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any])
     return jax.lax.cond(fresh, if_fresh, if_not)
 
 
-def folded(r: Relation, array: Array) -> Array:
-    """Steps, or steps and turns, as one leading axis."""
+def folded(r: Relation, arrays: Any) -> Any:
+    """Steps, or steps and turns, as one leading axis of all these arrays."""
     if r.site.turns is None:
-        return array
-    return array.reshape((array.shape[0] * array.shape[1], *array.shape[2:]))
+        return arrays
+    return jax.tree.map(lambda a: a.reshape((a.shape[0] * a.shape[1], *a.shape[2:])), arrays)
 
 
-def pull(r: Relation, x: Array | None, c: Array, weights: Grads) -> Grads:
+def first(arrays: Any) -> Any:
+    """What was recorded of the first step."""
+    return jax.tree.map(lambda a: a[0], arrays)
+
+
+def pull(r: Relation, x: Any, c: Array, weights: Grads) -> Grads:
     """Gradients of the weights from cotangents of y, summed over the leading axis of both."""
     return r.operator.pull_all(x, c, weights, r.keys)
 
 
-def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) -> Grads:
+def grown(r: Relation, x: Any, v: Array, weights: Grads, dtypes: dict) -> Grads:
     """The sum over the leading axis of v (x) x, in the coordinates of the trace."""
     op, lead, length = r.operator, len(r.slots.lanes), v.shape[0]
     if x is None or length == 1:
-        features = op.features(None if x is None else x[0], weights, r.keys)
+        features = op.features(first(x), weights, r.keys)
         total = v.sum(0)
         return {
             k: _real(features[k][..., None] * op.spread(k, total, lead), dtypes[k]) for k in r.keys
@@ -58,17 +63,17 @@ def grown(r: Relation, x: Array | None, v: Array, weights: Grads, dtypes: dict) 
     out, alone = {}, op.constant_keys
     for k in r.keys:
         if k in alone:
-            one = op.features(x[0], weights, r.keys)[k]
+            one = op.features(first(x), weights, r.keys)[k]
             out[k] = _real(one[..., None] * op.spread(k, v.sum(0), lead), dtypes[k])
             continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
 
-        def of(x: Array, k=k, axes=axes) -> Array:
+        def of(x: Any, k=k, axes=axes) -> Array:
             found = op.features(x, weights, r.keys)[k]
             return found.reshape((1,) * (len(axes) - found.ndim) + found.shape)
 
-        one = jax.eval_shape(of, x[0])
+        one = jax.eval_shape(of, first(x))
         shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
         if _is_product(one.shape, axes):
             found = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
@@ -112,8 +117,8 @@ def _product(features: Array, tail: Array, lead: int) -> Array:
     return jnp.einsum(features.astype(dtype), one, tail.astype(dtype), other, out)
 
 
-def taken(r: Relation, x: Array | None, masked: bool, c: Array) -> Array | None:
-    """Inputs of the steps at which `c` is not zero; the others repeat one of them.
+def taken(r: Relation, x: Any, masked: bool, c: Array) -> Any:
+    """What is recorded of the steps at which `c` is not zero; the others repeat one of them.
 
     Where an operator in a branch did not run, or a loss does not count, all that meets the input is
     zero, but the derivative by the weights may not be a number there.
@@ -121,7 +126,8 @@ def taken(r: Relation, x: Array | None, masked: bool, c: Array) -> Array | None:
     if x is None or not (masked or any(level.length is None for level in r.site.levels)):
         return x
     counts = jnp.any(c.reshape((c.shape[0], -1)) != 0, axis=1)
-    return x[jnp.where(counts, jnp.arange(x.shape[0]), jnp.argmax(counts))]
+    index = jnp.where(counts, jnp.arange(c.shape[0]), jnp.argmax(counts))
+    return jax.tree.map(lambda a: a[index], x)
 
 
 def seen_input(r: Relation, x: Array | None) -> Array:

@@ -22,6 +22,7 @@ class Bound:
     def __init__(self, step: Structure, feedback: Feedback):
         self.feedback, self.held = feedback, step.held
         self.inputs = {o.equation: o.x_at for o in step.operators}
+        self.factors = {o.equation: o.factors for o in step.operators}
         self.trained = {o.equation: o.trained for o in step.traced}
         self.bind: Any = bind_forward if step.loops else bind
         self.jacobian: Any = jax.jacfwd if step.loops else jax.jacrev
@@ -47,7 +48,7 @@ class Bound:
     ) -> Callable[[Equation, Values], Values]:
         """With the inputs of these operators held constant."""
         return lambda eqn, values: self._without(
-            eqn, values, [self.inputs[eqn]] if eqn in equations else []
+            eqn, values, [self.inputs[eqn], *self.factors[eqn]] if eqn in equations else []
         )
 
     def without_operands(self, eqn: Equation, values: Values) -> Values:

@@ -63,13 +63,15 @@ def dense(
     step_fn: StepFn,
     *sequences: Any,
     feedback: Mapping[Any, Any] | None = None,
+    folds: bool = True,
 ) -> Dense:
     """Run the model from its present states; the model is left as it was.
 
+    `folds`: whether weights with a factor that varies are traced, as rules per weight do.
     `feedback`: what takes the place of a weight in the derivative by its operator's input, by the
     path of the weight or the operator's number in the step.
     """
-    step = Structure.of(model, step_fn, at(sequences, 0))
+    step = Structure.of(model, step_fn, at(sequences, 0), folds)
     sets, bound = together(step), Bound(step, _resolved(step, feedback or {}))
     one = jax.jit(lambda *a: observe(step, sets, bound, *a))
     h, others = vector([s.value for s in step.hidden]), [s.value for s in step.others]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from .._jaxpr import Equation, Program, Var, bind, trace
+from ..graph import Kinds, folded_equations, replaced
 from ..ops import ETPPrimitive
 from ._unroll import Written, calls_operator, entries
 
@@ -17,13 +18,15 @@ from ._unroll import Written, calls_operator, entries
 class Operator:
     """A use of an ETP operator with a trained operand, or a custom derivative around one.
 
-    `x_at`: the operand that is its input; `steady`: its weights are the same at every step.
+    `x_at`: the operand that is its input, `factors`: others that are no weights; `steady`: its
+    weights are the same at every step.
     """
 
     equation: Equation
     trained: tuple[int, ...]
     x_at: int | None
     steady: bool
+    factors: tuple[int, ...] = ()
 
     @property
     def y(self) -> Var:
@@ -35,16 +38,13 @@ def find_operators(written: Written) -> list[Operator]:
     learns, steady, out = written.learns, written.steady, []
     for eqn in written.program.equations:
         if isinstance(eqn.primitive, ETPPrimitive):
-            at = eqn.primitive.x_invar_index
-            trained = tuple(i for i, a in enumerate(eqn.inputs) if i != at and a in learns)
-            varying = {
-                i
-                for i, a in enumerate(eqn.inputs)
-                if i != at and isinstance(a, Var) and a not in steady
-            }
+            at, factors = eqn.primitive.x_invar_index, eqn.primitive.factor_invars
+            weights = {i: a for i, a in enumerate(eqn.inputs) if i not in (at, *factors)}
+            trained = tuple(i for i, a in weights.items() if a in learns)
+            varying = {i for i, a in weights.items() if isinstance(a, Var) and a not in steady}
             if trained:
                 fixed = not varying & {*trained, *_read_by_derivative(eqn, trained)}
-                out.append(Operator(eqn, trained, at, fixed))
+                out.append(Operator(eqn, trained, at, fixed, factors))
         elif calls_operator(eqn):
             # Its weights are the operands of parameters only; more than one other, or more than
             # one result, and it is no operator but an equation that mixes.
@@ -53,6 +53,23 @@ def find_operators(written: Written) -> list[Operator]:
             if trained and len(moving) <= 1 and len(eqn.outputs) == 1:
                 out.append(Operator(eqn, trained, moving[0] if moving else None, True))
     return out
+
+
+def fold(written: Written, entries: Sequence[Var], exits: Sequence[Any]) -> Written:
+    """The same program, where operators with a varying factor of their weights are one operator
+    with it (see `graph._fold`); `entries` and `exits` are those of the states."""
+    program, learns, steady = written.program, written.learns, written.steady
+    unsteady = [o for o in find_operators(written) if not o.steady]
+    chosen = {o.equation for o in unsteady if reach(program, [o.y]) & set(exits)}
+    entered = reach(program, entries)
+    kinds = Kinds(
+        trained=lambda a: a in learns,
+        varies=lambda a: isinstance(a, Var) and a not in steady,
+        entered=lambda a: a in entered,
+    )
+    new = folded_equations(program, chosen, kinds)
+    origin = written.origin | {e: written.origin[old] for old, e in new.items()}
+    return replace(written, program=replaced(program, new), origin=origin)
 
 
 def reach(program: Program, sources: Sequence[Var]) -> set[Any]:

@@ -11,7 +11,7 @@ from .._errors import message
 from ..learner import check_vjp_method
 from ._dense import dense
 from ._options import count, definition, rule_name
-from ._rules import rule_on
+from ._rules import follows_factors, rule_on
 from ._sequence import Grads, StepFn, check
 
 
@@ -61,7 +61,8 @@ def reference_grad(
     length = check(model, step_fn, sequences, reduction)
     kind, chosen = definition(rule_name(rule), options)
     windows = _windows(vjp_method, chunk_size)
-    seen = dense(model, step_fn, *sequences, feedback=options.get("feedback"))
+    folds = follows_factors(kind, chosen)
+    seen = dense(model, step_fn, *sequences, feedback=options.get("feedback"), folds=folds)
     total = rule_on(seen, kind, windows, **chosen)
     scale = 1.0 if reduction == "sum" else 1.0 / length
     return {p: _scaled(v, scale) for p, v in total.items()}

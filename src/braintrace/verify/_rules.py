@@ -66,6 +66,11 @@ def rule_on(seen: Dense, kind: str, window: int | None = None, **options: Any) -
     return seen.by_path(total)
 
 
+def follows_factors(kind: str, options: dict[str, Any]) -> bool:
+    """Whether a rule traces weights with a factor that varies: not if it filters inputs alone."""
+    return kind not in ("pp_prop", "ottt", "stllr", "kf_rtrl") and options.get("mode") != "approx"
+
+
 def _eprop(seen: Dense, kappa: float = 0.0, group_feedback: Any = None) -> Any:
     return _fed_back(seen, Filtered(seen, kappa), group_feedback)
 

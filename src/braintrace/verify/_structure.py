@@ -19,7 +19,7 @@ import numpy as np
 from .._jaxpr import Equation, Program, Var, inner_equations
 from ._kinds import Kind, constants, kind_of
 from ._marks import kept_links, propagate, sources, structure, times
-from ._operators import Operator, find_operators, reach
+from ._operators import Operator, find_operators, fold, reach
 from ._sequence import Path, StepFn, traced_step
 from ._unroll import written_out
 
@@ -54,10 +54,14 @@ class Structure:
     """
 
     @staticmethod
-    def of(model: brainstate.nn.Module, step_fn: StepFn, slices: Any) -> Structure:
-        return Structure(model, *traced_step(model, step_fn, slices), slices)
+    def of(
+        model: brainstate.nn.Module, step_fn: StepFn, slices: Any, folds: bool = True
+    ) -> Structure:
+        return Structure(model, *traced_step(model, step_fn, slices), slices, folds)
 
-    def __init__(self, model: Any, program: Program, consts: Any, trace: Any, slices: Any):
+    def __init__(
+        self, model: Any, program: Program, consts: Any, trace: Any, slices: Any, folds: bool
+    ):
         self.n_args = n_args = len(jax.tree.leaves(slices))
         self.states = dict(model.states(brainstate.ParamState).items())
         kinds = [
@@ -89,6 +93,9 @@ class Structure:
                 else:
                     self.others.append(slot)
                 k += 1
+        if folds:
+            written = fold(written, [s.entry for s in self.hidden], [s.exit for s in self.hidden])
+            self.program, self.origin = written.program, written.origin
         self.loops = any(  # no reverse mode
             e.name == "while" or any(i.primitive.name == "while" for i in inner_equations(e))
             for e in self.program.equations

@@ -1,0 +1,262 @@
+"""Weights with a factor that varies: `matmul(x, W * mask)` as one operator of x, W and the mask.
+
+An operand may be made of parameters and of values that differ from step to step. As long as no
+state enters it along a derivative, dy/dW is known at every step, and the operator has an ordinary
+trace. So the equations between the last values that depend on parameters alone and the operator
+become part of the operator. These values are its weights; whatever else enters is a *factor*, an
+input that is recorded at every step beside x:
+
+    c = u > 0;  v = W * c;  y = matmul(x, v)        is        y = folded(x, W, c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, prune
+from ..ops import ETPPrimitive, Operator, Rules, tied_axes
+from ._reach import bits_of, reach
+from ._sites import Around, Flow, Site, wraps_operator
+from ._step import Step
+
+Is = Callable[[Atom], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a value is: made of parameters, different from step to step, a function of states."""
+
+    trained: Is
+    varies: Is
+    entered: Is
+
+
+def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step | None:
+    """The step with such operators folded, None if there are none."""
+    unsteady = [s for s in sites if s.trained and not s.steady]
+    if not unsteady:
+        return None
+    fed = reach(step.program, {s.y: 1 << i for i, s in enumerate(unsteady)})
+    reached = 0
+    for leaf in step.hidden:
+        reached |= bits_of(step.exit(leaf), fed)
+    chosen = {s.equation for i, s in enumerate(unsteady) if reached >> i & 1}
+    entered = reach(step.program, {step.entry(leaf): 1 for leaf in step.hidden})
+
+    def inside(program: Program, around: Around) -> Program:
+        kinds = Kinds(
+            trained=lambda a: bool(bits_of(a, flow.trained)),
+            varies=lambda a: flow.varies(a, around),
+            entered=lambda a: bool(bits_of(a, entered)),
+        )
+        new = folded_equations(program, chosen, kinds)
+        for eqn in program.equations:
+            bodies = [(b, inside(b.program, (*around, (eqn, k)))) for k, b in enumerate(eqn.bodies)]
+            if any(b.program is not p for b, p in bodies):
+                new[eqn] = replace(eqn, bodies=tuple(replace(b, program=p) for b, p in bodies))
+        return replaced(program, new)
+
+    found = inside(step.program, ())
+    return None if found is step.program else replace(step, program=found)
+
+
+def replaced(program: Program, new: dict[Equation, Equation]) -> Program:
+    """The program with other equations, without those that nothing needs any more."""
+    if not new:
+        return program
+    return prune(replace(program, equations=tuple(new.get(e, e) for e in program.equations)))
+
+
+def folded_equations(
+    program: Program, chosen: Collection[Equation], kinds: Kinds
+) -> dict[Equation, Equation]:
+    """Of the chosen operators those that can be folded, and what takes their place."""
+    made = {o: e for e in program.equations for o in e.outputs}
+    out = {}
+    for eqn in program.equations:
+        if eqn in chosen and isinstance(eqn.primitive, ETPPrimitive):
+            if (new := _folded(eqn, made, kinds)) is not None:
+                out[eqn] = new
+    return out
+
+
+def _folded(eqn: Equation, made: dict[Var, Equation], kinds: Kinds) -> Equation | None:
+    skip: set[Var] = set()
+    while True:
+        cone = _Cone(eqn, made, kinds, skip)
+        if not cone.new or any(map(kinds.entered, cone.factors)):
+            return None
+        found = cone.equation()
+        operator = Operator.of(found.primitive, {}, found.inputs, found.outputs[0])
+        large = {v for k, v in cone.new.items() if _spreads(cone, operator, k)}
+        if not large:
+            return found
+        skip |= large
+
+
+def _spreads(cone: _Cone, operator: Operator, key: str) -> bool:
+    """Whether a trace would be one of every output element, and larger than the operand's own."""
+    if prod(operator.free_shape(key)) < prod(operator.y.shape):
+        return False
+    own = max(prod(cone.operator.trace_shape(k)) for k in cone.moving)
+    return prod(operator.trace_shape(key)) > own
+
+
+def _absorbs(eqn: Equation) -> bool:
+    """Whether an equation may become part of an operator."""
+    apart = isinstance(eqn.primitive, ETPPrimitive) or eqn.name == "custom_vjp_call"
+    return not (apart or eqn.bodies or eqn.effects or wraps_operator(eqn))
+
+
+class _Cone:
+    """The equations between steady values and an operator.
+
+    `moving` are the operator's operands that vary; `new` the weights behind them, and `behind` the
+    one of these each belongs to (None if it is more than one); `skip` are values that count as
+    factors though they are made of parameters.
+    """
+
+    def __init__(
+        self, eqn: Equation, made: dict[Var, Equation], kinds: Kinds, skip: Collection[Var]
+    ):
+        self.own = eqn
+        self.operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
+        self._made, self._kinds, self._skip = made, kinds, skip
+        self._leads: dict[Var, bool] = {}
+        self.equations: dict[Equation, None] = {}
+        self.factors: dict[Var, None] = {}
+        self.new: dict[str, Var] = {}
+        self.behind: dict[str, str | None] = {}
+        positions = self.operator.positions
+        self.moving = {k: i for k, i in positions.items() if kinds.varies(eqn.inputs[i])}
+        self.steady = {k: i for k, i in positions.items() if k not in self.moving}
+        for key, i in self.moving.items():
+            self._visit(key, eqn.inputs[i], set())
+
+    def _leads_to_weight(self, atom: Atom) -> bool:
+        if not isinstance(atom, Var) or not self._kinds.trained(atom):
+            return False
+        if not self._kinds.varies(atom):
+            return atom not in self._skip
+        if atom not in self._leads:
+            eqn = self._made.get(atom)
+            inputs = eqn.inputs if eqn is not None and _absorbs(eqn) else ()
+            self._leads[atom] = any(map(self._leads_to_weight, inputs))
+        return self._leads[atom]
+
+    def _visit(self, key: str, atom: Atom, seen: set[Equation]) -> None:
+        if not isinstance(atom, Var):
+            return
+        if not self._leads_to_weight(atom):
+            self.factors[atom] = None
+        elif not self._kinds.varies(atom):
+            self._weight(key, atom)
+        elif (eqn := self._made[atom]) not in seen:
+            seen.add(eqn)
+            for a in eqn.inputs:
+                self._visit(key, a, seen)
+            self.equations[eqn] = None
+
+    def _weight(self, key: str, var: Var) -> None:
+        for name, known in self.new.items():
+            if known is var:
+                self.behind[name] = key if self.behind[name] == key else None
+                return
+        taken = {*self.steady, *self.new}
+        names = (key, *(f"{key}_{n}" for n in range(1, 2 + len(taken))))
+        name = next(n for n in names if n not in taken)
+        self.new[name], self.behind[name] = var, key
+
+    # ----------------------------------------------------------------------------- the operator
+
+    def equation(self) -> Equation:
+        """The operator with all of this inside."""
+        eqn, at = self.own, self.own.primitive.x_invar_index
+        kept = [*([] if at is None else [at]), *self.steady.values()]
+        inside = {i: Var(eqn.inputs[i].shape, eqn.inputs[i].dtype) for i in kept}
+        rest = (*self.new.values(), *self.factors)
+        outputs = tuple(inside.get(i, a) for i, a in enumerate(eqn.inputs))
+        operands = Program((), (*inside.values(), *rest), (*self.equations,), outputs)
+        function = eqn.primitive.apply(eqn.params)
+        n_x = len(kept) - len(self.steady)
+        names = {k: n_x + i for i, k in enumerate((*self.steady, *self.new))}
+        primitive = ETPPrimitive(
+            eqn.name,
+            lambda *args: function(*evaluate(operands, (), args)),
+            batched=eqn.primitive.batched,
+            trainable_invars_fn=lambda params: names,
+            x_invar_index=None if at is None else 0,
+            factor_invars=tuple(range(n_x + len(names), len(operands.inputs))),
+        )
+        inputs = (*(eqn.inputs[i] for i in kept), *rest)
+        primitive.rules = self._rules(Operator.of(primitive, {}, inputs, eqn.outputs[0]))
+        return replace(eqn, primitive=primitive, inputs=inputs, params={})
+
+    def _rules(self, folded: Operator) -> Rules:
+        """dy/dw as the operator's own dy/dv, v its operand, times dv/dw, where that is possible."""
+        own, rules = self.operator, self.operator.primitive.rules
+        values = [*self.new.values(), *self.factors, *self.own.outputs]
+        other = rules.effective is not None and own.plain  # the operator's weights are not v
+        if other or any(v.is_complex for v in values) or not folded.is_affine:
+            return Rules()
+        at = {k: v for k, v in self.behind.items() if v is not None}
+        placed = rules.spread is not None and own.plain
+        same = {k: self._keeps_axes(k) for k in at}
+        fits = [
+            same[k] if placed else folded.free_axes(k) == own.free_axes(v) for k, v in at.items()
+        ]
+        if len(at) < len(self.behind) or not all(fits):
+            return Rules()
+        keys = [*(k for k in self.steady if is_inexact(own.shapes[k].dtype)), *self.moving]
+
+        def features(recorded: Any, shapes: Any) -> dict[str, Any]:
+            x, *factors = recorded
+            unread = {k: jnp.zeros(s.shape, s.dtype) for k, s in own.shapes.items()}
+            found = own.features(x, unread, keys)
+            chained = {k: self._chained(k, found[v], factors, same[k]) for k, v in at.items()}
+            return {**{k: found[k] for k in keys if k in self.steady}, **chained}
+
+        if not placed:
+            return Rules(features=features)
+        return Rules(
+            features=features,
+            spread=lambda key, values, lead: own.spread(at.get(key, key), values, lead),
+            free=lambda key, y_shape: own.free_shape(at.get(key, key)),
+        )
+
+    def _chained(self, key: str, by_operand: Any, factors: Sequence[Any], same: bool) -> Any:
+        """dy/dw of a weight from dy/dv of the operand, both in coordinates of the trace."""
+        own, behind = self.operator, self.behind[key]
+        assert behind is not None
+        operand, w = own.shapes[behind], self.new[key]
+        operand_of = lambda w: self._operand(key, w, factors)
+        _, pull = jax.vjp(operand_of, jnp.zeros(w.shape, w.dtype))
+        if same:  # dv/dw is diagonal
+            return by_operand * pull(jnp.ones(operand.shape, operand.dtype))[0]
+        full = jnp.broadcast_to(by_operand, own.trace_shape(behind)).astype(operand.dtype)
+        each = jax.vmap(lambda a: pull(a)[0])(full.reshape((-1, *operand.shape)))
+        return each.reshape((*own.free_shape(behind), *w.shape))
+
+    def _operand(self, key: str, weight: Any, factors: Sequence[Any]) -> Any:
+        """The operand that a weight is behind of, as a function of this weight."""
+        behind = self.behind[key]
+        assert behind is not None
+        zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in self.new.items()}
+        target = self.own.inputs[self.moving[behind]]
+        program = Program((), (*self.new.values(), *self.factors), (*self.equations,), (target,))
+        return evaluate(program, (), [*{**zeros, key: weight}.values(), *factors])[0]
+
+    def _keeps_axes(self, key: str) -> bool:
+        """Whether each element of the operand reads the element of the weight at its place only."""
+        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (self.new[key], *self.factors)]
+        fun = lambda weight, *factors: self._operand(key, weight, factors)
+        pairs = tied_axes(fun, tuple(shapes), 0)
+        rank = len(self.new[key].shape)
+        whole = jax.eval_shape(fun, *shapes).shape == self.new[key].shape
+        return whole and set(pairs) == {(i, i) for i in range(rank)}
