@@ -114,6 +114,7 @@ pulled_norm.defvjp(
 
 _where = lambda env, v: jnp.where(env.x[0] > 0, v, 0.3 * v)
 _key = jax.random.PRNGKey(0)
+_noise = lambda env, shape: jax.random.normal(jax.random.fold_in(_key, env.count), shape)
 MAPS: dict[str, Callable[[Env, Any], Any]] = {
     "tanh": lambda env, v: jnp.tanh(v),
     "half": lambda env, v: 0.5 * v,
@@ -134,7 +135,7 @@ MAPS: dict[str, Callable[[Env, Any], Any]] = {
     "erf": lambda env, v: lax.erf(v),
     "atan2": lambda env, v: jnp.arctan2(v, 1 + v**2),
     "barrier": lambda env, v: lax.optimization_barrier(v),
-    "noise": lambda env, v: v * jax.random.normal(jax.random.fold_in(_key, env.count), v.shape),
+    "noise": lambda env, v: v * _noise(env, v.shape),
     "slope": lambda env, v: jax.grad(lambda w: jnp.sin(w).sum())(v),
     "callback": lambda env, v: (jax.debug.callback(lambda w: None, v), v)[1],
 }
@@ -270,6 +271,10 @@ TRANSFORMS: dict[str, Callable[[Env, int, tuple[int, ...]], Any]] = {
     "normed": lambda env, p, s: _own(env, p, s) / (1 + jnp.linalg.norm(_own(env, p, s))),
     "data": lambda env, p, s: _own(env, p, s) * (1 + 0.3 * env.x.sum()),
     "state": lambda env, p, s: _own(env, p, s) * (1 + 0.3 * jnp.tanh(env.old[0].sum())),
+    "dropout": lambda env, p, s: jnp.where(_noise(env, s) > 0, _own(env, p, s) / 0.5, 0.0),
+    "expert": lambda env, p, s: env.weight(f"e{p}", (2, *s))[env.count % 2],
+    "routed": lambda env, p, s: env.weight(f"e{p}", (2, *s))[(env.x[0] > 0).astype(int)],
+    "columns": lambda env, p, s: jnp.roll(_own(env, p, s), env.count, -1),
     "fixed": lambda env, p, s: jnp.full(s, 0.3),
     "detached": lambda env, p, s: lax.stop_gradient(_own(env, p, s)),
 }
@@ -517,7 +522,8 @@ def forward_grad(spec: Spec) -> dict[tuple, Any]:
 
 LEAVES = ("x", "old0", "new0", "old1", "let0", "new1", "count", "one")
 STEADY = ("own", "own", "own", "mask", "softplus", "two", "T", "normed")
-ANY_WEIGHT = (*STEADY, "data", "state", "fixed", "detached")
+VARYING = ("data", "dropout", "expert", "routed", "columns", "state")
+ANY_WEIGHT = (*STEADY, *VARYING, "fixed", "detached")
 KINDS = ("leaf", "map", "binary", "operator", "body", "move", "mix", "index", "binary", "body")
 STATES = (
     ((3,),),

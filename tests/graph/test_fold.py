@@ -15,7 +15,7 @@ from braintrace.verify import bptt_grad, reference_grad
 from braintrace.verify._compare import online_grad
 
 T, I, O, E = 5, 3, 4, 2
-DENSE = np.arange(12.0).reshape(I, O) % 3
+SPARSE = BCOO.fromdense(np.arange(12.0).reshape(I, O) % 3)
 
 
 def draw(*shape):
@@ -96,7 +96,7 @@ def two_weights(x, h, p, key):
 
 def synapses(x, h, p, key):
     on = jax.random.bernoulli(key, 0.7, p["w"].shape)
-    return 0.8 * h + sparse_matmul(x, p["w"] * on, sparse_mat=BCOO.fromdense(DENSE))
+    return 0.8 * h + sparse_matmul(x, p["w"] * on, sparse_mat=SPARSE)
 
 
 def branch(x, h, p, key):
@@ -142,19 +142,14 @@ def test_factor_that_no_state_enters_is_exact(name):
 def test_masked_losses_and_mapped_learners_follow_the_factor(mapped):
     xs, targets = sequences(2)
     mask = jnp.array([1.0, 0.0, 1.0, 1.0, 0.0])
+    counted = lambda net, x, t, m: m * loss(net, x, t)
     if mapped:  # sample by sample
         model = Net(expert, (), **TABLE)
-        each = [
-            bptt_grad(
-                model, lambda net, x, t, m: m * loss(net, x, t), xs[:, i], targets[:, i], mask
-            )
-            for i in range(2)
-        ]
+        each = [bptt_grad(model, counted, xs[:, i], targets[:, i], mask) for i in range(2)]
         truth = jax.tree.map(jnp.add, *each)
         learner = bt.compile(model, "d_rtrl", xs[0], batch_size=2, vmap=True, strict=True)
     else:
         model = Net(expert_per_sample, (2,), **TABLE)
-        counted = lambda net, x, t, m: m * loss(net, x, t)
         truth = bptt_grad(model, counted, xs, targets, mask)
         learner = bt.compile(model, "d_rtrl", xs[0], strict=True)
     step = lambda x, t: loss(learner, x, t)

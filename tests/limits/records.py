@@ -245,13 +245,35 @@ LEFT_OUT = [
         "Use `matmul(h, u)`. Then `u` has a trace.",
     ),
     left_out(
-        "Weights computed from states or inputs",
+        "Weights computed from states",
         """
         told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w * jnp.tanh(h)) + matmul(x, w)), "w")
         """,
         "Move the factor behind the operator if you can. RTRL follows either.",
         """
         told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w) * (1 + jnp.tanh(h))), "w")
+        """,
+    ),
+    left_out(
+        "Weights with a factor that varies, under rules that filter the input",
+        """
+        def step(x, h, w, u):
+            return 0.9 * h + matmul(x, w) + matmul(x, w * (x > 0)[:, None])
+
+
+        told(learn(step, "pp_prop", decay_or_rank=0.9), "w")
+        """,
+        "A filtered input and a filtered tail cannot stand for a weight whose factor changes "
+        "element by element: `pp_prop`, `ottt`, `otpe` in its approximate mode, `stllr` and "
+        "`kf_rtrl` learn it within the step. A rule with a trace per weight follows a factor that "
+        "no state enters: a mask, a gain computed from the input, an expert chosen by an index. "
+        "(Not a choice among the columns of a weight: any output could then read any of them.)",
+        """
+        def step(x, h, w, u):
+            return 0.9 * h + matmul(x, w) + matmul(x, w * (x > 0)[:, None])
+
+
+        told(learn(step), "w")
         """,
     ),
     left_out(

@@ -224,10 +224,11 @@ class _Cone:
 
         if not placed:
             return Rules(features=features)
+        here = {k: k for k in self.steady}
         return Rules(
             features=features,
-            spread=lambda key, values, lead: own.spread(at.get(key, key), values, lead),
-            free=lambda key, y_shape: own.free_shape(at.get(key, key)),
+            spread=lambda key, values, lead: own.spread({**here, **at}[key], values, lead),
+            free=lambda key, y_shape: own.free_shape({**here, **at}[key]),
         )
 
     def _chained(self, key: str, by_operand: Any, factors: Sequence[Any], same: bool) -> Any:
