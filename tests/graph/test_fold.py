@@ -198,16 +198,17 @@ def test_gain_with_a_weight_of_its_own_leaves_that_one_within_the_step():
 
 
 @pytest.mark.parametrize(
-    "operand",
+    "drive",
     [
-        lambda x, h, w: w * jnp.tanh(h),  # a state enters
-        lambda x, h, w: w[:, jnp.argsort(x.sum() * jnp.arange(O))],  # any output reads any column
+        lambda x, h, p: matmul(x, p["w"] * jnp.tanh(h)),  # a state enters
+        lambda x, h, p: matmul(x, jnp.roll(p["w"], (x.sum() > 0).astype(int), 1)),  # any column
+        lambda x, h, p: bt.lora_matmul(x, p["w"] * x.mean(), p["r"]),  # any row of the product
     ],
 )
-def test_other_varying_operands_stay_within_the_step(operand):
-    step = lambda x, h, p, key: 0.8 * h + matmul(x, operand(x, h, p["w"])) + matmul(x, p["u"])
+def test_other_varying_operands_stay_within_the_step(drive):
+    step = lambda x, h, p, key: 0.8 * h + drive(x, h, p) + matmul(x, p["u"])
     xs, _ = sequences()
-    learner = bt.compile(Net(step, (), w=(I, O), u=(I, O)), "d_rtrl", xs[0])
+    learner = bt.compile(Net(step, (), w=(I, O), u=(I, O), r=(O, O)), "d_rtrl", xs[0])
     report = learner.report.parameters["p", "w"]
     assert report.how == "within-step" and "changes within a sequence" in str(report)
 

@@ -101,10 +101,10 @@ def _folded(eqn: Equation, made: dict[Var, Equation], kinds: Kinds) -> Equation 
 
 
 def _spreads(cone: _Cone, operator: Operator, key: str) -> bool:
-    """Whether a trace would be one of every output element, and larger than the operand's own."""
+    """Whether a trace would have all output elements apart, and be larger than the operator's."""
     if prod(operator.free_shape(key)) < prod(operator.y.shape):
         return False
-    own = max(prod(cone.operator.trace_shape(k)) for k in cone.moving)
+    own = max(prod(cone.operator.trace_shape(k)) for k in cone.operator.shapes)
     return prod(operator.trace_shape(key)) > own
 
 
