@@ -90,7 +90,8 @@ def _folded(eqn: Equation, made: dict[Var, Equation], kinds: Kinds) -> Equation 
     skip: set[Var] = set()
     while True:
         cone = _Cone(eqn, made, kinds, skip)
-        if not cone.new or any(map(kinds.entered, cone.factors)):
+        weights = [*cone.new.values(), *(eqn.inputs[i] for i in cone.steady.values())]
+        if not any(map(kinds.trained, weights)) or any(map(kinds.entered, cone.factors)):
             return None
         found = cone.equation()
         operator = Operator.of(found.primitive, {}, found.inputs, found.outputs[0])
@@ -203,7 +204,8 @@ class _Cone:
         own, rules = self.operator, self.operator.primitive.rules
         values = [*self.new.values(), *self.factors, *self.own.outputs]
         other = rules.effective is not None and own.plain  # the operator's weights are not v
-        if other or any(v.is_complex for v in values) or not folded.is_affine:
+        affine = own.is_affine and folded.is_affine
+        if other or not affine or any(v.is_complex for v in values):
             return Rules()
         at = {k: v for k, v in self.behind.items() if v is not None}
         placed = rules.spread is not None and own.plain
@@ -213,14 +215,15 @@ class _Cone:
         ]
         if len(at) < len(self.behind) or not all(fits):
             return Rules()
-        keys = [*(k for k in self.steady if is_inexact(own.shapes[k].dtype)), *self.moving]
+        steady = [k for k in self.steady if is_inexact(own.shapes[k].dtype)]
+        keys = list(dict.fromkeys([*steady, *at.values()]))
 
         def features(recorded: Any, shapes: Any) -> dict[str, Any]:
             x, *factors = recorded
             unread = {k: jnp.zeros(s.shape, s.dtype) for k, s in own.shapes.items()}
             found = own.features(x, unread, keys)
             chained = {k: self._chained(k, found[v], factors, same[k]) for k, v in at.items()}
-            return {**{k: found[k] for k in keys if k in self.steady}, **chained}
+            return {**{k: found[k] for k in steady}, **chained}
 
         if not placed:
             return Rules(features=features)
