@@ -28,6 +28,9 @@ Array = jax.Array
 # Calls that mean nothing beyond the equations inside them.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 _CUSTOM_DERIVATIVE = {"custom_jvp_call", "custom_vjp_call"}
+# Where a zero is a place that stays empty, not a number that may be another one at the next call.
+_KEEPS_ZEROS = {"broadcast_in_dim", "pad", "select_n"}
+_MOST_PATTERN = 1 << 20  # elements of a constant whose zeros are looked at
 
 
 # Primitives whose output element depends on the operands' elements at the same place only.
@@ -36,9 +39,10 @@ ELEMENTWISE = frozenset(
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
     convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2
     expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
-    min mul name ne neg nextafter not or polygamma population_count pow real reduce_precision rem
-    round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical
-    sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+    min mul name ne neg nextafter not or pcast polygamma population_count pow pvary real
+    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor zeta
     """.split()
 )
 
@@ -150,6 +154,17 @@ def is_inexact(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, np.inexact)
 
 
+def pattern(value: Any) -> np.ndarray | None:
+    """Where a floating constant is not zero; None if everywhere, or if nobody should rely on it.
+
+    The zeros of a matrix are its structure; a single number is zero by chance.
+    """
+    if is_traced(value) or np.ndim(value) < 2 or np.size(value) > _MOST_PATTERN:
+        return None
+    found = np.asarray(value) != 0
+    return None if found.all() else found
+
+
 # ------------------------------------------------------------------------------------ tracing
 
 
@@ -162,7 +177,8 @@ def flatten(closed: Any, callers: tuple[Any, ...] = ()) -> tuple[Program, tuple[
     """Inline every call of a closed jaxpr; returns the program and its closed-over values.
 
     Floating literals count as closed-over values: two traces that differ in them alone are the
-    same program. `callers` are the source lines around it.
+    same program, but for the zeros that arrays are filled up with. `callers` are the source lines
+    around it.
     """
     jaxpr = open_jaxpr(closed)
     flat = _Flattener()
@@ -181,6 +197,7 @@ class _Flattener:
         self.consts: list[Var] = []
         self.values: list[Any] = []
         self.equations: list[Equation] = []
+        self.zeros: dict[Atom, Const] = {}
 
     def constant(self, var: Var, value: Any) -> Var:
         self.consts.append(var)
@@ -188,9 +205,13 @@ class _Flattener:
         return var
 
     def literal(self, aval: Any, value: Any) -> Atom:
-        if is_inexact(aval.dtype):
-            return self.constant(Var(tuple(aval.shape), aval.dtype), np.asarray(value, aval.dtype))
-        return Const(value)
+        if not is_inexact(aval.dtype):
+            return Const(value)
+        array = np.asarray(value, aval.dtype)
+        var = self.constant(Var(tuple(aval.shape), aval.dtype), array)
+        if not array.any():
+            self.zeros[var] = Const(array)
+        return var
 
     def inline(
         self, jaxpr: Any, env: dict[Any, Atom], callers: tuple[Any, ...] = ()
@@ -213,6 +234,8 @@ class _Flattener:
             else:
                 outputs = tuple(_fresh(v) for v in eqn.outvars)
                 env.update(zip(eqn.outvars, outputs, strict=True))
+                if eqn.primitive.name in _KEEPS_ZEROS:
+                    inputs = tuple(self.zeros.get(a, a) for a in inputs)
                 self.equations.append(
                     Equation(
                         eqn.primitive,
@@ -336,14 +359,14 @@ def cannot_be_mapped(eqn: Equation) -> bool:
 def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False) -> tuple:
     """What an analysis of the program may depend on, hashable.
 
-    Floating values are left out unless `values` is set (an analysis never reads them); integers
-    count, since indices decide which element is read. A primitive is known by the object: a name
-    may be registered again for another function.
+    Floating values are left out unless `values` is set, but for the `pattern` of their zeros (an
+    analysis reads nothing else); integers count, since indices decide which element is read. A
+    primitive is known by the object: a name may be registered again for another function.
     """
     number: dict[Var, int] = {}
 
     def name(atom: Atom) -> Any:
-        return _value_key(atom.value, values) if isinstance(atom, Const) else number[atom]
+        return _value_key(atom.value, True) if isinstance(atom, Const) else number[atom]
 
     def declare(var: Var) -> tuple:
         return (number.setdefault(var, len(number)), var.shape, str(var.dtype))
@@ -370,7 +393,9 @@ def _value_key(value: Any, exact: bool) -> Any:
     if traced or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return ("traced" if traced else "key", np.shape(value), str(dtype))
     if is_inexact(dtype) and not exact:
-        return ("value", np.shape(value), str(dtype))
+        found = pattern(value)
+        zeros = None if found is None else np.packbits(found).tobytes()
+        return ("value", np.shape(value), str(dtype), zeros)
     array = np.asarray(value)
     return (array.shape, str(array.dtype), array.tobytes())
 

@@ -327,38 +327,54 @@ LEFT_OUT = [
         "the same shape is dropped. Give `g` another shape, or keep it in the order of `h`.",
     ),
     left_out(
-        "Dendrites as an axis that hears the soma",
+        "A sum over many places of a channel",
         """
-        class Neuron(Cell):
+        class Memory(Cell):
             def init_state(self, batch_size=None, **kwargs):
-                self.dendrites = brainstate.HiddenState(jnp.zeros((3, 2)))
-                self.soma = brainstate.HiddenState(jnp.zeros(3))
+                self.s = brainstate.HiddenState(jnp.zeros((100, 3)))
 
             def update(self, x):
-                drive = matmul(x, self.w.value)[:, None] - 0.1 * self.soma.value[:, None]
-                self.dendrites.value = 0.5 * self.dendrites.value + drive
-                self.soma.value = 0.9 * self.soma.value + self.dendrites.value.sum(-1)
-                return self.soma.value
+                drive = matmul(x, self.w.value) - 0.1 * self.s.value.mean(0)
+                self.s.value = 0.9 * self.s.value + drive
+                return self.s.value
 
 
-        told(braintrace.compile(Neuron(leaky), "d_rtrl", x), "w")
+        told(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
         """,
-        "Make each dendrite a state, or all of them a `brainstate.HiddenGroupState`:",
+        "A sum that stays with one column of `w`, as in a delta rule or a short convolution, is "
+        "followed up to 64 places per column; then each place would cost a row and a column of "
+        "`D`. With fewer places it is exact:",
         """
-        class Neuron(Cell):
+        class Memory(Cell):
             def init_state(self, batch_size=None, **kwargs):
-                self.a, self.b, self.soma = (brainstate.HiddenState(jnp.zeros(3)) for _ in range(3))
+                self.s = brainstate.HiddenState(jnp.zeros((10, 3)))
 
             def update(self, x):
-                drive = matmul(x, self.w.value) - 0.1 * self.soma.value
-                self.a.value = 0.5 * self.a.value + drive
-                self.b.value = 0.5 * self.b.value + drive
-                self.soma.value = 0.9 * self.soma.value + self.a.value + self.b.value
-                return self.soma.value
+                drive = matmul(x, self.w.value) - 0.1 * self.s.value.mean(0)
+                self.s.value = 0.9 * self.s.value + drive
+                return self.s.value
 
 
-        told(braintrace.compile(Neuron(leaky), "d_rtrl", x), "w")
+        told(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
         """,
+    ),
+    left_out(
+        "The key side of a delta rule",
+        """
+        class Delta(Cell):
+            def init_state(self, batch_size=None, **kwargs):
+                self.s = brainstate.HiddenState(jnp.zeros((3, 2)))
+
+            def update(self, x):
+                k = jnp.tanh(matmul(x, self.w.value))
+                self.s.value = self.s.value + k[:, None] * (x - k @ self.s.value)
+                return self.s.value
+
+
+        told(braintrace.compile(Delta(leaky), "d_rtrl", x), "w")
+        """,
+        "Every element of the key reaches every row of the memory, so the columns of `w` meet. "
+        "What gives the values and the rates is exact beside it. Windows, `snap` or `rtrl`.",
     ),
     left_out(
         "The next layer's memory",

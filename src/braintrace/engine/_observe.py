@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jaxpr import Var
-from ..graph import Graph, HiddenParamOpRelation, Pushed, bind_reversible
+from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
 from ..rules import Steps
 
 Array = jax.Array
@@ -28,16 +28,24 @@ def observe(
     `ys` are outputs of operators that are known already, by the number of the site.
     """
     given: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
-    pushed = Pushed(
-        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible, given
-    )
-    states = _States(graph, pushed)
-    xs = pushed.xs()
+    found: dict[int, tuple[Pushed, _States]] = {}
+    for k in {0, *graph.view_of}:
+        pushed = _pushed(graph, k, consts, inputs, given)
+        found[k] = pushed, _States(graph, k, pushed)
+    xs = found[0][0].xs()
     out = []
-    for relation, t in zip(graph.relations, graph.tapped, strict=True):
+    for relation, t, k in zip(graph.relations, graph.tapped, graph.view_of, strict=True):
+        pushed, states = found[k]
         x = jax.tree.map(relation.site.outward, xs[t])
-        out.append(Steps(x, _tail(graph, pushed, relation, t), states.transition(relation)))
+        tail = _tail(graph, graph.views[k].taps[t], pushed, relation, t)
+        out.append(Steps(x, tail, states.transition(relation)))
     return out
+
+
+def _pushed(graph: Graph, k: int, consts, inputs, given: Mapping | None = None) -> Pushed:
+    """The tangent program with what a view cuts left out."""
+    view, values = graph.views[k], [*consts, *inputs]
+    return Pushed(graph.tangent, values, view.cut, view.found.bodies, bind_reversible, given)
 
 
 # One derivative: an array per component (None is zero).
@@ -47,9 +55,9 @@ Derivative = list[Array | None]
 class _States:
     """The derivatives of the exits by the entries, as many as the colouring asks for."""
 
-    def __init__(self, graph: Graph, pushed: Pushed):
+    def __init__(self, graph: Graph, view: int, pushed: Pushed):
         self._graph = graph
-        c, offsets = graph.pattern.colouring, graph.found.offsets
+        c, offsets = graph.views[view].pattern.colouring, graph.found.offsets
         entries = graph.tangent.entries
         parts = [slice(int(offsets[k]), int(offsets[k + 1])) for k in range(len(entries))]
         ahead = [
@@ -137,9 +145,11 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
     return [[a[i] for a in rows] for i in range(len(seeds))]
 
 
-def _tail(graph: Graph, pushed: Pushed, relation: HiddenParamOpRelation, t: int) -> Array:
+def _tail(
+    graph: Graph, tap: TapPattern, pushed: Pushed, relation: HiddenParamOpRelation, t: int
+) -> Array:
     """f, with an axis of turns first where the operator has them."""
-    tap, parts, slots, site = graph.taps[t], graph.tangent.taps[t], relation.slots, relation.site
+    parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
     entries, offsets = graph.tangent.entries, graph.found.offsets
     found: dict[tuple[int, int, bool], Derivative] = {}
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
@@ -179,10 +189,7 @@ def _tail(graph: Graph, pushed: Pushed, relation: HiddenParamOpRelation, t: int)
 
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
-    pushed = Pushed(
-        graph.tangent, [*consts, *inputs], graph.cut, graph.found.bodies, bind_reversible
-    )
-    derivatives = _States(graph, pushed).derivatives
+    derivatives = _States(graph, 0, _pushed(graph, 0, consts, inputs)).derivatives
     offsets, c = graph.found.offsets, graph.pattern.colouring
     first, second = graph.pattern.kept.T
     out = []

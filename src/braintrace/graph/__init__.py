@@ -20,6 +20,7 @@ from ._fold import replaced as replaced
 from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
+from ._pattern import TapPattern as TapPattern
 from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._picture import Picture as Picture
 from ._policy import ControlFlowPolicy as ControlFlowPolicy

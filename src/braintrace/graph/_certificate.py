@@ -17,7 +17,7 @@ import numpy as np
 from .._errors import dotted
 from .._jaxpr import Equation
 from ._arrival import Arrival, Credit, Silent
-from ._graph import Graph
+from ._graph import Graph, View
 from ._pattern import matrix
 from ._reach import bits_of, numbers_of, reach
 from ._relations import HiddenParamOpRelation
@@ -238,12 +238,13 @@ class _About:
         dropped = [*self.plainly(i)]
         for site in sites:
             dropped += self.from_site(site)
-        leaves: list[int] = []
+        by_view: dict[int, set[int]] = {}
         for r in relations:
-            leaves += self.leaves_of(r)
-        leaves = sorted(set(leaves))
+            by_view.setdefault(graph.view_of[r.index], set()).update(self.leaves_of(r))
         if graph.crossings is None and not self.traces.complete:
-            dropped += self.from_states(leaves)
+            for k, met in by_view.items():
+                dropped += self.from_states(sorted(met), graph.views[k])
+        leaves = sorted(set().union(*by_view.values()))
         shapes = [s for r in relations for s in self.shapes(r, i)]
         behind = [s for s in graph.sites if s.x is not None and bits_of(s.x, self.used) >> i & 1]
         if self.traces.random_feedback and behind and not relations:
@@ -320,15 +321,15 @@ class _About:
                 way = self.way(path, other, reached)
                 out.append(Dropped(f"{text} across steps", other.equation.where(), way))
         number = next(i for i, s in enumerate(graph.sites) if s is site)
-        out += self.cut_on_the_way(
-            {self.n + k for k, t in enumerate(self.tap_of) if t == number}, path
-        )
+        taps = {self.n + k for k, t in enumerate(self.tap_of) if t == number}
+        view = graph.views[0 if relation is None else graph.view_of[relation.index]]
+        out += self.cut_on_the_way(taps, path, view)
         if relation is None and not out:
             text = f"{weight} -> {self.names(through)}: no path keeps units apart"
             out.append(Dropped(text, eqn.where(), self.way(path, None, through)))
         return out
 
-    def from_states(self, leaves: Sequence[int]) -> list[Dropped]:
+    def from_states(self, leaves: Sequence[int], view: View) -> list[Dropped]:
         """Ways from the states a trace belongs to, to later states, that D leaves out."""
         graph = self.graph
         components = graph.tangent.components
@@ -336,8 +337,8 @@ class _About:
         for k in leaves:
             mine = {c for c in range(self.n) if components[c].leaf == k}
             path = self.step.hidden[k].path
-            out += self.cut_on_the_way(mine, path)
-            for to, source in graph.pattern.dropped:
+            out += self.cut_on_the_way(mine, path, view)
+            for to, source in view.pattern.dropped:
                 if source in mine:
                     target = self.name(components[to].leaf)
                     text = f"{self.name(k)} -> {target} across steps, from other units"
@@ -353,8 +354,8 @@ class _About:
                     out.append(Dropped(f"{text} across steps", site.equation.where(), way))
         return out
 
-    def cut_on_the_way(self, sources: set[int], path: Path) -> list[Dropped]:
-        found = self.graph.found
+    def cut_on_the_way(self, sources: set[int], path: Path, view: View) -> list[Dropped]:
+        found = view.found
         out: dict[int, list[int]] = {}
         for c, cuts in enumerate(found.lost):
             for k in cuts:
@@ -380,7 +381,8 @@ class _About:
         crossings = graph.crossings
         text = f"{weight} -> {self.names(through)} through more than {crossings} crossing(s)"
         far = Dropped(text, site.equation.where(), self.way(path, None, through))
-        out = self.cut_on_the_way(set(range(self.n + len(self.tap_of))), path)
+        everything = set(range(self.n + len(self.tap_of)))
+        out = self.cut_on_the_way(everything, path, graph.views[0])
         if relation is None:
             return [*out, far]
         destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])
@@ -388,7 +390,7 @@ class _About:
         pairs = np.stack([destination[lane, y, slot], y], axis=1)
         reached = matrix(pairs, (n, destination.shape[1]))
         number = graph.tapped[relation.index]
-        direct = matrix(graph.taps[number].all_edges, (n, destination.shape[1]))
+        direct = matrix(graph.views[0].taps[number].all_edges, (n, destination.shape[1]))
         more = matrix(graph.pattern.kept, (n, n)) @ reached + direct + reached
         return out if more.astype(bool).nnz == reached.nnz else [*out, far]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,15 +14,14 @@ from .._control import opened, quiet
 from .._jaxpr import (
     Equation,
     Program,
-    Var,
     cannot_be_mapped,
     deep_equations,
     evaluate,
-    is_inexact,
     is_traced,
     prune,
 )
 from ._affine import explicit
+from ._channels import meet, stays_apart
 from ._diagnostics import CompilationRecord
 from ._explain import (
     dropped,
@@ -36,8 +34,9 @@ from ._explain import (
 )
 from ._fold import fold_step
 from ._groups import HiddenGroup, find_groups
-from ._influence import Influence, influence
+from ._influence import EVERYTHING, MOST_SLOTS, Influence, influence
 from ._links import Links, find_links, influenced
+from ._moves import summands
 from ._operands import follow, operand_atoms, operands, unguarded
 from ._pattern import (
     Pattern,
@@ -51,6 +50,7 @@ from ._pattern import (
 )
 from ._policy import ControlFlowPolicy, close_bodies
 from ._relations import HiddenParamOpRelation, PathClassification
+from ._sets import facts
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Path, Step
@@ -60,21 +60,35 @@ from ._while import bind_reversible
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class View:
+    """What a tangent program says about who reads whom, with some of its equations cut."""
+
+    found: Influence
+    pattern: Pattern
+    taps: tuple[TapPattern, ...]
+
+    @property
+    def cut(self) -> frozenset[Equation]:
+        """Equations of the tangent program whose tangent is dropped."""
+        return frozenset(c.equation for c in self.found.cuts)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Graph:
     """Everything the engine needs to know about a step; made by `analyse`.
 
-    `weights` computes the operands of the relations from the parameters. `opens` are the equations
-    of control flow around operators, with the relations inside; `whiles` and `custom` those around
-    a `while` and a custom reverse rule. `influenced` are the hidden leaves that each parameter leaf
-    reaches, sooner or later. `together` masks, for each hidden leaf, those that share a trace with
-    it, itself included.
+    `views[k]` says who reads whom for the relations with `view_of[relation] = k`: the first cuts
+    what mixes units. `weights` computes the operands of the relations from the parameters. `opens`
+    are the equations of control flow around operators, with the relations inside; `whiles` and
+    `custom` those around a `while` and a custom reverse rule. `influenced` are the hidden leaves
+    that each parameter leaf reaches, sooner or later. `together` masks, for each hidden leaf, those
+    that share a trace with it, itself included.
     """
 
     step: Step
     tangent: Tangent
-    found: Influence
-    pattern: Pattern
-    taps: tuple[TapPattern, ...]
+    views: tuple[View, ...]
+    view_of: tuple[int, ...]
     tapped: tuple[int, ...]
     sites: tuple[Site, ...]
     groups: tuple[HiddenGroup, ...]
@@ -105,9 +119,12 @@ class Graph:
         return any(map(cannot_be_mapped, self.step.program.equations))
 
     @property
-    def cut(self) -> frozenset[Equation]:
-        """Equations of the tangent program whose tangent is dropped."""
-        return frozenset(c.equation for c in self.found.cuts)
+    def found(self) -> Influence:
+        return self.views[0].found
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.views[0].pattern
 
     def operands(self, consts: Sequence[Any], params: Sequence[Any]) -> list[dict[str, Any]]:
         """Effective weights of every relation, a function of the parameters.
@@ -128,27 +145,24 @@ class Graph:
         return out
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _View:
-    """What a tangent program says about who reads whom."""
-
-    tangent: Tangent
-    found: Influence
-    pattern: Pattern
-    taps: tuple[TapPattern, ...]
-
-
-def _view(step: Step, consts: Sequence[Any], sites: Sequence[Site], crossing: bool) -> _View:
-    tangent = tangent_program(step, consts, sites, crossing)
+def _view(
+    tangent: Tangent, consts: Sequence[Any], sites: Sequence[Site], follow: int | None
+) -> View:
+    """Cut what mixes, or `follow` sums and products of so many elements."""
     components = tangent.components
-    known = _known(tangent, consts)
-    offends = None if crossing else partial(mixing_probes, components)
-    found = influence(tangent, [s.time_axes for s in sites], known, offends)
+    offends = partial(mixing_probes, components) if follow is None else None
+    found = influence(
+        tangent,
+        [s.time_axes for s in sites],
+        facts(tangent.program.inputs, consts),
+        offends,
+        follow,
+    )
     taps, first = [], len(components)
     for site, parts in zip(sites, tangent.taps, strict=True):
         taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
         first += len(parts)
-    return _View(tangent, found, state_pattern(found, components, crossing), tuple(taps))
+    return View(found, state_pattern(found, components, follow is not None), tuple(taps))
 
 
 def analyse(
@@ -185,28 +199,40 @@ def analyse(
         sites = find_sites(step, flow_of(step, unsteady))
     program = step.program
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
-    apart = _view(step, consts, trained, crossing=False)
-    view = apart if crossings is None else _view(step, consts, trained, crossing=True)
-    components = view.tangent.components
+    tangent = tangent_program(step, consts, trained)
+    apart = view = _view(tangent, consts, trained, None)
+    views = [view]
+    if crossings is not None:
+        tangent = tangent_program(step, consts, trained, crossing=True)
+        views = [view := _view(tangent, consts, trained, EVERYTHING)]
+    components = tangent.components
     places = Places(components, view.found.offsets)
     followed = Followed(
-        step, tuple(trained), view.tangent, view.found, view.pattern, crossings is not None
+        step, tuple(trained), tangent, view.found, view.pattern, crossings is not None
     )
     groups = _with_states(find_groups(followed, apart.pattern), states)
     links = find_links(step, trained, groups)
     records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, links)]
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
+    view_of: list[int] = []
     for i, site in enumerate(trained):
-        parts = (*view.tangent.entries, *view.tangent.taps[i])
+        parts = (*tangent.entries, *tangent.taps[i])
         dtype = jnp.result_type(*(v.dtype for v in parts))
-        kept = None
+        kept, chosen = None, 0
         if site.steady and site.closed is None:
+            reached = _reached(apart, view, i, site, places.n, crossings)
+            if crossings is None and _may_widen(tangent, apart, i, reached):
+                if len(views) == 1:
+                    views.append(_view(tangent, consts, trained, MOST_SLOTS))
+                wider = _wider(tangent, views, i, site, places, bool(reached.nnz))
+                if wider is not None:
+                    reached, chosen = wider, 1
             kept = slots(
-                view.taps[i],
-                _reached(apart, view, i, site, places.n, crossings),
-                view.pattern.kept,
-                view.pattern.colouring,
+                views[chosen].taps[i],
+                reached,
+                views[chosen].pattern.kept,
+                views[chosen].pattern.colouring,
                 places,
                 site.operator.y.shape,
                 dtype,
@@ -221,19 +247,19 @@ def analyse(
         )
         relations.append(relation)
         tapped.append(i)
+        view_of.append(chosen)
         records += included(relation, crossings is None)
     records += group_records(groups)
     if crossings is None:
-        records += dropped(step, view.tangent, view.found, view.pattern, trained)
+        records += dropped(step, tangent, view.found, view.pattern, trained)
 
     number = {r.site.equation: r.index for r in relations}
     inner = {s.equation for s in trained}
     return Graph(
         step=step,
-        tangent=view.tangent,
-        found=view.found,
-        pattern=view.pattern,
-        taps=view.taps,
+        tangent=tangent,
+        views=tuple(views),
+        view_of=tuple(view_of),
         tapped=tuple(tapped),
         sites=tuple(trained),
         groups=groups,
@@ -250,7 +276,41 @@ def analyse(
     )
 
 
-def _reached(apart: _View, view: _View, i: int, site: Site, n: int, crossings: int | None) -> Any:
+def _taps_of(tangent: Tangent, i: int) -> range:
+    """The source numbers of an operator's output."""
+    first = len(tangent.components) + sum(len(tap) for tap in tangent.taps[:i])
+    return range(first, first + len(tangent.taps[i]))
+
+
+def _may_widen(tangent: Tangent, apart: View, i: int, reached: Any) -> bool:
+    """Whether sums or products of a few elements are cut on an operator's way, behind which its
+    output elements need not meet."""
+    lost = frozenset().union(*apart.found.lost)
+    cuts = [apart.found.cuts[k] for k in sorted(lost)]
+    cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
+    first = int(apart.found.offsets[_taps_of(tangent, i)[0]])
+    return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
+
+
+def _wider(
+    tangent: Tangent, views: Sequence[View], i: int, site: Site, places: Places, traced: bool
+) -> Any:
+    """What each output element reaches if sums within a channel are followed.
+
+    None if that is not possible, or leaves something out, or if nothing is cut anyway.
+    """
+    apart, view = views
+    n_y = int(np.prod(site.operator.y.shape, dtype=np.int64))
+    direct = matrix(view.taps[i].all_edges, (places.n, n_y))
+    reached = stays_apart(matrix(view.pattern.edges, (places.n,) * 2), direct, site, traced)
+    if reached is None:
+        return None
+    mine = {*places.component[reached.nonzero()[0]].tolist(), *_taps_of(tangent, i)}
+    cut, still = (any(c.sources & mine for c in v.found.cuts) for v in (apart, view))
+    return reached if cut and not still else None
+
+
+def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int | None) -> Any:
     """Which state elements each output element is followed to."""
     n_y = int(np.prod(site.operator.y.shape, dtype=np.int64))
     kept = matrix(apart.pattern.kept, (n, n))
@@ -287,15 +347,6 @@ def _together(
 def _weights(program: Program, relations: Sequence[HiddenParamOpRelation]) -> Program:
     plain, same = unguarded(program)
     return prune(plain, [follow(a, same) for r in relations for a in operand_atoms(r.site)])
-
-
-def _known(tangent: Tangent, consts: Sequence[Any]) -> dict[Var, np.ndarray]:
-    out = {}
-    for var, value in zip(tangent.program.inputs, consts, strict=False):
-        fixed = not is_traced(value) and not is_inexact(var.dtype)
-        if fixed and not jax.dtypes.issubdtype(var.dtype, jax.dtypes.extended):
-            out[var] = np.asarray(value)
-    return out
 
 
 def _with_states(groups: tuple[HiddenGroup, ...], states: Callable) -> tuple[HiddenGroup, ...]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._jaxpr import (
@@ -27,27 +28,31 @@ from .._jaxpr import (
     Equation,
     Program,
     Var,
-    bind,
     is_traced,
     scan_layout,
 )
-from ._moves import is_sum, move, spread
-from ._sets import MOST_SOURCES, NONE, union
+from ._moves import fold, is_sum, move, spread, summands
+from ._sets import MOST_SOURCES, NONE, Nonzero, facts, union
 from ._tangent import Tangent
 
-_MOST_KNOWN = 1 << 22  # elements of an integer array that is worth computing at compile time
 _FEW_TURNS = 16  # a loop of so many turns is always walked turn by turn
 _MOST_TURNS = 512  # and so is one of so many whose turns read different sources
 _SUM = "{} adds up units"
+EVERYTHING = 1 << 62
+MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cut:
-    """An equation whose tangent is dropped, and the sources (by number) that reached it."""
+    """An equation whose tangent is dropped, and the sources (by number) that reached it.
+
+    `rows` are the source elements that each result reads, known for sums and products of a few.
+    """
 
     equation: Equation
     sources: frozenset[int]
     reason: str
+    rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,6 +89,7 @@ def influence(
     time_axes: Sequence[tuple[int, ...]],
     known: Mapping[Var, np.ndarray],
     offends: Offends | None,
+    follow: int | None = EVERYTHING,
 ) -> Influence:
     """Walk the tangent program.
 
@@ -91,9 +97,10 @@ def influence(
         tangent: the program; its taps have an axis for every scan around the operator.
         time_axes: per tap, the axes that are more time: their turns count as one source.
         known: integer inputs whose value is known.
-        offends: which probes mix units; None follows everything instead of cutting it.
+        offends: which probes mix units; None follows what mixes instead of cutting it:
+        follow: sums and products of at most so many elements, or `EVERYTHING`.
     """
-    walk = _Walk(tangent, time_axes, known, full=offends is None)
+    walk = _Walk(tangent, time_axes, known, follow if offends is None else None)
     if offends is None:
         return walk.result(frozenset())
     # Sums that mix even if all sums are cut are cut for certain; that needs no large sets.
@@ -113,8 +120,9 @@ def influence(
 
 
 class _Walk:
-    def __init__(self, tangent: Tangent, time_axes, known, full: bool):
-        self.tangent, self.known, self.full = tangent, known, full
+    def __init__(self, tangent: Tangent, time_axes, known, follow: int | None):
+        self.tangent, self.known = tangent, known
+        self.follow, self.full = follow, follow is not None
         self.sources: dict[Var, np.ndarray] = {}
         counts = []
         taps = [((), v) for v in tangent.entries]
@@ -135,6 +143,7 @@ class _Walk:
         """Walk once with these sums cut, or all of them."""
         self.cut_sums, self.cut_all = cut_sums, cut_all
         self.cuts: dict[Equation, tuple[set[int], str]] = {}
+        self.cut_rows: dict[Equation, np.ndarray] = {}
         self.bodies: dict[Equation, tuple[int, ...]] = {}
         self.probes: dict[Equation, tuple[int, int]] = {}
         self.last = int(self.offsets[-1])
@@ -155,7 +164,9 @@ class _Walk:
             lost.append(frozenset() if value is None else frozenset(number[e] for e in value.lost))
         self.rows = tuple(rows)
         plain = tuple(_without(r, self.offsets[-1]) for r in rows)
-        cuts = tuple(Cut(e, frozenset(s), why) for e, (s, why) in self.cuts.items())
+        cuts = tuple(
+            Cut(e, frozenset(s), why, self.cut_rows.get(e)) for e, (s, why) in self.cuts.items()
+        )
         return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
 
     def alive(self) -> set[Atom]:
@@ -198,7 +209,8 @@ class _Walk:
         for eqn in program.equations:
             values = [value_of(a) for a in eqn.inputs]
             if all(v is None for v in values):
-                _fold(eqn, [known_of(a) for a in eqn.inputs], known)
+                facts = fold(eqn, [known_of(a) for a in eqn.inputs])
+                known.update((v, k) for v, k in zip(eqn.outputs, facts, strict=True))
             elif eqn.name == "stop_gradient":
                 continue
             elif program is self.tangent.program and self.leads_nowhere(eqn):
@@ -236,23 +248,42 @@ class _Walk:
             return self.cut(eqn, values, lost, self.cuts[eqn][1])
         if eqn.bodies:
             rule = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name]
-            made = rule(eqn, values, known)
-            if isinstance(made, str):
-                return self.cut(eqn, values, lost, made)
-            self.bodies[eqn] = tuple(k for k, v in enumerate(made) if v is not None)
-            return made
-        if eqn in self.cut_sums or (self.cut_all and is_sum(eqn, arrays)):
+            outs = rule(eqn, values, known)
+            if isinstance(outs, str):
+                return self.cut(eqn, values, lost, outs)
+            self.bodies[eqn] = tuple(k for k, v in enumerate(outs) if v is not None)
+            return outs
+        adds = is_sum(eqn, arrays, known)
+        if eqn in self.cut_sums or (self.cut_all and adds):
+            self.note(eqn, arrays, known)
             return self.probed(eqn, self.cut(eqn, values, lost, _SUM.format(eqn.name)))
-        result = move(eqn, arrays, known)
-        if isinstance(result, str) and self.full:
+        result = _SUM.format(eqn.name) if adds and self.stops(eqn) else move(eqn, arrays, known)
+        if isinstance(result, str) and self.full and not self.stops(eqn):
             result = spread(eqn, arrays, known)
         if not isinstance(result, str) and any(r.size > MOST_SOURCES for r in result):
             result = f"{eqn.name} joins too many elements"
         if isinstance(result, str):
             self.mixing.add(eqn)
+            self.note(eqn, arrays, known)
             return self.cut(eqn, values, lost, result)
-        made = [_Value(array, lost) for array in result]
-        return self.probed(eqn, made) if not self.full and is_sum(eqn, arrays) else made
+        made: Values = [_Value(array, lost) for array in result]
+        if eqn.name == "shard_map":  # values and tangents come out side by side
+            made = [m if r.shape[-1] else None for m, r in zip(made, result, strict=True)]
+            self.bodies[eqn] = tuple(k for k, m in enumerate(made) if m is not None)
+        return self.probed(eqn, made) if not self.full and adds else made
+
+    def note(self, eqn: Equation, arrays: list[Any], known: list[Any]) -> None:
+        """Keep what the results of a sum or product of a few elements read."""
+        few = not self.full and not self.cut_all and summands(eqn) <= MOST_SLOTS
+        if few and sum(a.size for a in arrays if a is not None) <= MOST_SOURCES // MOST_SLOTS:
+            found = move(eqn, arrays, known)
+            (rows,) = spread(eqn, arrays, known) if isinstance(found, str) else found
+            if rows.size:
+                self.cut_rows[eqn] = rows.reshape(-1, rows.shape[-1])
+
+    def stops(self, eqn: Equation) -> bool:
+        """Whether a walk that follows what mixes does not follow this."""
+        return self.follow not in (None, EVERYTHING) and summands(eqn) > (self.follow or 0)
 
     def cut(self, eqn: Equation, values: Values, lost, reason: str) -> Values:
         sources, _ = self.cuts.setdefault(eqn, (set(), reason))
@@ -281,11 +312,7 @@ class _Walk:
         """Walk a body; `integers` are the inputs whose value is known, None for others."""
         program = body.program
         env = {v: m for v, m in zip(program.inputs, values, strict=True) if m is not None}
-        known = {
-            v: np.asarray(c)
-            for v, c in zip(program.consts, body.values, strict=True)
-            if not is_traced(c) and jax.dtypes.issubdtype(v.dtype, np.integer)
-        }
+        known = facts(program.consts, body.values)
         known.update(
             (v, k) for v, k in zip(program.inputs, integers, strict=False) if k is not None
         )
@@ -304,29 +331,18 @@ class _Walk:
         last, length = first + n_carry, eqn.params["length"]
         consts, carry, xs = values[:first], values[first:last], values[last:]
         (body,) = eqn.bodies
-        alike = all(
-            x is None or np.array_equal(x.sources, np.broadcast_to(x.sources[:1], x.sources.shape))
-            for x in xs
-        )
-        if length <= (_FEW_TURNS if alike else _MOST_TURNS):
-            rows: list[Values] = []
-            order = range(length)
-            counters = known[first:last]
-            for t in reversed(order) if eqn.params["reverse"] else order:
-                now = [None if k is None else np.asarray(k)[t] for k in known[last:]]
-                outs = self.body(
-                    body,
-                    [*consts, *carry, *(_at(x, t) for x in xs)],
-                    [*known[:first], *counters, *now],
-                )
-                carry, counters = outs[:n_carry], self.known_outputs[:n_carry]
-                rows.append(outs[n_carry:])
+        rows = self.turn_by_turn(eqn, values, known)
+        if rows is not None:
+            rows, carry = rows[:-1], rows[-1][:n_carry]
             rows = rows[::-1] if eqn.params["reverse"] else rows
             if not rows:
                 return [*carry, *(None for _ in eqn.outputs[n_carry:])]
-            return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
+            ys = [row[n_carry:] for row in rows]
+            return [*carry, *(_stacked(column) for column in zip(*ys, strict=True))]
         slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
-        found = self.turns("scan", lambda c: self.body(body, [*consts, *c, *slices]), carry)
+        found = self.turns(
+            "scan", lambda c: self.body(body, [*consts, *c, *slices], known[:first]), carry
+        )
         if isinstance(found, str):
             return found
         stacked = [
@@ -337,17 +353,65 @@ class _Walk:
         ]
         return [*found[:n_carry], *stacked]
 
+    def turn_by_turn(self, eqn: Equation, values: Values, known: list[Any]) -> list[Values] | None:
+        """Per turn of a scan the carry it meets and what it gives beside it, then the last carry.
+
+        None if there are too many turns, or their sets grow for too long.
+        """
+        first, n = scan_layout(eqn.params)
+        last, length = first + n, eqn.params["length"]
+        consts, xs = values[:first], values[last:]
+        alike = all(x is None or _alike(x.sources) for x in xs)
+        if length > _MOST_TURNS and not alike:
+            return None
+        rows: list[Values] = []
+        carry, counters = values[first:last], known[first:last]
+        many, search, grown = alike and length > _FEW_TURNS, True, 0
+
+        def turn(t: int, carry: Values, integers: Sequence[Any] = ()) -> Values:
+            inputs = [*consts, *carry, *(_at(x, t) for x in xs)]
+            return self.body(eqn.bodies[0], inputs, [*known[:first], *integers])
+
+        for t in range(length)[:: -1 if eqn.params["reverse"] else 1]:
+            now = [_fact_at(k, t) for k in known[last:]]
+            outs = turn(t, carry, [*counters, *now])
+            counters = self.known_outputs[:n]
+            rows.append([*carry, *outs[n:]])
+            grown += _width(outs[:n]) > _width(carry)
+            carry = outs[:n]
+            # Once a carry comes again, so do all turns after it, unless they read their number.
+            seen = [s for s in (0, 1, len(rows) - 1) if s < len(rows)] if many and search else ()
+            for s in seen:
+                if search and _all_same(rows[s][:n], carry):
+                    cycle = [*rows[s:], [*carry, *outs[n:]]]
+                    search = self.repeats(partial(turn, t), cycle, n)
+                    if search:
+                        more = range(len(rows), length + 1)
+                        return [*rows, *(cycle[(k - s) % (len(cycle) - 1)] for k in more)]
+            if many and (grown > 2 * _FEW_TURNS or _MOST_TURNS == len(rows) < length):
+                return None
+        return [*rows, carry]
+
+    def repeats(self, turn: Callable[[Values], Values], rows: list[Values], n: int) -> bool:
+        """Whether these turns are the same if their numbers are not known."""
+        cuts, mixing = {e: (set(s), why) for e, (s, why) in self.cuts.items()}, set(self.mixing)
+        same = True
+        for row, after in pairwise(rows):
+            outs = turn(row[:n])
+            same = same and _all_same(outs[:n], after[:n]) and _all_same(outs[n:], row[n:])
+        self.cuts, self.mixing = (self.cuts, self.mixing) if same else (cuts, mixing)
+        return same
+
     def loop(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
         first = eqn.params["cond_nconsts"]
         last = first + eqn.params["body_nconsts"]
         body = eqn.bodies[1]
-        return self.turns(
-            "while", lambda c: self.body(body, [*values[first:last], *c]), values[last:]
-        )
+        consts, facts = values[first:last], known[first:last]
+        return self.turns("while", lambda c: self.body(body, [*consts, *c], facts), values[last:])
 
     def turns(self, name: str, turn: Callable[[Values], Values], carry: Values) -> Values | str:
         """The sets of a loop's carry, and of what else a turn gives, once they no longer grow."""
-        for _ in range(_MOST_TURNS if self.full else 2 * _FEW_TURNS):
+        for _ in range(_MOST_TURNS if self.follow == EVERYTHING else 2 * _FEW_TURNS):
             outs = turn(carry)
             grown = [_either(a, b) for a, b in zip(carry, outs, strict=False)]
             if all(_same(a, b) for a, b in zip(carry, grown, strict=True)):
@@ -363,6 +427,13 @@ def _without(row: np.ndarray, limit: int) -> np.ndarray:
     return union([np.where(row < limit, row, NONE)])
 
 
+def _fact_at(known: Any, t: int) -> Any:
+    """What is known of a value, at one turn."""
+    if isinstance(known, Nonzero):
+        return Nonzero(known.where[t])
+    return None if known is None else np.asarray(known)[t]
+
+
 def _at(value: _Value | None, t: int) -> _Value | None:
     return None if value is None else _Value(value.sources[t], value.lost)
 
@@ -371,6 +442,20 @@ def _either(a: _Value | None, b: _Value | None) -> _Value | None:
     if a is None or b is None:
         return b if a is None else a
     return _Value(union([a.sources, b.sources]), a.lost | b.lost)
+
+
+def _alike(sources: np.ndarray) -> bool:
+    """Whether all turns read the same."""
+    return np.array_equal(sources, np.broadcast_to(sources[:1], sources.shape))
+
+
+def _width(values: Values) -> int:
+    """How many sources an element reads at most."""
+    return max((v.sources.shape[-1] for v in values if v is not None), default=0)
+
+
+def _all_same(a: Values, b: Values) -> bool:
+    return all(_same(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _same(a: _Value | None, b: _Value | None) -> bool:
@@ -390,14 +475,3 @@ def _stacked(values: Sequence[_Value | None]) -> _Value | None:
         if v is not None:
             row[..., : v.sources.shape[-1]] = v.sources
     return _Value(out, frozenset().union(*(v.lost for v in some)))
-
-
-def _fold(eqn: Equation, values: list[Any], known: dict[Var, Any]) -> None:
-    """Compute integers that depend on nothing: indices of gathers, slices and rolls."""
-    small = all(v.size <= _MOST_KNOWN for v in eqn.outputs)
-    plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
-    if eqn.effects or not (small and plain and all(v is not None for v in values)):
-        return
-    with jax.ensure_compile_time_eval():
-        out = bind(eqn, values)
-    known.update((var, np.asarray(o)) for var, o in zip(eqn.outputs, out, strict=True))

@@ -11,16 +11,19 @@ result goes. `spread` is the rule for what mixes anyway: which elements it can m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Equation, bind
+from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
 from ._choices import any_gathered, any_scattered, any_slice, any_update
-from ._sets import NONE, Result, Sources, joined, union
+from ._contract import contraction, convolved, kernel, product
+from ._sets import NONE, Nonzero, Result, Sources, joined, nonzero, padded, union
+
+_MOST_KNOWN = 1 << 22  # elements of an array that is worth knowing at compile time
 
 
 def move(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
@@ -81,21 +84,6 @@ def _slice(eqn: Equation):
     return lambda a: a[at]
 
 
-def _padded(a: np.ndarray, config: Any) -> np.ndarray:
-    for axis, (low, high, inner) in enumerate(config):
-        n = a.shape[axis]
-        shape = list(a.shape)
-        shape[axis] = max(n + (n - 1) * inner, 0) if n else 0
-        wide = np.full(shape, NONE)
-        wide[(slice(None),) * axis + (slice(None, None, inner + 1),)] = a
-        widths = [(0, 0)] * a.ndim
-        widths[axis] = (max(low, 0), max(high, 0))
-        wide = np.pad(wide, widths, constant_values=NONE)
-        stop = wide.shape[axis] - max(-high, 0)
-        a = wide[(slice(None),) * axis + (slice(max(-low, 0), stop),)]
-    return a
-
-
 def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     array, filler = arrays
     config = eqn.params["padding_config"]
@@ -103,7 +91,7 @@ def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     out = []
     if array is not None:
         out.append(
-            _columns(lambda a: _padded(a, config), array)
+            _columns(lambda a: padded(a, config), array)
             if array.shape[-1]
             else np.full((*shape, 0), NONE)
         )
@@ -146,7 +134,7 @@ def _window(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     dilation = p["base_dilation"] or (1,) * n
     inner = p["window_dilation"] or (1,) * n
     config = [(lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], dilation, strict=True)]
-    wide = np.stack([_padded(c, config) for c in np.moveaxis(array, -1, 0)], -1)
+    wide = np.stack([padded(c, config) for c in np.moveaxis(array, -1, 0)], -1)
     shape = eqn.outputs[0].shape
     parts = []
     for offset in np.ndindex(*p["window_dimensions"]):
@@ -158,59 +146,174 @@ def _window(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     return [union(parts)]
 
 
-def is_sum(eqn: Equation, arrays: list[Sources]) -> bool:
+def is_sum(eqn: Equation, arrays: list[Sources], known: list[Any]) -> bool:
     """Whether an equation takes each moving element to one result, several to the same."""
     if eqn.name == "reduce_sum":
         return any(eqn.inputs[0].shape[a] > 1 for a in eqn.params["axes"])
     if eqn.name in _WINDOWS:
         return True
-    if eqn.name != "dot_general":
-        return False
-    (side,) = [i for i, a in enumerate(arrays) if a is not None][:1]
-    contract, _ = eqn.params["dimension_numbers"]
-    sums = any(eqn.inputs[side].shape[a] > 1 for a in contract[side])
-    return sums and not _fans_out(eqn, side)
+    side = next(i for i, a in enumerate(arrays) if a is not None)
+    if eqn.name == "dot_general":
+        return contraction(eqn, side, known).sums
+    return eqn.name == "conv_general_dilated" and side == 0 and kernel(eqn, known).sums
 
 
-def _fans_out(eqn: Equation, side: int) -> bool:
-    """Whether the other operand of a product has an axis of its own."""
-    contract, batch = eqn.params["dimension_numbers"]
-    other = eqn.inputs[1 - side].shape
-    taken = {*contract[1 - side], *batch[1 - side]}
-    return any(n > 1 for i, n in enumerate(other) if i not in taken)
+def summands(eqn: Equation) -> float:
+    """How many elements a result of a sum or product reads; infinity for what is neither."""
+    p, shape = eqn.params, eqn.inputs[0].shape
+    if eqn.name == "reduce_sum":
+        sizes = [shape[a] for a in p["axes"]]
+    elif eqn.name in _WINDOWS:
+        sizes = p["window_dimensions"]
+    elif eqn.name == "dot_general":
+        sizes = [shape[a] for a in p["dimension_numbers"][0][0]]
+    else:
+        return np.inf
+    return int(np.prod(sizes, dtype=np.int64))
 
 
 def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    contract, _ = eqn.params["dimension_numbers"]
-    for side, array in enumerate(arrays):
-        sums = any(eqn.inputs[side].shape[a] > 1 for a in contract[side])
-        if array is not None and sums and _fans_out(eqn, side):
-            return "a matrix product mixes units"
-    return _product(eqn, arrays, known)
-
-
-def _product(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    contract, batch = eqn.params["dimension_numbers"]
-    shapes = [a.shape for a in eqn.inputs]
-    free = [
-        [i for i in range(len(s)) if i not in contract[k] and i not in batch[k]]
-        for k, s in enumerate(shapes)
-    ]
     out = []
     for side, array in enumerate(arrays):
-        if array is None:
-            continue
-        summed = joined(array, contract[side], keep=True)
-        order = [*batch[side], *free[side], *contract[side]]
-        moved = summed.transpose([*order, summed.ndim - 1])
-        nb, nf = len(batch[side]), len(free[side])
-        head = moved.shape[:nb]
-        own = moved.shape[nb : nb + nf]
-        other = (1,) * len(free[1 - side])
-        spread = (*head, *(other + own if side else own + other), summed.shape[-1])
-        wide = (*eqn.outputs[0].shape, summed.shape[-1])
-        out.append(np.broadcast_to(moved.reshape(spread), wide))
+        if array is not None:
+            found = contraction(eqn, side, known)
+            if found.mixes:
+                return "a matrix product mixes units"
+            out.append(product(eqn, array, side, found.table))
     return [union(out)]
+
+
+def _conv(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    image, weights = arrays
+    if image is None or weights is not None or kernel(eqn, known).mixes:
+        return "a convolution mixes units"
+    return [convolved(eqn, image, known)]
+
+
+def _cumulative(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    single = eqn.inputs[0].shape[eqn.params["axis"]] == 1
+    return (_elementwise if single else _mixing)(eqn, arrays, known)
+
+
+def _triangular(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """A solve by a diagonal matrix divides each element by a number."""
+    matrix, right = arrays
+    if matrix is not None or right is None:
+        return _mixing(eqn, arrays, known)
+    where = nonzero(known[0])
+    where = np.ones(eqn.inputs[0].shape, bool) if where is None else where
+    part = np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)
+    return _mixing(eqn, arrays, known) if part.any() else [right]
+
+
+def _solve(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`x` with `matvec(x) = b`: element-wise if `matvec` is."""
+    n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
+    if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
+        return _mixing(eqn, arrays, known)
+    own = np.arange(eqn.outputs[0].size).reshape((*eqn.outputs[0].shape, 1))
+    found = _body(matvec, [*arrays[:n], own], [*known[:n], None])
+    apart = not isinstance(found, str) and np.array_equal(found[0], own)
+    return arrays[-1:] if apart else _mixing(eqn, arrays, known)  # type: ignore[return-value]
+
+
+def _body(jaxpr: Any, arrays: Sequence[Sources], known: Sequence[Any]) -> Result:
+    """The sets of a function in which nothing mixes or adds up."""
+    program, values = flatten(jaxpr)
+    facts: dict[Atom, Any] = dict(zip(program.inputs, known, strict=True))
+    facts.update(zip(program.consts, values, strict=True))
+    sets: dict[Atom, np.ndarray] = {
+        v: a for v, a in zip(program.inputs, arrays, strict=True) if a is not None
+    }
+    for eqn in program.equations:
+        moving = [sets.get(a) for a in eqn.inputs]
+        about = [a.value if isinstance(a, Const) else facts.get(a) for a in eqn.inputs]
+        if all(a is None for a in moving):
+            facts.update(zip(eqn.outputs, fold(eqn, about), strict=True))
+            continue
+        made = "adds up units" if is_sum(eqn, moving, about) else move(eqn, moving, about)
+        if isinstance(made, str):
+            return made
+        sets.update(zip(eqn.outputs, made, strict=True))
+    return [sets.get(o, np.full((*o.shape, 0), NONE)) for o in program.outputs]
+
+
+def _sharded(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+    """`shard_map`: the function of each device, on its parts of the arrays."""
+    p, mesh = eqn.params, dict(eqn.params["mesh"].shape)
+
+    def part(spec: Any, place: dict[str, int], shape: tuple[int, ...]) -> tuple[slice, ...]:
+        out = []
+        for axis, n in enumerate(shape):
+            names = spec[axis] if axis < len(spec) else None
+            names = () if names is None else names if isinstance(names, tuple) else (names,)
+            size = n // int(np.prod([mesh[k] for k in names], dtype=np.int64))
+            at = 0
+            for k in names:
+                at = at * mesh[k] + place[k]
+            out.append(slice(at * size, (at + 1) * size))
+        return tuple(out)
+
+    outs: list[list[np.ndarray]] = [[] for _ in eqn.outputs]
+    for index in np.ndindex(*mesh.values()):
+        place = dict(zip(mesh, index, strict=True))
+        here = [
+            None if a is None else a[part(spec, place, a.shape[:-1])]
+            for a, spec in zip(arrays, p["in_specs"], strict=True)
+        ]
+        found = _body(p["jaxpr"], here, [None] * len(here))
+        if isinstance(found, str):
+            return f"{found} in a shard_map"
+        for out, made, var, spec in zip(outs, found, eqn.outputs, p["out_specs"], strict=True):
+            whole = np.full((*var.shape, made.shape[-1]), NONE)
+            whole[part(spec, place, var.shape)] = made
+            out.append(whole)
+    return [union(out) for out in outs]
+
+
+def fold(eqn: Equation, known: list[Any]) -> list[Any]:
+    """What is known of the results of an equation without tangents, None for nothing.
+
+    Integers that depend on nothing are computed: the indices of gathers, slices and rolls. Of
+    floating values it is known where they are zero.
+    """
+    nothing: list[Any] = [None] * len(eqn.outputs)
+    if eqn.effects or eqn.bodies or any(v.size > _MOST_KNOWN for v in eqn.outputs):
+        return nothing
+    if any(is_inexact(v.dtype) for v in eqn.outputs):
+        return _zeros(eqn, known) if any(k is not None for k in known) else nothing
+    plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
+    if not plain or any(k is None or isinstance(k, Nonzero) for k in known):
+        return nothing
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(o) for o in bind(eqn, known)]
+
+
+def _zeros(eqn: Equation, known: list[Any]) -> list[Any]:
+    """A value that is not zero counts as one source, and a result that reads it may not be zero."""
+    found = [nonzero(k) for k in known]
+    shape = eqn.outputs[0].shape
+    if eqn.name in ("mul", "div"):  # 0 / b is 0
+        some = [f for f in (found if eqn.name == "mul" else found[:1]) if f is not None]
+        where = [np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*some)), shape)]
+    elif eqn.name in ELEMENTWISE and eqn.name not in _ZERO_AT_ZERO:
+        return [None]
+    else:
+        every = eqn.name in ELEMENTWISE
+        arrays: list[Sources] = [
+            np.where(True if f is None else f, 0, NONE)[..., None]
+            * np.ones((*a.shape, 1), np.int64)
+            if every or is_inexact(a.dtype)
+            else None
+            for a, f in zip(eqn.inputs, found, strict=True)
+        ]
+        if eqn.name in ("dot_general", "select_n"):
+            arrays[1 if eqn.name == "dot_general" else 0] = None
+        made = move(eqn, arrays, known)
+        if isinstance(made, str):
+            return [None] * len(eqn.outputs)
+        where = [(m != NONE).any(-1) for m in made]
+    return [None if w.all() else Nonzero(w) for w in where]
 
 
 def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
@@ -326,48 +429,27 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
 def spread(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
     """The sets of an equation that mixes: precise for products, else everything it reads."""
     if eqn.name == "dot_general":
-        return _product(eqn, arrays, known)  # type: ignore[return-value]
-    if eqn.name in ("cumsum", "cumlogsumexp", "cumprod", "cummax", "cummin"):
+        return [union([product(eqn, a, k, None) for k, a in enumerate(arrays) if a is not None])]
+    if eqn.name in _CUMULATIVE:
         array = arrays[0]
         assert array is not None
         found = joined(array, [eqn.params["axis"]], keep=True)
         return [np.broadcast_to(found, (*eqn.outputs[0].shape, found.shape[-1]))]
-    if eqn.name == "conv_general_dilated" and arrays[1] is None:
-        return [_convolved(eqn, arrays[0])]
+    if eqn.name == "conv_general_dilated" and arrays[0] is not None and arrays[1] is None:
+        return [convolved(eqn, arrays[0], None)]
     met = [np.unique(a[a != NONE]) for a in arrays if a is not None]
     all_of_them = np.unique(np.concatenate(met))
     return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
 
 
-def _convolved(eqn: Equation, array: Any) -> np.ndarray:
-    """The sets of a convolution: the elements under its kernel, in all channels of the input."""
-    p = eqn.params
-    dims = p["dimension_numbers"]
-    spatial = [eqn.inputs[1].shape[a] for a in dims.rhs_spec[2:]]
-    if p["batch_group_count"] != 1:
-        array = joined(array, [dims.lhs_spec[0]], keep=True)
-        array = np.broadcast_to(array, (*eqn.inputs[0].shape, array.shape[-1]))
-    moved = array.transpose([*dims.lhs_spec, array.ndim - 1])  # batch, channel, space, sources
-    flat = joined(moved, [1], keep=True)
-    config = [(0, 0, 0), (0, 0, 0)] + [
-        (lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["lhs_dilation"], strict=True)
-    ]
-    wide = np.stack([_padded(c, config) for c in np.moveaxis(flat, -1, 0)], -1)
-    shape = tuple(eqn.outputs[0].shape[a] for a in dims.out_spec)
-    parts = []
-    for offset in np.ndindex(*spatial):
-        at = tuple(
-            slice(o * d, o * d + (k - 1) * s + 1, s)
-            for o, d, k, s in zip(
-                offset, p["rhs_dilation"], shape[2:], p["window_strides"], strict=True
-            )
-        )
-        parts.append(wide[(slice(0, shape[0]), slice(None), *at)])
-    found = union(parts)
-    found = np.broadcast_to(found, (*shape, found.shape[-1]))
-    return found.transpose([*np.argsort(dims.out_spec), found.ndim - 1])
-
-
+_CUMULATIVE = ("cumsum", "cumlogsumexp", "cumprod", "cummax", "cummin")
+_ZERO_AT_ZERO = set(
+    """
+    abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type copy copy_p device_put
+    erf erf_inv expm1 floor imag log1p max min name neg pcast pvary real reduce_precision round
+    select_n sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
+    """.split()
+)
 _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "broadcast_in_dim": _moved(_broadcast_in_dim),
@@ -400,4 +482,9 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "unstack": _unstack,
     "tile": _moved(lambda e: lambda a: np.tile(a, e.params["reps"])),
     "dynamic_update_slice": _overwrite,
+    "conv_general_dilated": _conv,
+    "triangular_solve": _triangular,
+    "custom_linear_solve": _solve,
+    "shard_map": _sharded,
+    **dict.fromkeys(_CUMULATIVE, _cumulative),
 }

@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import jax
 import numpy as np
+
+from .._jaxpr import Var, is_inexact, is_traced, pattern
 
 NONE = -1
 MOST_SOURCES = 1 << 24  # of the sets of one variable; larger ones count as mixing
 
 Sources = np.ndarray | None
 Result = list[np.ndarray] | str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Nonzero:
+    """What is known of a floating value without a tangent: where it can be other than zero."""
+
+    where: np.ndarray
+
+
+def nonzero(known: Any) -> np.ndarray | None:
+    """Where a value can be other than zero, from what is known of it; None: everywhere."""
+    if known is None:
+        return None
+    return known.where if isinstance(known, Nonzero) else np.asarray(known) != 0
+
+
+def facts(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Any]:
+    """What an analysis may know of constants: integers, and where floating ones are not zero."""
+    out: dict[Var, Any] = {}
+    for var, value in zip(variables, values, strict=False):
+        if is_inexact(var.dtype):
+            if (where := pattern(value)) is not None:
+                out[var] = Nonzero(where)
+        elif not is_traced(value) and not jax.dtypes.issubdtype(var.dtype, jax.dtypes.extended):
+            out[var] = np.asarray(value)
+    return out
 
 
 def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -42,3 +73,19 @@ def joined(array: np.ndarray, axes: Sequence[int], keep: bool = False) -> np.nda
             (*(1 if a in axes else array.shape[a] for a in range(array.ndim - 1)), out.shape[-1])
         )
     return out
+
+
+def padded(a: np.ndarray, config: Any) -> np.ndarray:
+    """An array of numbers with NONE before, after and between its elements."""
+    for axis, (low, high, inner) in enumerate(config):
+        n = a.shape[axis]
+        shape = list(a.shape)
+        shape[axis] = max(n + (n - 1) * inner, 0) if n else 0
+        wide = np.full(shape, NONE)
+        wide[(slice(None),) * axis + (slice(None, None, inner + 1),)] = a
+        widths = [(0, 0)] * a.ndim
+        widths[axis] = (max(low, 0), max(high, 0))
+        wide = np.pad(wide, widths, constant_values=NONE)
+        stop = wide.shape[axis] - max(-high, 0)
+        a = wide[(slice(None),) * axis + (slice(max(-low, 0), stop),)]
+    return a

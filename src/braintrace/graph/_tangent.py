@@ -39,6 +39,7 @@ from ._sites import Site
 from ._step import Component, Step, components_of, join, split
 
 Array = jax.Array
+_SAME_IF_AS_LARGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "reduce_sum"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -81,6 +82,7 @@ def tangent_program(
     n_consts, n_inputs = len(program.consts), len(program.inputs)
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
+    ones = _ratios(program)
 
     def shape_of(v: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(v.shape, v.dtype)
@@ -99,6 +101,8 @@ def tangent_program(
         d_taps = list(flat[n_consts + n_inputs + len(components) :])
 
         def apply(eqn, vals, feed):
+            if eqn in ones:
+                return [jnp.ones(eqn.outputs[0].shape, eqn.outputs[0].dtype)], {}
             i = index.get(eqn)
             known = numbers.get(eqn)
             outs = _differentiated(eqn if known is None else marked(eqn, known), vals)
@@ -155,6 +159,20 @@ def _unmarked(linear: Program, program: Program) -> tuple[Program, dict[Equation
         if origin is not None:
             origins[plain] = origin
     return replace(linear, equations=tuple(equations)), origins
+
+
+def _ratios(program: Program) -> set[Equation]:
+    """The quotients of a value by itself, as in a softmax over one element."""
+    same: dict[Atom, Atom] = {}
+    found = set()
+    for eqn in program.equations:
+        read = [same.get(a, a) for a in eqn.inputs]
+        if eqn.name == "div" and read[0] is read[1]:
+            found.add(eqn)
+        elif eqn.name in _SAME_IF_AS_LARGE and isinstance(read[0], Var):
+            if read[0].size == eqn.outputs[0].size:
+                same[eqn.outputs[0]] = read[0]
+    return found
 
 
 def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
@@ -234,7 +252,7 @@ class Pushed:
         for eqn in program.equations:
             moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
             # A body computes values and tangents together: the values at zero tangents.
-            joint = eqn.bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
+            joint = eqn in bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
             known = given and all(o in given for o in eqn.outputs)
             if known and given:
                 self._primal.update((o, given[o]) for o in eqn.outputs)
@@ -242,7 +260,7 @@ class Pushed:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
             if moves and eqn not in cut:
-                chosen = [eqn.outputs[k] for k in bodies[eqn]] if eqn.bodies else eqn.outputs
+                chosen = [eqn.outputs[k] for k in bodies[eqn]] if eqn in bodies else eqn.outputs
                 moving.update(chosen)
                 self._linear.append((eqn, frozenset(chosen)))
 

@@ -43,6 +43,11 @@ class Bound:
             return _still(self.plain(eqn, values))
         return self._without(eqn, values, [i for i in range(len(values)) if (eqn, i) in self.held])
 
+    def apart(self, eqn: Equation, values: Values) -> Values:
+        """Along all paths that cross no operator."""
+        found = self.plain(eqn, values)
+        return _still(found) if eqn in self.inputs else found
+
     def without_input(
         self, equations: Collection[Equation]
     ) -> Callable[[Equation, Values], Values]:

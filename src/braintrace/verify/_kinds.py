@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._jaxpr import (
     Const,
@@ -49,8 +51,8 @@ _POINTWISE = set(
     abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clamp complex
     conj convert_element_type copy copy_p cos cosh digamma div erf erf_inv erfc exp exp2 expm1
     igamma igammac imag integer_pow lgamma log log1p logistic max min mul name neg
-    optimization_barrier polygamma pow real reduce_precision rem rsqrt select_n sin sinh sqrt square
-    sub tan tanh zeta
+    optimization_barrier pcast polygamma pow pvary real reduce_precision rem rsqrt select_n sin
+    sinh sqrt square sub tan tanh zeta
     """.split()
 )
 _FLAT = set(
@@ -78,6 +80,7 @@ INDEXED = {
     "scatter-max": 1,
 }
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
+CONTRACTIONS = {"dot_general", "conv_general_dilated"}
 WINDOWS = {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
 
@@ -100,6 +103,16 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
         return Kind.MOVES if single else Kind.SUMS
     if name in WINDOWS:
         return Kind.SUMS
+    if name in CONTRACTIONS and (name != "dot_general" or _is_known(eqn.inputs[1 - i], known)):
+        if name != "dot_general" and i == 1:
+            return Kind.MIXES
+        found = reads(eqn, i, pattern(eqn, 1 - i, known))
+        one, few = found.sum(1).max(initial=0) <= 1, found.sum(0).max(initial=0) <= 1
+        return Kind.MOVES if one else Kind.SUMS if few else Kind.MIXES
+    if name in ("triangular_solve", "custom_linear_solve") and i == len(eqn.inputs) - 1:
+        return Kind.POINTWISE if _divides(eqn, known) else Kind.MIXES
+    if name == "shard_map" and _all_pointwise(eqn):
+        return Kind.POINTWISE
     if name == "dot_general":
         contracted, batched = eqn.params["dimension_numbers"]
         if all(a.shape[n] == 1 for n in contracted[i]):
@@ -110,6 +123,48 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
     if name == "while":
         return Kind.LOOPS if _turns_apart(eqn, moving) else Kind.MIXES
     return Kind.POINTWISE if _pushes_pointwise(eqn) else Kind.MIXES
+
+
+def pattern(eqn: Equation, i: int, known: Mapping[Var, Any]) -> Any:
+    """An operand as ones, with zeros where it is known to be zero."""
+    a = eqn.inputs[i]
+    if not _is_known(a, known):
+        return jnp.ones(a.shape)
+    return (jnp.asarray(a.value if isinstance(a, Const) else known[a]) != 0).astype(float)
+
+
+def reads(eqn: Equation, i: int, other: Any) -> np.ndarray:
+    """Which elements of operand `i` each result of a contraction reads."""
+    shape = eqn.inputs[i].shape
+    size = int(np.prod(shape, dtype=np.int64))
+    one = lambda c: bind(eqn, [c, other] if i == 0 else [other, c])[0]
+    out = jax.vmap(one)(jnp.eye(size).reshape(size, *shape))
+    return np.asarray(out).reshape(size, -1).T != 0
+
+
+def _divides(eqn: Equation, known: Mapping[Var, Any]) -> bool:
+    """Whether a solve by a known matrix divides each element by a number."""
+    if not all(_is_known(a, known) for a in eqn.inputs[:-1]):
+        return False
+    values = [a.value if isinstance(a, Const) else known[a] for a in eqn.inputs[:-1]]
+    shape, size = eqn.inputs[-1].shape, int(np.prod(eqn.inputs[-1].shape, dtype=np.int64))
+    out = jax.vmap(lambda c: bind(eqn, [*values, c])[0])(jnp.eye(size).reshape(size, *shape))
+    matrix = np.asarray(out).reshape(size, size)
+    return not (matrix - np.diag(np.diag(matrix))).any()
+
+
+def summands(eqn: Equation) -> float:
+    """How many elements a result of a sum or product reads; infinity for what is neither."""
+    shape, p = eqn.inputs[0].shape, eqn.params
+    if eqn.name in REDUCTIONS:
+        sizes: Sequence[int] = [shape[n] for n in p["axes"]]
+    elif eqn.name in WINDOWS:
+        sizes = p["window_dimensions"]
+    elif eqn.name == "dot_general":
+        sizes = [shape[n] for n in p["dimension_numbers"][0][0]]
+    else:
+        return np.inf
+    return int(np.prod(sizes, dtype=np.int64))
 
 
 def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:

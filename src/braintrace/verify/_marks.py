@@ -17,7 +17,19 @@ from jax import lax
 
 from .._jaxpr import Const, Equation, Program, Var, bind, bind_forward, is_inexact, trace
 from ..ops import ETPPrimitive
-from ._kinds import INDEXED, REDUCTIONS, WINDOWS, Kind, constants, kind_of, loop_body, unknown_axes
+from ._kinds import (
+    CONTRACTIONS,
+    INDEXED,
+    REDUCTIONS,
+    WINDOWS,
+    Kind,
+    constants,
+    kind_of,
+    loop_body,
+    pattern,
+    reads,
+    unknown_axes,
+)
 from ._unroll import written_out
 
 OWN = "own"
@@ -62,9 +74,10 @@ def kept_links(eqn: Equation, i: int, kind: Kind, known: Known) -> list[Any]:
         return [OWN] * len(eqn.outputs)
     if kind is Kind.LOOPS:
         return _looped(eqn, i)
+    if eqn.name in CONTRACTIONS and kind in (Kind.MOVES, Kind.SUMS):
+        return [reads(eqn, i, pattern(eqn, 1 - i, known))]
     if kind is Kind.MOVES:
-        ones = eqn.name == "dot_general"  # the other factor of a product lets all pass
-        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, ones))
+        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, False))
     if kind is Kind.CHOOSES and eqn.name == "sort":
         n = eqn.params["dimension"]
         along = lambda c: [jnp.broadcast_to(c.sum(n, keepdims=True), c.shape)]

@@ -28,8 +28,8 @@ Array = jax.Array
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DenseStep:
-    """The derivatives of one step; `F`, `Y` have one entry per steady operator, `f`, `ct` one per
-    traced operator (the first of them).
+    """The derivatives of one step; `F`, `Y` have one entry per steady operator, `D`, `f`, `ct` one
+    per traced operator (the first of them).
 
     loss gradients `g` = dL/dθ, `l` = dL/dh, `ct` = dL/dy, all exact inside the step;
     `A` = dh'/dh, `B` = dh'/dθ, `F` = dh'/dy exact; `D` = dh'/dh along the paths D-RTRL keeps;
@@ -45,7 +45,7 @@ class DenseStep:
     A: np.ndarray
     B: np.ndarray
     F: tuple[np.ndarray, ...]
-    D: np.ndarray
+    D: tuple[np.ndarray, ...]
     f: tuple[np.ndarray, ...]
     Y: tuple[np.ndarray, ...]
     lam: np.ndarray
@@ -124,7 +124,13 @@ def observe(
         cut = jacobian(lambda v, e=equations: run(h=v, apply=bound.without_input(e))[0])(h)
         lam = jnp.where(group[step.leaf_of()[element]] == i, cut, lam)
     l_set, mu = at_exits(step, sets, [step.cut[i] for i in group], bound, h, others, args)
-    D = jnp.where(step.kept[np.ix_(element, element)], D, 0)
+    D = [jnp.where(step.kept[np.ix_(element, element)], D, 0)] * n
+    if step.channels:  # their sums are kept
+        wide = lambda h, taps: run(theta, h, taps, bound.apart)[1]
+        whole, tails = jacobian(wide, (0, 1))(h, taps[:n])
+        chosen = [o in step.channels for o in step.traced]
+        D = [whole if c else d for c, d in zip(chosen, D, strict=True)]
+        f = [t if c else old for c, t, old in zip(chosen, tails, f, strict=True)]
     found = dict(
         g=g,
         l=l,
@@ -132,7 +138,7 @@ def observe(
         A=A,
         B=B,
         F=tuple(F),
-        D=D,
+        D=tuple(D),
         f=tuple(f),
         Y=tuple(Y),
         lam=lam,

@@ -15,13 +15,16 @@ from typing import Any
 import brainstate
 import jax
 import numpy as np
+from scipy.sparse import csgraph
 
 from .._jaxpr import Equation, Program, Var, inner_equations
-from ._kinds import Kind, constants, kind_of
-from ._marks import kept_links, propagate, sources, structure, times
+from ._kinds import Kind, constants, kind_of, summands
+from ._marks import OWN, kept_links, propagate, sources, structure, times
 from ._operators import Operator, find_operators, fold, reach
 from ._sequence import Path, StepFn, traced_step
 from ._unroll import written_out
+
+MOST = 64  # elements that are summed within a channel, and state elements of one
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,7 +107,12 @@ class Structure:
         self.operators = find_operators(written)
         self._matrices: dict[tuple[Equation, int, bool], list[Any]] = {}
         self.held = self._held()
-        reached = [o for o in self.operators if o.steady and self.reads([o.y]).any()]
+        self.channels = [o for o in self.operators if o.steady and self._stays_apart(o)]
+        reached = [
+            o
+            for o in self.operators
+            if o.steady and (o in self.channels or self.reads([o.y]).any())
+        ]
         self.traced = reached
         self.steady = [*reached, *(o for o in self.operators if o.steady and o not in reached)]
         self.kept = self._kept()
@@ -175,10 +183,39 @@ class Structure:
             [s.positions for s in self.hidden] or none
         )
 
-    def reads(self, variables: Sequence[Var], all_paths: bool = False) -> np.ndarray:
+    def _stays_apart(self, o: Operator) -> bool:
+        """Whether sums and products are kept for an operator, since they stay within a channel.
+
+        So it is if something would be held, nothing but sums and products of a few elements, and
+        each output element reaches a few state elements which no other one reaches; or, for an
+        operator that would reach no state, if those that meet are one of several channels.
+        """
+        step = self.reads([s.entry for s in self.hidden], all_paths=True, crossing=False)
+        reached = closed(step, self.reads([o.y], all_paths=True, crossing=False))
+        if not reached.any() or reached.sum(0).max() > MOST:
+            return False
+        if reached.sum(1).max() > 1:
+            by_weight = [structure(o.equation, k, self.known)[0] for k in o.trained]
+            copies = max(1 if m is OWN else m.sum(0).max() for m in by_weight)
+            columns = reached[:, reached.any(0)].T.astype(float)
+            if self.reads([o.y]).any() or _parts(columns @ columns.T) <= copies:
+                return False
+        moving: set[Any] = {o.y}
+        moving |= {self.hidden[k].entry for k in set(self.leaf_of()[reached.any(1)].tolist())}
+        operators = {p.equation for p in self.operators}
+        for e in self.program.equations:
+            if e not in operators and e.name != "stop_gradient" and moving & set(e.inputs):
+                moving.update(v for v in e.outputs if v.is_inexact)
+        held = [e for e, i in self.held if e.inputs[i] in moving]
+        return bool(held) and all(summands(e) <= MOST for e in held)
+
+    def reads(
+        self, variables: Sequence[Var], all_paths: bool = False, crossing: bool | None = None
+    ) -> np.ndarray:
         """Which elements of the variables each exit element reads, along the kept paths or along
-        `all_paths`: (exits, elements)."""
-        cut = set() if all_paths else {o.equation for o in self.operators}
+        `all_paths`, `crossing` operators or not: (exits, elements)."""
+        crossing = all_paths if crossing is None else crossing
+        cut = set() if crossing else {o.equation for o in self.operators}
 
         def links(eqn: Equation, i: int) -> list[Any]:
             if eqn in cut or (not all_paths and (eqn, i) in self.held):
@@ -279,6 +316,11 @@ class Structure:
                 found = closed(self.kept, found | direct | times(everything, found))
             out.append(found)
         return out
+
+
+def _parts(meets: np.ndarray) -> int:
+    """How many parts of a graph are connected."""
+    return csgraph.connected_components(meets)[0]
 
 
 def _made(places: Sequence[tuple[Equation, int]]) -> list[Var]:

@@ -54,6 +54,7 @@ class PerWeight(NoTrace):
 
     def __init__(self, seen: Dense):
         self.E = np.zeros_like(seen.steps[0].B)
+        self.parts = [self.E for _ in seen.steps[0].f]  # one per operator
 
     def recall(self, lam: np.ndarray) -> Any:
         return lam @ self.E
@@ -62,11 +63,9 @@ class PerWeight(NoTrace):
         return s.g + self.recall(s.lam)
 
     def advance(self, s: DenseStep) -> None:
-        self.E = s.D @ self.E + drive(s)
-
-
-def drive(s: DenseStep) -> Any:
-    return sum(f @ Y for f, Y in zip(s.f, s.Y, strict=False))
+        pairs = zip(s.D, self.parts, s.f, s.Y, strict=False)
+        self.parts = [D @ E + f @ Y for D, E, f, Y in pairs]
+        self.E = sum(self.parts, np.zeros_like(self.E))
 
 
 class Everything(PerWeight):
@@ -137,7 +136,8 @@ class Factored(NoTrace):
         self.t += 1
         self.X = [self.a_x * X + Y for X, Y in zip(self.X, s.Y, strict=False)]
         a = self.a_f
-        self.e = [a * s.D @ e + (1 - a) * f for e, f in zip(self.e, s.f, strict=True)]
+        pairs = zip(s.D, self.e, s.f, strict=True)
+        self.e = [a * D @ e + (1 - a) * f for D, e, f in pairs]
 
 
 def no_factors(seen: Dense) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -1,0 +1,75 @@
+"""Operators whose sums stay within a channel, and may be followed where D-RTRL cuts them.
+
+The places of a short convolution that are added up and fan out over the state of their channel, or
+the key axis of a matrix memory that is read and corrected column by column: behind such a sum a
+single output element meets no other one, so following it costs a bounded number of slots per output
+element. A mean over a layer lets all of them meet, and stays cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from ._influence import MOST_SLOTS, Cut
+from ._sets import NONE
+from ._sites import Site
+
+
+def meet(cuts: Iterable[Cut], reached: sparse.csr_matrix, first: int) -> bool:
+    """Whether results of what is cut would read several output elements of an operator.
+
+    Args:
+        cuts: what is cut.
+        reached: (state element, output element), what is reached while it is.
+        first: the source number of the first output element.
+    """
+    count = np.diff(reached.indptr)
+    if count.max(initial=0) > 1:
+        return True
+    n, n_y = reached.shape
+    of = np.full(first + n_y + 1, NONE)  # the output element behind each source; the last is none
+    of[:n][count == 1] = reached.indices
+    of[first : first + n_y] = np.arange(n_y)
+    for cut in cuts:
+        if cut.rows is not None and cut.rows.shape[-1]:
+            known = (cut.rows != NONE) & (cut.rows < first + n_y)
+            found = of[np.where(known, cut.rows, first + n_y)]
+            low = np.where(found == NONE, n_y, found).min(-1)
+            if (found.max(-1) > low).any():
+                return True
+    return False
+
+
+def stays_apart(
+    step: sparse.csr_matrix, direct: sparse.csr_matrix, site: Site, traced: bool
+) -> sparse.csr_matrix | None:
+    """The state elements that each output element reaches in any number of steps, if few.
+
+    They may be followed if no two output elements ever meet in one; or, for an operator without
+    a trace otherwise, if those that meet are a channel, one of several.
+
+    Args:
+        step: (state element, state element), all edges of a step.
+        direct: (state element, output element), all edges from the output.
+        site: the operator.
+        traced: whether it has a trace already if sums are cut.
+    """
+    reached = direct
+    while True:
+        if np.diff(reached.tocsc().indptr).max(initial=0) > MOST_SLOTS:
+            return None
+        more = ((step @ reached) + reached).astype(bool)
+        if more.nnz == reached.nnz:
+            break
+        reached = more
+    if np.diff(reached.indptr).max(initial=0) <= 1:
+        return reached
+    used = np.flatnonzero(np.diff(reached.tocsc().indptr))
+    meeting, _ = csgraph.connected_components(reached[:, used].T.astype(int) @ reached[:, used])
+    op = site.operator
+    alike = max(int(np.prod(op.free_shape(key), dtype=np.int64)) for key in op.shapes)
+    return reached if not traced and meeting > alike else None

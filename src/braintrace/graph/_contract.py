@@ -1,0 +1,146 @@
+"""Products and convolutions: which elements of the moving operand each result reads.
+
+A result reads all elements along the contracted axes, but for those that meet a zero of the other
+operand which is known at compile time (a diagonal, a permutation, one-hot rows). An equation that
+reads one element per result moves it; one that takes each element to one result is a sum; what
+does neither mixes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._jaxpr import Equation
+from ._sets import NONE, joined, nonzero, padded, union
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Contraction:
+    """How many elements a result reads at most, and whether an element goes to several results.
+
+    `table` is (batch, result, read): places along the contracted axes, None for all of them.
+    """
+
+    reads: int
+    fans: bool
+    table: np.ndarray | None = None
+
+    @property
+    def sums(self) -> bool:
+        return self.reads > 1 and not self.fans
+
+    @property
+    def mixes(self) -> bool:
+        return self.reads > 1 and self.fans
+
+
+def contraction(eqn: Equation, side: int, known: list[Any]) -> Contraction:
+    """What a `dot_general` does to its moving operand `side`."""
+    contract, batch, free = _axes(eqn)
+    other = eqn.inputs[1 - side].shape
+    where = nonzero(known[1 - side])
+    if where is None:
+        return Contraction(
+            _size(other[a] for a in contract[1 - side]), any(other[a] > 1 for a in free[1 - side])
+        )
+    order = (batch[1 - side], free[1 - side], contract[1 - side])
+    where = where.transpose([a for axes in order for a in axes])
+    where = where.reshape([_size(other[a] for a in axes) for axes in order])
+    count = where.sum(-1)
+    reads = int(count.max(initial=0))
+    places = np.argsort(~where, axis=-1, kind="stable")[..., :reads]
+    table = np.where(np.arange(reads) < count[..., None], places, NONE)
+    return Contraction(reads, bool((where.sum(1) > 1).any()), table)
+
+
+def _axes(eqn: Equation) -> tuple[Any, Any, list[list[int]]]:
+    contract, batch = eqn.params["dimension_numbers"]
+    free = [
+        [i for i in range(len(a.shape)) if i not in contract[k] and i not in batch[k]]
+        for k, a in enumerate(eqn.inputs)
+    ]
+    return contract, batch, free
+
+
+def _size(shape: Any) -> int:
+    return int(np.prod(list(shape), dtype=np.int64))
+
+
+def product(eqn: Equation, array: np.ndarray, side: int, table: np.ndarray | None) -> np.ndarray:
+    """The sets of a `dot_general`, from its operand `side`."""
+    contract, batch, free = _axes(eqn)
+    order = (batch[side], free[side], contract[side])
+    head, own, along = ([array.shape[a] for a in axes] for axes in order)
+    moved = array.transpose([*(a for axes in order for a in axes), array.ndim - 1])
+    moved = moved.reshape((_size(head), _size(own), _size(along), array.shape[-1]))
+    if table is None:
+        found = joined(moved, [2], keep=True)
+        other = [1] * len(free[1 - side])
+    else:
+        found = moved[np.arange(len(table))[:, None, None], :, np.maximum(table, 0)]
+        found = np.where((table == NONE)[..., None, None], NONE, found)
+        found = found.transpose(0, 3, 1, 2, 4)  # batch, own, result, read, sources
+        found = union([found.reshape((*found.shape[:3], -1))])
+        other = [eqn.inputs[1 - side].shape[a] for a in free[1 - side]]
+    found = found.transpose(0, 2, 1, 3) if side else found
+    wide = [*head, *(other + own if side else own + other), found.shape[-1]]
+    return np.broadcast_to(found.reshape(wide), (*eqn.outputs[0].shape, found.shape[-1]))
+
+
+def kernel(eqn: Equation, known: list[Any]) -> Contraction:
+    """What a `conv_general_dilated` does to its moving image."""
+    dims, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
+    if eqn.params["batch_group_count"] != 1:
+        return Contraction(2, True)
+    shape = [eqn.inputs[1].shape[a] for a in dims.rhs_spec]
+    where = nonzero(known[1])
+    where = np.ones(shape, bool) if where is None else where.transpose(dims.rhs_spec)
+    reads = int(where.reshape(shape[0], -1).sum(1).max(initial=0))
+    heard = where.any(tuple(range(2, where.ndim))).reshape(groups, -1, shape[1]).sum(1)
+    p = eqn.params
+    sizes = zip(dims.out_spec[2:], shape[2:], p["window_strides"], p["rhs_dilation"], strict=True)
+    overlap = any(d > 1 for d in p["lhs_dilation"]) or any(
+        eqn.outputs[0].shape[a] > 1 and (k - 1) * d >= s for a, k, s, d in sizes
+    )
+    return Contraction(reads, overlap or bool((heard > 1).any()))
+
+
+def convolved(eqn: Equation, array: np.ndarray, known: list[Any] | None) -> np.ndarray:
+    """The sets of a convolution: the elements under its kernel, in all channels of the input, or
+    without those that meet a zero of the kernel if it is `known`."""
+    p = eqn.params
+    dims = p["dimension_numbers"]
+    size = [eqn.inputs[1].shape[a] for a in dims.rhs_spec]
+    if p["batch_group_count"] != 1:
+        array = joined(array, [dims.lhs_spec[0]], keep=True)
+        array = np.broadcast_to(array, (*eqn.inputs[0].shape, array.shape[-1]))
+    moved = array.transpose([*dims.lhs_spec, array.ndim - 1])  # batch, channel, space, sources
+    if known is None:
+        moved, where, first = joined(moved, [1], keep=True), np.ones((1, 1, *size[2:]), bool), [0]
+    else:
+        found = nonzero(known[1])
+        where = np.ones(size, bool) if found is None else found.transpose(dims.rhs_spec)
+        group = size[0] // p["feature_group_count"]
+        first = np.arange(size[0]) // group * size[1]  # the first channel of each result's group
+    config = [(0, 0, 0), (0, 0, 0)] + [
+        (lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["lhs_dilation"], strict=True)
+    ]
+    wide = np.stack([padded(c, config) for c in np.moveaxis(moved, -1, 0)], -1)
+    shape = tuple(eqn.outputs[0].shape[a] for a in dims.out_spec)
+    parts = []
+    for channel, *offset in np.argwhere(where.any(0)):
+        at = tuple(
+            slice(o * d, o * d + (k - 1) * s + 1, s)
+            for o, d, k, s in zip(
+                offset, p["rhs_dilation"], shape[2:], p["window_strides"], strict=True
+            )
+        )
+        part = wide[(slice(0, shape[0]), slice(None), *at)][:, np.asarray(first) + channel]
+        reads = where[(slice(None), channel, *offset)].reshape(1, -1, *[1] * (part.ndim - 2))
+        parts.append(np.where(reads, part, NONE))
+    found = union(parts) if parts else np.full((*shape, 0), NONE)
+    found = np.broadcast_to(found, (*shape, found.shape[-1]))
+    return found.transpose([*np.argsort(dims.out_spec), found.ndim - 1])
