@@ -1,12 +1,12 @@
 """The learner: a thin stateful shell around the engine."""
 
+from ..rules import ETraceConfig as ETraceConfig
 from ._algorithm import EligibilityTrace as EligibilityTrace
 from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ._checkpoint import Checkpoint as Checkpoint
 from ._compile import ETraceVmap as ETraceVmap
 from ._compile import compile as compile
-from ._config import ETraceConfig as ETraceConfig
 from ._data import MultiStepData as MultiStepData
 from ._data import SingleStepData as SingleStepData
 from ._dni import DNI as DNI

@@ -26,7 +26,16 @@ from ..graph import (
     Outside,
     Traces,
 )
-from ..rules import Forward, Kronecker, RankOne, Rule, Whole, by_group, with_signal
+from ..rules import (
+    ETraceConfig,
+    Forward,
+    Kronecker,
+    RankOne,
+    Rule,
+    Whole,
+    by_group,
+    with_signal,
+)
 from ._around import Around, around, stand_in, trace_step
 from ._batch import (
     Shapes,
@@ -53,7 +62,6 @@ from ._checks import (
     shape_of,
     shape_of_example,
 )
-from ._config import ETraceConfig
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
+from ..rules import ETraceConfig
 from ._algorithm import ETraceAlgorithm, cleared
 from ._beginning import LAST, begin_again
 from ._checkpoint import CheckpointMixin
 from ._checks import check_exact
-from ._config import ETraceConfig
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin

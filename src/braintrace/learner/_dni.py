@@ -12,7 +12,7 @@ from jax import lax
 
 from ..engine import Values
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph
-from ._config import ETraceConfig
+from ..rules import ETraceConfig
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
 from ._synthetic import SyntheticGradient, guessed, no_synthesizer, run_window

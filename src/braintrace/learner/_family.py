@@ -6,12 +6,10 @@ from typing import Any
 
 import brainstate
 
+from .. import rules
 from .._errors import message
 from ..graph import ControlFlowPolicy
 from ._algorithm import ETraceVjpAlgorithm
-from ._built import rule_of
-from ._config import ETraceConfig
-from ._options import check_fraction, trace_type
 from ._presets import IODimVjpAlgorithm, ParamDimVjpAlgorithm, SnAp, pp_prop
 
 
@@ -54,21 +52,9 @@ class EProp(ParamDimVjpAlgorithm):
         trace_dtype: Any = None,
         **options: Any,
     ):
-        self.kappa_filter_decay = check_fraction("kappa_filter_decay", kappa_filter_decay)
-        if feedback not in ("symmetric", "random"):
-            raise ValueError(
-                message(
-                    f"feedback={feedback!r}.",
-                    why="the learning signal is the loss's own derivative, or a random projection",
-                    do="choose 'symmetric' or 'random'",
-                )
-            )
+        config = rules.eprop(feedback, kappa_filter_decay, random_feedback_key).config
+        self.kappa_filter_decay = float(kappa_filter_decay)
         self.feedback, self.feedback_scale = feedback, feedback_scale
-        config = ETraceConfig(
-            learning_signal="symmetric" if feedback == "symmetric" else "random_feedback",
-            trace_filter="kappa",
-            kappa=self.kappa_filter_decay,
-        )
         super().__init__(
             model,
             name,
@@ -108,12 +94,8 @@ class RFLO(ParamDimVjpAlgorithm):
         feedback_scale: float = 1.0,
         trace_dtype: Any = None,
     ):
-        self.leak = None if leak is None else check_fraction("leak", leak)
-        config = ETraceConfig(
-            temporal_recursion="jacobian" if self.leak is None else "scalar_leak",
-            decay=self.leak,
-            learning_signal="symmetric" if random_feedback_key is None else "random_feedback",
-        )
+        config = rules.rflo(leak, random_feedback_key).config
+        self.leak = None if leak is None else float(leak)
         super().__init__(
             model,
             name,
@@ -198,10 +180,8 @@ class OTTT(IODimVjpAlgorithm):
         trace_dtype: Any = None,
         control_flow: ControlFlowPolicy | None = None,
     ):
-        _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
-        self.mode, self.leak = mode, check_fraction("leak", leak, zero=False)
-        decay = (self.leak if mode == "A" else 0.0, 0.0)
-        config = ETraceConfig("io_factorized", decay=decay)
+        config = rules.ottt(mode, leak=leak).config
+        self.mode, self.leak = mode, float(leak)
         super().__init__(
             model,
             name=name,
@@ -241,27 +221,15 @@ class OTPE(ETraceVjpAlgorithm):
         trace_dtype: Any = None,
         control_flow: ControlFlowPolicy | None = None,
     ):
-        _check_mode(mode, {"full": "a trace per weight", "approx": "two factors"})
-        self.mode, self.leak = mode, check_fraction("leak", leak, zero=False)
-        if trace_clip_abs is not None and (mode == "approx" or not trace_clip_abs > 0):
-            raise ValueError(
-                message(
-                    f"trace_clip_abs={trace_clip_abs} in mode {mode!r}.",
-                    why="it bounds the traces of weights, from above and below",
-                    do="pass a positive number, and mode='full'",
-                )
-            )
-        self.trace_clip_abs = trace_clip_abs
-        if mode == "full":
-            config = ETraceConfig(temporal_recursion="scalar_leak", decay=self.leak)
-        else:
-            config = ETraceConfig("io_factorized", "scalar_leak", decay=self.leak, normalized=False)
+        clip = {"trace_clip_abs": trace_clip_abs, "trace_dtype": trace_dtype}
+        rule = rules.otpe(mode, leak=leak, **clip)
+        self.mode, self.leak, self.trace_clip_abs = mode, float(leak), trace_clip_abs
         super().__init__(
             model,
-            rule_of(config, trace_dtype=trace_type(trace_dtype), most=trace_clip_abs),
+            rule.record,
             name=name,
             vjp_method=vjp_method,
-            config=config,
+            config=rule.config,
             control_flow=control_flow,
         )
 
@@ -281,7 +249,7 @@ class STLLR(ETraceVjpAlgorithm):
     """
 
     __module__ = "braintrace"
-    windows = "the pairing of a sensitivity with later inputs is no derivative of the loss"
+    windows = rules.NO_PAIRING
 
     def __init__(
         self,
@@ -294,22 +262,10 @@ class STLLR(ETraceVjpAlgorithm):
         vjp_method: str = "single-step",
         trace_dtype: Any = None,
     ):
-        self.leak_pre = check_fraction("leak_pre", leak_pre)
-        self.leak_post = check_fraction("leak_post", leak_post)
-        self.alpha_pre, self.alpha_post = float(alpha_pre), float(alpha_post)
-        config = ETraceConfig(
-            "paired",
-            "scalar_leak",
-            decay=(self.leak_pre, self.leak_post),
-            alphas=(self.alpha_pre, self.alpha_post),
-        )
-        super().__init__(
-            model,
-            rule_of(config, trace_dtype=trace_type(trace_dtype)),
-            name=name,
-            vjp_method=vjp_method,
-            config=config,
-        )
+        rule = rules.stllr(leak_pre, leak_post, alpha_pre, alpha_post, trace_dtype=trace_dtype)
+        self.leak_pre, self.leak_post = map(float, (leak_pre, leak_post))
+        self.alpha_pre, self.alpha_post = map(float, (alpha_pre, alpha_post))
+        super().__init__(model, rule.record, name=name, vjp_method=vjp_method, config=rule.config)
 
 
 class NoTrace(ETraceVjpAlgorithm):
@@ -331,16 +287,5 @@ class NoTrace(ETraceVjpAlgorithm):
         name: str | None = None,
         vjp_method: str = "single-step",
     ):
-        config = ETraceConfig("none")
-        super().__init__(model, rule_of(config), name=name, vjp_method=vjp_method, config=config)
-
-
-def _check_mode(mode: Any, known: dict[str, str]) -> None:
-    if mode not in known:
-        raise ValueError(
-            message(
-                f"mode={mode!r}.",
-                why="; ".join(f"{k!r}: {v}" for k, v in known.items()),
-                do=f"choose one of {', '.join(map(repr, known))}",
-            )
-        )
+        rule = rules.no_trace()
+        super().__init__(model, rule.record, name=name, vjp_method=vjp_method, config=rule.config)

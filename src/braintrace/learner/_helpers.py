@@ -8,7 +8,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ._options import check_fraction, key_of
+from ..rules import check_fraction, key_of
 
 Array = jax.Array
 

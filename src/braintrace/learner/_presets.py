@@ -6,14 +6,12 @@ from typing import Any
 
 import brainstate
 
+from .. import rules
 from .._errors import message
 from ..frontend import check_crossings
 from ..graph import MOST_ENTRIES, ControlFlowPolicy
-from ..rules import Forward
+from ..rules import MEMORY_LIMIT, ETraceConfig, check_config, crossings_of, rule_of, trace_type
 from ._algorithm import ETraceVjpAlgorithm
-from ._built import crossings_of, rule_of
-from ._config import ETraceConfig, check_config
-from ._options import decay_of, trace_type
 
 
 class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
@@ -123,16 +121,7 @@ class IODimVjpAlgorithm(ETraceVjpAlgorithm):
                     do="pass a float in [0, 1), an integer >= 1, or a pair of these",
                 )
             )
-        pair = decay_or_rank if isinstance(decay_or_rank, (tuple, list)) else (decay_or_rank,) * 2
-        if len(pair) != 2:
-            raise ValueError(
-                message(
-                    f"decay_or_rank has {len(pair)} entries.",
-                    why="there is one decay for the input and one for the tail",
-                    do="pass one number, or a pair of numbers",
-                )
-            )
-        default = ETraceConfig("io_factorized", decay=tuple(decay_of(d) for d in pair))
+        default = rules.pp_prop(decay_or_rank).config
         config = check_config(type(self).__name__, config, default, self.signals)
         self.decay_x, self.decay_f = config.decay
         dtype = trace_type(trace_dtype)
@@ -162,8 +151,6 @@ class pp_prop(IODimVjpAlgorithm):
 
 
 ES_D_RTRL = pp_prop
-
-_MEMORY_LIMIT = 4 << 30
 
 
 class SnAp(ParamDimVjpAlgorithm):
@@ -198,7 +185,7 @@ class SnAp(ParamDimVjpAlgorithm):
         fast_solve: bool = True,
         snap_max_jacobian_elements: int = 1 << 24,
         trace_dtype: Any = None,
-        memory_limit: int | None = _MEMORY_LIMIT,
+        memory_limit: int | None = MEMORY_LIMIT,
         chunked_trace: bool = True,
         control_flow: ControlFlowPolicy | None = None,
     ):
@@ -249,14 +236,15 @@ class RTRL(ETraceVjpAlgorithm):
         model: brainstate.nn.Module,
         name: str | None = None,
         vjp_method: str = "single-step",
-        memory_limit: int | None = _MEMORY_LIMIT,
+        memory_limit: int | None = MEMORY_LIMIT,
         at_once: int = 4096,
     ):
+        rule = rules.rtrl(memory_limit=memory_limit, at_once=at_once)
         super().__init__(
             model,
-            Forward(at_once),
+            rule.record,
             name=name,
             vjp_method=vjp_method,
-            memory_limit=memory_limit,
-            config=ETraceConfig("everything", recurrence_scope="coupled"),
+            memory_limit=rule.memory_limit,
+            config=rule.config,
         )

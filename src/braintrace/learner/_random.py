@@ -10,25 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .. import rules
 from .._jaxpr import is_traced
 from ..engine import Values, new_hidden
 from ..graph import MOST_ENTRIES, ControlFlowPolicy
 from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
-from ._built import rule_of
-from ._config import ETraceConfig
-
-
-def _check_eps(name: str, value: float) -> None:
-    if not np.float32(value) > 0:
-        raise ValueError(
-            message(
-                f"{name}={value}.",
-                why="it keeps the norms that are divided by from being zero, in float32 too",
-                do="pass a positive number such as 1e-12",
-            )
-        )
 
 
 class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
@@ -61,17 +48,15 @@ class RandomProjectionVjpAlgorithm(ETraceVjpAlgorithm):
         projection_eps: float = 1e-12,
         snap_max_jacobian_elements: int = MOST_ENTRIES,
     ):
-        _check_eps("projection_eps", projection_eps)
+        rule = rules.uoro(projection_key, projection_eps=projection_eps)
         self.fast_solve, self.projection_eps = fast_solve, float(projection_eps)
-        config = ETraceConfig("random_projection", recurrence_scope="coupled")
-        rule = rule_of(config, key=projection_key, eps=self.projection_eps)
         super().__init__(
             model,
-            rule,
+            rule.record,
             name=name,
             vjp_method=vjp_method,
             snap_max_jacobian_elements=snap_max_jacobian_elements,
-            config=config,
+            config=rule.config,
             control_flow=control_flow,
         )
 
@@ -107,10 +92,8 @@ class KFRTRL(ETraceVjpAlgorithm):
         vjp_method: str = "single-step",
         eps: float = 1e-12,
     ):
-        _check_eps("eps", eps)
-        config = ETraceConfig("kronecker", recurrence_scope="coupled")
-        rule = rule_of(config, key=key, eps=float(eps))
-        super().__init__(model, rule, name=name, vjp_method=vjp_method, config=config)
+        rule = rules.kf_rtrl(key, eps=eps)
+        super().__init__(model, rule.record, name=name, vjp_method=vjp_method, config=rule.config)
 
     def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
         """Allocate zero factors; samples of a batch have their own if they are independent."""

@@ -106,3 +106,38 @@ def trace_type(dtype: Any) -> Any:
             )
         )
     return jnp.dtype(dtype)
+
+
+def check_count(name: str, value: Any, what: str) -> int:
+    """A positive integer."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            message(
+                f"{name} is a {type(value).__name__}.",
+                why=f"it counts {what}",
+                do="pass a positive integer",
+            )
+        )
+    if value < 1:
+        raise ValueError(
+            message(
+                f"{name}={value}.",
+                why=f"it counts {what}, one at least",
+                do="pass a positive integer",
+            )
+        )
+    return int(value)
+
+
+def check_limit(limit: Any) -> int | None:
+    """A number of bytes, or None."""
+    whole = isinstance(limit, (int, np.integer)) and not isinstance(limit, bool)
+    if limit is not None and not (whole and limit >= 0):
+        raise (ValueError if whole else TypeError)(
+            message(
+                f"memory_limit={limit!r}.",
+                why="it counts the bytes that traces may need",
+                do="pass a number of bytes such as 4 * 2**30, or None for no limit",
+            )
+        )
+    return None if limit is None else int(limit)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..rules import (
-    Feedback,
-    Forward,
-    Kronecker,
-    RankOne,
-    Rule,
-    Whole,
-    factored,
-    leak,
-    paired,
-    per_weight,
-    untraced,
-)
 from ._config import ETraceConfig
+from ._factored import factored
+from ._immediate import paired, untraced
+from ._kept import leak
 from ._options import key_of
+from ._per_weight import per_weight
+from ._rule import Feedback, Forward, Kronecker, RankOne, Rule, Whole
 
 
 def rule_of(

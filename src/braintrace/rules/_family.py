@@ -1,0 +1,322 @@
+"""The rules by name: each function checks its options and makes the rule.
+
+`RULES` is the one table of names. The equations are in `docs/rules.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._errors import message
+from ._built import crossings_of, rule_of
+from ._config import ETraceConfig
+from ._learning_rule import LearningRule
+from ._modulated import decolle, osttp, three_factor
+from ._options import check_count, check_fraction, check_limit, decay_of, trace_type
+from ._rule import Forward
+
+MEMORY_LIMIT = 4 << 30
+MOST_FOLLOWED = 1 << 24
+NO_PAIRING = "the pairing of a sensitivity with later inputs is no derivative of the loss"
+
+
+def d_rtrl(*, trace_dtype: Any = None) -> LearningRule:
+    """Diagonal real-time recurrent learning: a trace per weight, element-wise Jacobian.
+
+    Args:
+        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
+    """
+    return _of("d_rtrl", ETraceConfig(), trace_dtype=trace_type(trace_dtype))
+
+
+def pp_prop(decay_or_rank: Any, *, trace_dtype: Any = None) -> LearningRule:
+    """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
+
+    Args:
+        decay_or_rank: a float in [0, 1) is the decay, an integer r >= 1 stands for the decay
+            (r - 1) / (r + 1); a pair gives the input's and the tail's separately.
+        trace_dtype: storage type of the traces.
+    """
+    pair = decay_or_rank if isinstance(decay_or_rank, (tuple, list)) else (decay_or_rank,) * 2
+    if len(pair) != 2:
+        raise ValueError(
+            message(
+                f"decay_or_rank has {len(pair)} entries.",
+                why="there is one decay for the input and one for the tail",
+                do="pass one number, or a pair of numbers",
+            )
+        )
+    config = ETraceConfig("io_factorized", decay=tuple(map(decay_of, pair)))
+    return _of("pp_prop", config, trace_dtype=trace_type(trace_dtype))
+
+
+def eprop(
+    feedback: str = "symmetric",
+    kappa_filter_decay: float = 0.0,
+    random_feedback_key: Any = None,
+    *,
+    feedback_scale: float = 1.0,
+    trace_dtype: Any = None,
+) -> LearningRule:
+    """Traces per weight, filtered once more, with symmetric or random feedback.
+
+    Args:
+        feedback: 'symmetric', the loss's own derivative; or 'random', with fixed random operands in
+            the reverse pass through read-outs and from layer to layer.
+        kappa_filter_decay: decay in [0, 1) of the filter of the traces; 0 is none, and D-RTRL.
+        random_feedback_key: seed or key of the random operands.
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
+        trace_dtype: storage type of the traces.
+    """
+    kappa = check_fraction("kappa_filter_decay", kappa_filter_decay)
+    if feedback not in ("symmetric", "random"):
+        raise ValueError(
+            message(
+                f"feedback={feedback!r}.",
+                why="the learning signal is the loss's own derivative, or a random projection",
+                do="choose 'symmetric' or 'random'",
+            )
+        )
+    signal = "symmetric" if feedback == "symmetric" else "random_feedback"
+    config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
+    how = {"key": random_feedback_key, "scale": feedback_scale}
+    return _of("eprop", config, trace_dtype=trace_type(trace_dtype), **how)
+
+
+def rflo(
+    leak: float | None = None,
+    random_feedback_key: Any = 0,
+    *,
+    feedback_scale: float = 1.0,
+    trace_dtype: Any = None,
+) -> LearningRule:
+    """Random feedback, local and online: a trace per weight, random feedback from the read-out.
+
+    Args:
+        leak: decay of the traces in [0, 1); None takes what the step itself keeps of its states,
+            which is 1 - 1/tau for a leaky unit.
+        random_feedback_key: seed or key of the random operands; None for symmetric feedback.
+        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
+        trace_dtype: storage type of the traces.
+    """
+    config = ETraceConfig(
+        temporal_recursion="jacobian" if leak is None else "scalar_leak",
+        decay=None if leak is None else check_fraction("leak", leak),
+        learning_signal="symmetric" if random_feedback_key is None else "random_feedback",
+    )
+    how = {"key": random_feedback_key, "scale": feedback_scale}
+    return _of("rflo", config, trace_dtype=trace_type(trace_dtype), **how)
+
+
+def snap(
+    n: int = 2,
+    *,
+    trace_dtype: Any = None,
+    memory_limit: int | None = MEMORY_LIMIT,
+    most_entries: int = MOST_FOLLOWED,
+) -> LearningRule:
+    """Sparse n-step approximation: traces are followed through up to n - 1 crossings.
+
+    Args:
+        n: the order; memory and time grow with the number of units reached in n - 1 crossings.
+        trace_dtype: storage type of the traces.
+        memory_limit: bytes that the traces may need, None for no limit.
+        most_entries: entries that the Jacobian of one operator's trace may have.
+    """
+    order = check_count("n", n, "the crossings of a path, and one")
+    config = ETraceConfig(recurrence_scope="sparse_n", sparse_n=order)
+    limits = {"memory_limit": check_limit(memory_limit), "most_entries": most_entries}
+    return _of("snap", config, limits, trace_dtype=trace_type(trace_dtype))
+
+
+def ostl_recurrent(
+    *,
+    trace_dtype: Any = None,
+    memory_limit: int | None = MEMORY_LIMIT,
+    most_entries: int = MOST_FOLLOWED,
+) -> LearningRule:
+    """Online spatio-temporal learning with recurrent connections: `snap` of order one.
+
+    Args:
+        trace_dtype: storage type of the traces.
+        memory_limit: bytes that the traces may need, None for no limit.
+        most_entries: entries that the Jacobian of one operator's trace may have.
+    """
+    return snap(1, trace_dtype=trace_dtype, memory_limit=memory_limit, most_entries=most_entries)
+
+
+def ostl_feedforward(decay_or_rank: Any = 1e-6, *, trace_dtype: Any = None) -> LearningRule:
+    """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory.
+
+    Args:
+        decay_or_rank: as for `pp_prop`.
+        trace_dtype: storage type of the traces.
+    """
+    return pp_prop(decay_or_rank, trace_dtype=trace_dtype)
+
+
+def ottt(mode: str = "A", *, leak: float, trace_dtype: Any = None) -> LearningRule:
+    """Online training through time: filtered inputs meet the derivative within the step.
+
+    Args:
+        mode: 'A' filters the inputs, 'O' takes those of the step.
+        leak: decay of the filter in (0, 1), that of the membranes.
+        trace_dtype: storage type of the traces.
+    """
+    _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
+    leak = check_fraction("leak", leak, zero=False)
+    config = ETraceConfig("io_factorized", decay=(leak if mode == "A" else 0.0, 0.0))
+    return _of("ottt", config, trace_dtype=trace_type(trace_dtype))
+
+
+def otpe(
+    mode: str = "full",
+    *,
+    leak: float,
+    trace_clip_abs: float | None = None,
+    trace_dtype: Any = None,
+) -> LearningRule:
+    """Online training with postsynaptic estimates: traces that all decay alike.
+
+    Args:
+        mode: 'full', a trace per weight; or 'approx', two filtered factors.
+        leak: decay of the traces in (0, 1), that of the membranes.
+        trace_clip_abs: largest absolute value of a trace, mode 'full' only; steps are then taken
+            one after another.
+        trace_dtype: storage type of the traces.
+    """
+    _check_mode(mode, {"full": "a trace per weight", "approx": "two factors"})
+    leak = check_fraction("leak", leak, zero=False)
+    if trace_clip_abs is not None and (mode == "approx" or not trace_clip_abs > 0):
+        raise ValueError(
+            message(
+                f"trace_clip_abs={trace_clip_abs} in mode {mode!r}.",
+                why="it bounds the traces of weights, from above and below",
+                do="pass a positive number, and mode='full'",
+            )
+        )
+    if mode == "full":
+        config = ETraceConfig(temporal_recursion="scalar_leak", decay=leak)
+    else:
+        config = ETraceConfig("io_factorized", "scalar_leak", decay=leak, normalized=False)
+    return _of("otpe", config, trace_dtype=trace_type(trace_dtype), most=trace_clip_abs)
+
+
+def stllr(
+    leak_pre: float = 0.5,
+    leak_post: float = 0.2,
+    alpha_pre: float = 1.0,
+    alpha_post: float = -0.2,
+    *,
+    trace_dtype: Any = None,
+) -> LearningRule:
+    """Traces of spike timing: inputs before the unit was sensitive, and inputs after it.
+
+    Args:
+        leak_pre: decay of the inputs' trace in [0, 1).
+        leak_post: decay of the trace of the units' sensitivities in [0, 1).
+        alpha_pre: weight of inputs that came before.
+        alpha_post: weight of inputs that come after; usually negative or small.
+        trace_dtype: storage type of the traces.
+    """
+    config = ETraceConfig(
+        "paired",
+        "scalar_leak",
+        decay=(check_fraction("leak_pre", leak_pre), check_fraction("leak_post", leak_post)),
+        alphas=(float(alpha_pre), float(alpha_post)),
+    )
+    return _of("stllr", config, {"no_windows": NO_PAIRING}, trace_dtype=trace_type(trace_dtype))
+
+
+def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> LearningRule:
+    """Real-time recurrent learning: the whole influence of every parameter on every state.
+
+    Args:
+        memory_limit: bytes that the traces may need, None for no limit.
+        at_once: how many parameter elements are pushed through the step side by side.
+    """
+    config = ETraceConfig("everything", recurrence_scope="coupled")
+    record = Forward(check_count("at_once", at_once, "parameter elements"))
+    return LearningRule("rtrl", config, record, memory_limit=check_limit(memory_limit))
+
+
+def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> LearningRule:
+    """The influence of all parameters on all states, as one random outer product.
+
+    Args:
+        projection_key: seed or key of the random signs.
+        projection_eps: positive number that is added to norms.
+    """
+    config = ETraceConfig("random_projection", recurrence_scope="coupled")
+    return _of("uoro", config, key=projection_key, eps=_eps("projection_eps", projection_eps))
+
+
+def kf_rtrl(key: Any = 42, *, eps: float = 1e-12) -> LearningRule:
+    """Kronecker-factored RTRL: per operator one random product of inputs and outputs.
+
+    Args:
+        key: seed or key of the random signs.
+        eps: positive number that is added to norms.
+    """
+    config = ETraceConfig("kronecker", recurrence_scope="coupled")
+    return _of("kf_rtrl", config, key=key, eps=_eps("eps", eps))
+
+
+def no_trace() -> LearningRule:
+    """The baseline: the gradient within each step, and no memory; in windows, truncated BPTT."""
+    return _of("no_trace", ETraceConfig("none"))
+
+
+RULES: dict[str, Callable[..., LearningRule]] = {
+    "d_rtrl": d_rtrl,
+    "pp_prop": pp_prop,
+    "eprop": eprop,
+    "rflo": rflo,
+    "ostl_recurrent": ostl_recurrent,
+    "ostl_feedforward": ostl_feedforward,
+    "ottt": ottt,
+    "otpe": otpe,
+    "osttp": osttp,
+    "snap": snap,
+    "rtrl": rtrl,
+    "three_factor": three_factor,
+    "decolle": decolle,
+    "stllr": stllr,
+    "uoro": uoro,
+    "kf_rtrl": kf_rtrl,
+    "no_trace": no_trace,
+}
+ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop"}
+
+
+def _of(
+    name: str, config: ETraceConfig, fields: dict[str, Any] | None = None, **how: Any
+) -> LearningRule:
+    record = rule_of(config, **how)
+    return LearningRule(name, config, record, crossings_of(config), **(fields or {}))
+
+
+def _eps(name: str, value: float) -> float:
+    if not np.float32(value) > 0:
+        raise ValueError(
+            message(
+                f"{name}={value}.",
+                why="it keeps the norms that are divided by from being zero, in float32 too",
+                do="pass a positive number such as 1e-12",
+            )
+        )
+    return float(value)
+
+
+def _check_mode(mode: Any, choices: dict[str, str]) -> None:
+    if mode not in choices:
+        raise ValueError(
+            message(
+                f"mode={mode!r}.",
+                why="; ".join(f"{k!r}: {v}" for k, v in choices.items()),
+                do=f"choose one of {', '.join(map(repr, choices))}",
+            )
+        )

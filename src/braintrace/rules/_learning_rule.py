@@ -1,0 +1,50 @@
+"""A learning rule as a value, made without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graph import MOST_ENTRIES, HiddenGroup
+from ._config import ETraceConfig
+from ._rule import Rule, Whole
+
+Groups = Sequence[HiddenGroup]
+
+
+def _accept(groups: Groups, *_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearningRule:
+    """A learning rule as a value: what `braintrace.online` runs on a step.
+
+    The functions of `braintrace.rules` make these, for example `braintrace.rules.d_rtrl()`.
+
+    Attributes:
+        name: its name.
+        config: its coordinates.
+        record: the functions that the engine runs.
+        crossings: operators that a trace is followed through; None keeps to paths without any.
+        memory_limit: bytes that its traces may take, None for no limit.
+        most_entries: entries that the Jacobian of one operator's trace may have.
+        takes: keyword arguments of a call that are for the rule.
+        no_windows: why it refuses windows, None if it does not.
+        values: arrays that its signal reads, the same at every step.
+        check_groups: refuses hidden groups that do not fit the rule.
+        check_call: refuses a call that does not give the rule what it needs.
+    """
+
+    name: str
+    config: ETraceConfig
+    record: Rule | Whole
+    crossings: int | None = None
+    memory_limit: int | None = None
+    most_entries: int = MOST_ENTRIES
+    takes: tuple[str, ...] = ()
+    no_windows: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    check_groups: Callable[[Groups], None] = _accept
+    check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept

@@ -1,0 +1,326 @@
+"""Rules whose signal comes with the call: a modulator, a projected target, a local loss.
+
+A signal is a function of one hidden group; arrays have a leading axis of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import NotSupportedError, message
+from ..graph import HiddenGroup
+from ._built import crossings_of, rule_of
+from ._config import ETraceConfig
+from ._learning_rule import Groups, LearningRule
+from ._options import check_count, key_of, trace_type
+from ._rule import Rule
+from ._signal import OfGroup, by_group, with_signal
+
+Array = jax.Array
+NO_DERIVATIVE = "its signal is not a derivative of the loss"
+OWN_LOSS = "each group has a loss of its own"
+
+
+def three_factor(*, trace_dtype: Any = None) -> LearningRule:
+    """Traces per weight times a modulator that comes with the call, in place of the loss's signal.
+
+    The modulator is a number, an array of a group's `varshape` or (*varshape, num_state), one
+    number per sample (leading axes of `varshape`) or per unit (trailing ones), or a dict of these
+    by the index of the group. Parameters without a trace have the gradient of the loss.
+
+    Args:
+        trace_dtype: storage type of the traces.
+    """
+    config = ETraceConfig(learning_signal="modulatory")
+    record = _signalled(config, modulator_of, trace_dtype)
+    return LearningRule(
+        "three_factor",
+        config,
+        record,
+        takes=("modulator",),
+        no_windows=NO_DERIVATIVE,
+        check_call=check_modulator,
+    )
+
+
+def osttp(
+    B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: Any = None
+) -> LearningRule:
+    """Online spatio-temporal learning with targets projected to every layer.
+
+    The signal of a group is `y_target @ B` of its matrix, at each of its state variables; the
+    traces are those of `ostl_recurrent`.
+
+    Args:
+        B_list: one matrix (targets, units) per hidden group, in their order.
+        target_timing: 'per-step', every call has a target; 'sequence-end', calls without one have
+            no signal, and the traces go on.
+        trace_dtype: storage type of the traces.
+    """
+    check_timing(target_timing)
+    matrices = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
+    config = ETraceConfig(recurrence_scope="coupled", learning_signal="target_projection")
+    needs = "with target_timing='per-step' every call has one"
+    every_step = target_timing == "per-step"
+    return LearningRule(
+        "osttp",
+        config,
+        _signalled(config, projected_target, trace_dtype),
+        crossings_of(config),
+        takes=("y_target",),
+        no_windows=NO_DERIVATIVE,
+        values={"B_list": matrices},
+        check_groups=lambda groups: check_matrices(groups, matrices),
+        check_call=lambda groups, extra: check_given(extra, "osttp", needs) if every_step else None,
+    )
+
+
+def decolle(
+    n_target: int,
+    key: Any = 0,
+    readouts: Sequence[Any] | None = None,
+    local_loss: Callable[[Array, Array], Array] | None = None,
+    observe: Callable[[Array], Array] | None = None,
+    *,
+    trace_dtype: Any = None,
+) -> LearningRule:
+    """Deep continuous local learning: every group has a loss of its own, of a fixed read-out.
+
+    The signal of a group is the gradient of `local_loss(observe(h) @ R, y_target)` by its states,
+    with `R` random and fixed. Parameters without a trace have the gradient of the loss.
+
+    Args:
+        n_target: width of the targets.
+        key: seed or key of the read-outs; their entries are normal with variance 1 / units.
+        readouts: the matrices (units, n_target), one per group, in place of random ones.
+        local_loss: `(prediction, target) -> scalar`; default half the squared error, summed over
+            targets and samples.
+        observe: `state -> values`, from (*varshape, num_state) to (*varshape,); default the first
+            state variable.
+        trace_dtype: storage type of the traces.
+    """
+    local = local_loss_of(n_target, key, local_loss, observe)
+    matrices = None if readouts is None else [jnp.asarray(R) for R in readouts]
+    config = ETraceConfig(learning_signal="local_loss")
+    needs = "every group learns to predict it"
+    return LearningRule(
+        "decolle",
+        config,
+        _signalled(config, local.signal, trace_dtype),
+        takes=("y_target",),
+        no_windows=OWN_LOSS,
+        values={} if matrices is None else {"readouts": matrices},
+        check_groups=lambda groups: check_readouts(groups, matrices, n_target),
+        check_call=lambda groups, extra: check_given(extra, "decolle", needs),
+    )
+
+
+def _signalled(config: ETraceConfig, signal: OfGroup, trace_dtype: Any) -> Rule:
+    record = rule_of(config, trace_dtype=trace_type(trace_dtype))
+    assert isinstance(record, Rule)
+    return with_signal(record, by_group(signal))
+
+
+def check_given(extra: Mapping[str, Any], rule: str, why: str) -> None:
+    """Refuse a call without a target."""
+    if "y_target" not in extra:
+        raise ValueError(
+            message(
+                f"{rule} is called without y_target.",
+                why=why,
+                do="pass it with the call by keyword: y_target=y",
+            )
+        )
+
+
+# ------------------------------------------------------------------------------------ modulators
+
+
+def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
+    """Refuse a call without a modulator, or with one for groups that do not exist."""
+    given = extra.get("modulator")
+    if given is None:
+        raise RuntimeError(
+            message(
+                "three_factor is called without a modulator.",
+                why="it takes the place of the derivative of the loss",
+                do="pass it with the call by keyword: modulator=m",
+            )
+        )
+    if isinstance(given, (list, tuple)):
+        raise TypeError(
+            message(
+                f"the modulator is a {type(given).__name__}.",
+                why="one for each group is a dict by the index of the group",
+                do="pass a number, an array or such a dict",
+            )
+        )
+    names = {g.index: g.name for g in groups}
+    if isinstance(given, dict) and not set(given) <= set(names):
+        raise ValueError(
+            message(
+                f"modulators of the groups {list(given)}.",
+                why="the groups are " + ", ".join(f"{k}: {v}" for k, v in names.items()),
+                do="pass a dict by these numbers",
+            )
+        )
+
+
+def modulator_of(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
+    """The modulator at the states of a group."""
+    m = extra["modulator"]
+    if isinstance(m, dict):
+        if group.index not in m:
+            return jnp.zeros_like(cotangent)
+        m = m[group.index]
+    m = jnp.asarray(m)
+    shape, full, units = m.shape[1:], cotangent.shape[1:], group.varshape
+    per_sample = 0 < len(shape) < len(units) and shape == units[: len(shape)]
+    per_unit = 0 < len(shape) < len(units) and shape == units[len(units) - len(shape) :]
+    if not shape or shape == units or (per_sample and not per_unit):
+        return m.reshape((*m.shape, *(1,) * (len(full) - len(shape))))
+    if len(shape) == len(full) and shape[:-1] == units and shape[-1] in (1, full[-1]):
+        return m
+    if per_unit and not per_sample:
+        return m[..., None].reshape((m.shape[0], *(1,) * (len(units) - len(shape)), *shape, 1))
+    raise ValueError(
+        message(
+            f"a modulator of shape {shape} for the group {group.name}.",
+            why=f"its units have the shape {units}, with {group.num_state} variables each"
+            + ("; per sample and per unit look the same" if per_sample else ""),
+            do="pass a number, an array of that shape, one per sample, or a dict of these by "
+            "the index of the group",
+        )
+    )
+
+
+# -------------------------------------------------------------------------------------- targets
+
+
+def check_timing(target_timing: Any) -> None:
+    if target_timing not in ("per-step", "sequence-end"):
+        raise ValueError(
+            message(
+                f"target_timing={target_timing!r}.",
+                why="targets come with every step, or with some of them",
+                do="choose 'per-step' or 'sequence-end'",
+            )
+        )
+
+
+def check_matrices(groups: Groups, matrices: Sequence[Array]) -> None:
+    """Refuse matrices that do not lead to the groups."""
+    want = [g.varshape[-1] if g.varshape else 1 for g in groups]
+    got = [B.shape[1] if B.ndim == 2 else None for B in matrices]
+    if want != got:
+        raise ValueError(
+            message(
+                f"B_list has matrices to {got} units, the groups have {want}.",
+                why="groups: " + ", ".join(g.name for g in groups),
+                do="pass one matrix (targets, units) per group, in this order",
+            )
+        )
+
+
+def check_target(group: HiddenGroup, target: Array, width: int) -> None:
+    """Refuse targets, with a leading axis of steps, that belong to no sample of a group."""
+    shape, units = target.shape[1:], group.varshape
+    lead = shape[:-1]
+    if (
+        jnp.issubdtype(target.dtype, jnp.integer)
+        or shape[-1:] != (width,)
+        or (lead != units[: len(lead)] or len(lead) > max(len(units) - 1, 0))
+    ):
+        raise ValueError(
+            message(
+                f"a target of shape {shape}, {target.dtype}, for the group {group.name}.",
+                why=f"its units have the shape {units}; targets have {width} entries",
+                do="pass floating targets, one for each sample or one for all; labels as one-hot",
+            )
+        )
+
+
+def projected_target(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
+    """The projected target at every state variable of a group."""
+    if "y_target" not in extra:
+        return jnp.zeros_like(cotangent)
+    y, B = extra["y_target"], extra["B_list"][group.index]
+    check_target(group, y, B.shape[0])
+    projected, between = y @ B, len(group.varshape) - y.ndim + 1  # axes of units beside the last
+    if not group.varshape:
+        return projected
+    return projected.reshape((*y.shape[:-1], *(1,) * between, projected.shape[-1], 1))
+
+
+# ----------------------------------------------------------------------------------- local losses
+
+
+def check_readouts(groups: Groups, matrices: Sequence[Array] | None, n_target: int) -> None:
+    """Refuse read-outs that do not fit the groups."""
+    want = [(g.varshape[-1] if g.varshape else 1, n_target) for g in groups]
+    got = None if matrices is None else [R.shape for R in matrices]
+    if got is not None and want != got:
+        raise ValueError(
+            message(
+                f"readouts of shape {got}, the groups need {want}.",
+                why="groups: " + ", ".join(g.name for g in groups),
+                do="pass one matrix (units, n_target) per group, in this order",
+            )
+        )
+
+
+def squares(prediction: Array, target: Array) -> Array:
+    """Half the squared error."""
+    return 0.5 * ((prediction - target) ** 2).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLoss:
+    """The loss of a group's own read-out."""
+
+    n_target: int
+    key: Any
+    loss: Callable[[Array, Array], Array] = squares
+    observe: Callable[[Array], Array] = lambda state: state[..., 0]
+
+    def readout(self, group: HiddenGroup) -> Array:
+        """The fixed random read-out of a group, (units, n_target)."""
+        n = group.varshape[-1] if group.varshape else 1
+        key = jax.random.fold_in(self.key, group.index)
+        return jax.random.normal(key, (n, self.n_target)) / np.sqrt(n)
+
+    def signal(self, group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
+        """The gradient of the group's own loss by its states."""
+        fixed = extra.get("readouts")
+        R = self.readout(group) if fixed is None else fixed[group.index]
+        R = jax.lax.stop_gradient(R).astype(state.dtype)
+        if jnp.iscomplexobj(state):
+            raise NotSupportedError(
+                message(
+                    f"a loss of the complex states {group.name}.",
+                    why="their read-out is complex",
+                    do="keep real and imaginary parts as states of their own",
+                )
+            )
+
+        def loss(state: Array, target: Array) -> Array:
+            values = self.observe(state)
+            return self.loss((values if group.varshape else values[None]) @ R, target)
+
+        target = extra["y_target"]
+        if self.loss is squares:
+            check_target(group, target, R.shape[1])
+        return jax.vmap(jax.grad(loss))(state, target)
+
+
+def local_loss_of(n_target: int, key: Any, loss: Any, observe: Any) -> LocalLoss:
+    """A local loss, with defaults for what is None."""
+    own = {k: v for k, v in (("loss", loss), ("observe", observe)) if v is not None}
+    width = check_count("n_target", n_target, "the entries of a target")
+    return LocalLoss(width, key_of("key", key), **own)
