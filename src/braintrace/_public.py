@@ -1,10 +1,14 @@
 """The public names, one line each; `braintrace` has them from the first use of one on."""
 
 from . import nn as nn
+from . import rules as rules
 from . import show as show
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
 from ._errors import NotSupportedError as NotSupportedError
+from ._online import Carry as Carry
+from ._online import Online as Online
+from ._online import online as online
 from .frontend import ETraceGraph as ETraceGraph
 from .frontend import ModuleInfo as ModuleInfo
 from .frontend import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo

@@ -10,6 +10,7 @@ from ._learn import stretch as stretch
 from ._listen import listen as listen
 from ._observe import group_jacobians as group_jacobians
 from ._observe import observe as observe
+from ._over import over as over
 from ._recurrence import Known as Known
 from ._recurrence import needed as needed
 from ._recurrence import side_by_side as side_by_side

@@ -9,9 +9,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._online._progress import ticking
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
-from ._progress import ticking
 from ._sequences import (
     check_choice,
     check_takes,

@@ -22,9 +22,11 @@ from ._family import ottt as ottt
 from ._family import pp_prop as pp_prop
 from ._family import rflo as rflo
 from ._family import rtrl as rtrl
+from ._family import rule_value as rule_value
 from ._family import snap as snap
 from ._family import stllr as stllr
 from ._family import three_factor as three_factor
+from ._family import unknown_rule as unknown_rule
 from ._family import uoro as uoro
 from ._immediate import paired as paired
 from ._immediate import untraced as untraced

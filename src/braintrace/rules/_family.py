@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +292,68 @@ RULES: dict[str, Callable[..., LearningRule]] = {
     "no_trace": no_trace,
 }
 ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop"}
+
+
+def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
+    """A rule from its name and options, from its coordinates, or as it is.
+
+    Raises:
+        ValueError: no rule has this name.
+        TypeError: it is no rule, or has no such options.
+    """
+    if isinstance(rule, str):
+        name = rule.strip().lower()
+        make = RULES.get(ALIASES.get(name, name))
+        if make is None:
+            raise ValueError(unknown_rule(rule))
+        _check_options(name, make, options)
+        return make(**options)
+    if not isinstance(rule, LearningRule | ETraceConfig):
+        kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
+        raise TypeError(
+            message(
+                f"{kind} is not a rule.",
+                why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
+                do=f"pass one of {', '.join(sorted(RULES))}",
+            )
+        )
+    if isinstance(rule, ETraceConfig):
+        return _of(rule.trace_factorization, rule, **options)
+    if options:
+        raise TypeError(
+            message(
+                f"{rule.name} as a value, with the options {', '.join(options)}.",
+                why="a rule that is made has its options",
+                do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
+            )
+        )
+    return rule
+
+
+def unknown_rule(name: str) -> str:
+    """The message about a name that no rule has."""
+    close = difflib.get_close_matches(name.strip().lower(), (*RULES, *ALIASES), 1)
+    return message(
+        f"unknown rule {name!r}.",
+        why=f"there are {', '.join(sorted(RULES))}",
+        do=f"did you mean {close[0]!r}?" if close else "choose one of them",
+    )
+
+
+def _check_options(name: str, make: Callable[..., LearningRule], options: dict[str, Any]) -> None:
+    known = inspect.signature(make).parameters
+    unknown = sorted(set(options) - set(known))
+    missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
+    if unknown or missing:
+        what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
+        what += [f"missing option(s) {', '.join(missing)}"] if missing else []
+        raise TypeError(
+            message(
+                f"{name}: {'; '.join(what)}.",
+                why=f"its options are {', '.join(known) or 'none'}",
+                do="pass these by name",
+            )
+        )
 
 
 def _of(

@@ -1,0 +1,155 @@
+"""What a user can get wrong with a step, each with its message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .._errors import CompilationError, NotSupportedError, message
+from ..graph import CompilationReport, DiagnosticKind, Graph
+
+_USE_AN_OPERATOR = (
+    "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
+    "weights to be trained online"
+)
+_HINTS = {
+    DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
+    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR: _USE_AN_OPERATOR,
+    DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
+}
+
+
+def check_exact(report: CompilationReport, rule: str) -> None:
+    """Refuse a step whose gradient leaves something out."""
+    bad = [p for p in report.parameters.values() if not p.exact]
+    if bad:
+        raise CompilationError(
+            message(
+                f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
+                where=next((d.line for p in bad for d in p.dropped if d.line), None),
+                why="\n         ".join(line for p in bad for line in str(p).splitlines()),
+                do="use rtrl (exact, memory parameters x states), change the model, or leave out "
+                "strict=True: in one window over the whole sequence nothing is left out",
+            )
+        )
+
+
+def check_memory(limit: int | None, graph: Graph, traces: Any, rule: str) -> None:
+    """Refuse traces that need more bytes than allowed, before any is allocated."""
+    total = trace_bytes(traces)
+    if limit is None or total <= limit:
+        return
+    step = graph.step
+    weights, states = (
+        sum(step.entry(leaf).size for leaf in kind) for kind in (step.params, step.hidden)
+    )
+    raise NotSupportedError(
+        message(
+            f"{rule} would store {total:,} bytes of traces.",
+            why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
+            f"memory_limit is {limit:,} bytes",
+            do="use d_rtrl, snap with a small n or windows, make the batch smaller, or raise "
+            "memory_limit",
+        )
+    )
+
+
+def trace_bytes(traces: Any) -> int:
+    """The bytes that traces take."""
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(traces))
+
+
+def check_relations(graph: Graph, everything: bool) -> None:
+    """Refuse a step that has nothing to learn online."""
+    if not graph.step.hidden:
+        raise CompilationError(
+            message(
+                "the step has no floating state.",
+                why="online learning follows states from step to step",
+                do="return the recurrent arrays as the new state: step(params, state, x) -> "
+                "(state, out)",
+            )
+        )
+    if graph.relations or (everything and any(graph.influenced)):
+        return
+    told = [d for d in graph.records if d.primitive or d.kind in _HINTS]
+    hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS)
+    raise CompilationError(
+        message(
+            "no parameter reaches a state through an operator that is followed.",
+            why="; ".join(d.message for d in told) or "the step uses no operator of braintrace",
+            do="; ".join(hints) or _USE_AN_OPERATOR,
+        )
+    )
+
+
+def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Refuse states that leave the step with another shape or type."""
+    bad = [
+        f"{name} enters as {b.dtype}{list(b.shape)} and leaves as {a.dtype}{list(a.shape)}"
+        for name, b, a in zip(names, before, after, strict=True)
+        if (b.shape, b.dtype) != (a.shape, a.dtype)
+    ]
+    if bad:
+        raise ValueError(
+            message(
+                f"the state {'; '.join(bad)}.",
+                why="a state must keep its shape and type from step to step",
+                do="give the initial state the shape and type of its new value, or convert that",
+            )
+        )
+
+
+def check_result(result: Any, structure: Any) -> tuple[Any, Any]:
+    """The new state and the output of a step function."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            message(
+                f"the step returned {type(result).__name__}.",
+                why="it is step(params, state, *inputs) -> (state, out)",
+                do="return a pair: the new state first, then the output",
+            )
+        )
+    state, out = result
+    if jax.tree.structure(state) != structure:
+        raise TypeError(
+            message(
+                f"the step returned a state of the structure {jax.tree.structure(state)}.",
+                why=f"it was given one of the structure {structure}",
+                do="return the new state first, with the structure of the old one: (state, out)",
+            )
+        )
+    return state, out
+
+
+def length_of(xs: Any) -> int:
+    """The number of steps in sequences, which share it."""
+    shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
+    lengths = {s[0] if s else None for s in shapes}
+    if len(lengths) != 1 or None in lengths or 0 in lengths:
+        raise ValueError(
+            message(
+                f"sequences of the shapes {shapes}.",
+                why="each has a leading axis of time, of the same length and at least one step",
+                do="stack the steps along axis 0, and close over what does not change",
+            )
+        )
+    return lengths.pop()
+
+
+def check_mask(mask: Any, length: int) -> Any:
+    """A mask as floating numbers, None for none."""
+    if mask is None:
+        return None
+    mask = jax.numpy.asarray(mask)
+    if mask.shape != (length,):
+        raise ValueError(
+            message(
+                f"mask has shape {mask.shape}, expected ({length},).",
+                why="it weighs the loss of each step",
+                do="give one number per step",
+            )
+        )
+    return mask if jax.numpy.issubdtype(mask.dtype, jax.numpy.floating) else mask.astype(float)

@@ -1,0 +1,419 @@
+"""`braintrace.online`: an online learner from a plain function of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import message
+from ..graph import CompilationReport, ControlFlowPolicy, check_policy
+from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
+from ._blocks import nbytes
+from ._checks import check_exact, check_mask, length_of
+from ._plan import Plan, Signature, make_plan
+from ._progress import ticking
+from ._sequence import (
+    Options,
+    Position,
+    Stream,
+    Updates,
+    Weights,
+    run_gradient,
+    run_outputs,
+    run_steps,
+    run_updates,
+)
+from ._tree import split, strong
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What goes from step to step: the user's state, the traces, and a count of steps.
+
+    An ordinary pytree: it can be jitted, mapped, sharded, saved and donated.
+    """
+
+    state: Any
+    traces: list[Any]
+    steps: Any
+
+
+jax.tree_util.register_dataclass(Carry, data_fields=["state", "traces", "steps"], meta_fields=[])
+
+
+def online(
+    step: Callable[..., Any],
+    rule: str | LearningRule | ETraceConfig = "d_rtrl",
+    *,
+    window: int | None = None,
+    strict: bool = False,
+    memory_limit: int | None = None,
+    control_flow: ControlFlowPolicy | None = None,
+    **options: Any,
+) -> Online:
+    """Make an online learner of a step function.
+
+    Args:
+        step: `step(params, state, *inputs) -> (state, out)`, one step of a network. `params` and
+            `state` are any pytrees; leaves that are not floating arrays are passed through.
+        rule: a rule by name ('d_rtrl', 'pp_prop', ...), as a value (`braintrace.rules.d_rtrl()`)
+            or by its coordinates.
+        window: steps in which nothing is cut, for `scan`, `grad` and `train`; None takes single
+            steps, with recurrent entries cut.
+        strict: refuse a step with a parameter whose gradient is not exact, naming all of them.
+        memory_limit: bytes that the traces may take; default the rule's own limit.
+        control_flow: which control flow around operators stays closed, none by default.
+        **options: arguments of a rule given by name, e.g. `decay_or_rank=0.9`.
+
+    Returns:
+        The learner: `init`, a call for one step, `scan`, `grad`, `train`, `report`, `memory`.
+
+    Raises:
+        ValueError: unknown rule, or options that do not fit.
+        TypeError: `step` is not callable, or `rule` is no rule.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> def step(params, h, x):
+        ...     h = jnp.tanh(0.9 * h + braintrace.matmul(x, params))
+        ...     return h, h
+        >>> net = braintrace.online(step, 'd_rtrl')
+        >>> params, xs = jnp.ones((3, 4)), jnp.ones((10, 3))
+        >>> carry = net.init(params, jnp.zeros(4), xs[0])
+        >>> grads, (carry, losses) = net.grad(lambda out: (out**2).sum())(params, carry, xs)
+        >>> grads.shape, losses.shape
+        ((3, 4), (10,))
+    """
+    if not callable(step):
+        raise TypeError(
+            message(
+                f"the step is a {type(step).__name__}.",
+                why="it is a function step(params, state, *inputs) -> (state, out)",
+                do="pass a function; a lambda may adapt another signature",
+            )
+        )
+    value = rule_value(rule, options)
+    window = None if window is None else check_count("window", window, "steps")
+    if window is not None and value.no_windows is not None:
+        raise ValueError(
+            message(
+                f"{value.name} has no windows (window={window}).",
+                why=f"{value.no_windows}; inside a window reverse mode is the only signal",
+                do="leave out window",
+            )
+        )
+    limit = check_limit(memory_limit)
+    return Online(step, value, window, strict, limit, check_policy(control_flow))
+
+
+class Online:
+    """A step function as an online learner; made by `braintrace.online`.
+
+    It owns no state: parameters, optimizer and `Carry` are passed in and returned. Its calls can
+    be jitted, mapped and differentiated. The derivative of a call by the parameters is the rule's
+    gradient; by the carry it is zero.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        rule: LearningRule,
+        window: int | None,
+        strict: bool,
+        memory_limit: int | None,
+        control_flow: ControlFlowPolicy | None,
+    ):
+        self.step, self.rule, self.window = step, rule, window
+        self.strict, self.memory_limit, self.control_flow = strict, memory_limit, control_flow
+        self._plans: dict[Signature, Plan] = {}
+        self._last: Plan | None = None
+
+    # ------------------------------------------------------------------------------- tracing
+
+    def _plan(self, params: Any, state: Any, inputs: tuple[Any, ...]) -> tuple[Plan, _Arrays]:
+        """The analysed step for these shapes, and the arrays of the call."""
+        names, trained, fixed = split(params, "params")
+        states, hidden, others = split(state, "state")
+        leaves, tree = jax.tree.flatten(inputs)
+        arrays = (*leaves, *fixed, *trained, *hidden, *others)
+        shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in arrays)
+        signature = Signature(names, states, tree, shapes)
+        plan = self._plans.get(signature)
+        if plan is None:
+            limit = self.memory_limit
+            plan = make_plan(self.step, self.rule, signature, self.control_flow, limit)
+            if self.strict:
+                check_exact(plan.report(), self.rule.name)
+            if plan.reusable:
+                self._plans[signature] = plan
+        self._last = plan
+        return plan, _Arrays(Weights(trained, fixed), tuple(hidden), tuple(others), tuple(leaves))
+
+    def _compiled(self) -> Plan:
+        if self._last is None:
+            raise RuntimeError(
+                message(
+                    "the step is not analysed yet.",
+                    why="that needs the shapes of parameters, state and inputs",
+                    do="call init(params, state, *inputs) first",
+                )
+            )
+        return self._last
+
+    @property
+    def report(self) -> CompilationReport:
+        """The certificate: how every parameter of the last analysed step is learned."""
+        return self._compiled().report()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the traces of the last analysed step."""
+        return nbytes(self._compiled().trace_shapes)
+
+    # -------------------------------------------------------------------------------- calling
+
+    def init(self, params: Any, state: Any, *inputs: Any) -> Carry:
+        """Analyse the step, and begin: the state with zero traces.
+
+        Args:
+            params: the parameters; shapes and types count, values do not.
+            state: the initial state.
+            *inputs: inputs of one step; shapes and types count, values do not.
+        """
+        state = jax.tree.map(strong, state)
+        plan, _ = self._plan(params, state, inputs)
+        return Carry(state, plan.zeros(), np.zeros((), np.int32))
+
+    def __call__(self, params: Any, carry: Carry, *inputs: Any, **extra: Any) -> tuple[Carry, Any]:
+        """One step.
+
+        Args:
+            params: the parameters.
+            carry: from `init` or the last step.
+            *inputs: inputs of the step.
+            **extra: what the rule takes with a call, e.g. a modulator.
+
+        Returns:
+            The new carry and the output of the step.
+        """
+        plan, arrays = self._plan(params, carry.state, inputs)
+        self._check_extra(plan, extra)
+
+        def one(weights: Weights, at: Position, inputs: Any, extra: Any) -> Any:
+            inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
+            stream = Stream(inputs, extra=extra)
+            window = None if self.window is None else 1
+            ran, at = run_steps(plan, plan.rule.record, weights, at, stream, window)
+            return at, [a[0] for a in ran.outs]
+
+        run = plan.compile("step", one)
+        at, outs = run(arrays.weights, arrays.at(carry), arrays.inputs, extra)
+        return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
+
+    def scan(self, params: Any, carry: Carry, xs: Any, **extra: Any) -> tuple[Carry, Any]:
+        """Many steps, in blocks; differentiated, the sum of the steps' gradients.
+
+        Args:
+            params: the parameters.
+            carry: from `init` or the last step.
+            xs: the input of all steps, with a leading axis of time; a tuple if there are several.
+            **extra: what the rule takes with a call, with a leading axis of time.
+
+        Returns:
+            The new carry, and the outputs of all steps.
+        """
+        plan, arrays = self._sequence(params, carry, xs, (), None, extra)
+        options = Options(self.window)
+
+        def run(weights: Weights, at: Position, stream: Stream) -> Any:
+            return run_outputs(plan, weights, at, stream, options)
+
+        at, outs = plan.compile("scan", run)(arrays.weights, arrays.at(carry), arrays.stream)
+        return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
+
+    def grad(
+        self,
+        loss: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        block_size: int | None = None,
+        memory_budget: int | None = None,
+        keep_traces: bool = True,
+        progress: bool = False,
+    ) -> Callable[..., Any]:
+        """The gradient of the summed losses of a sequence, in memory that does not grow with it.
+
+        Keep the function that is returned: it is compiled once.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step; or `(loss, aux)` with `has_aux`.
+            has_aux: whether `loss` returns a pair.
+            block_size: steps per block; default as many as pay.
+            memory_budget: bytes that the values of one block may take, if it has no size.
+            keep_traces: whether the traces afterwards are wanted; else they are zero, and a
+                sequence that fits in one block never builds one.
+            progress: whether to show a progress bar (needs tqdm).
+
+        Returns:
+            `f(params, carry, xs, *targets, mask=None, **extra)`, which returns
+            `(grads, (carry, losses))`, or `(grads, (carry, losses, aux))`. `xs` is as for `scan`,
+            targets have a leading axis of time, `mask` (T,) weighs the losses. Gradients have the
+            structure of `params`, None where it has no floating array.
+        """
+        block = None if block_size is None else check_count("block_size", block_size, "steps")
+        budget = memory_budget
+        budget = None if budget is None else check_count("memory_budget", budget, "bytes")
+        checked, key = _checked(loss, has_aux), object()
+
+        def gradient(
+            params: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra: Any
+        ) -> Any:
+            plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
+            # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
+            fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
+            with ticking(progress, arrays.stream.length) as tick:
+                options = Options(self.window, block, budget, keep_traces, tick, bool(fresh))
+
+                def run(weights: Weights, at: Position, stream: Stream) -> Any:
+                    return run_gradient(plan, checked, weights, at, stream, options)
+
+                call = plan.compile((key, options), run)
+                grads, at, results = call(arrays.weights, arrays.at(carry), arrays.stream)
+            grads = plan.signature.params.only_trained(grads)
+            return grads, (self._carry(plan, at), *_results(results, has_aux))
+
+        return gradient
+
+    def train(
+        self,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        update_every: int = 1,
+        *,
+        has_aux: bool = False,
+        progress: bool = False,
+    ) -> Callable[..., Any]:
+        """Learn while the sequence runs: update the parameters every few steps.
+
+        Keep the function that is returned: it is compiled once.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step; or `(loss, aux)` with `has_aux`.
+            optimizer: an optax transformation, initialised with the floating arrays of `params`.
+            update_every: steps between two updates; the gradient is that of their summed losses.
+            has_aux: whether `loss` returns a pair.
+            progress: whether to show a progress bar (needs tqdm).
+
+        Returns:
+            `f(params, opt, carry, xs, *targets, mask=None, **extra)`, which returns
+            `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
+        """
+        every = check_count("update_every", update_every, "steps")
+        checked, key = _checked(loss, has_aux), object()
+
+        def train(
+            params: Any, opt: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra
+        ) -> Any:
+            plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
+            layout = plan.signature.params
+
+            def update(grads: list[Any], trained: list[Any], own: Any) -> tuple[list[Any], Any]:
+                tree = layout.only_trained
+                updates, own = optimizer.update(tree(grads), own, tree(trained))
+                steps = jax.tree.leaves(updates)
+                return [(p + u).astype(p.dtype) for p, u in zip(trained, steps, strict=True)], own
+
+            with ticking(progress, arrays.stream.length) as tick:
+                options = Options(self.window, tick=tick)
+
+                def run(weights: Weights, at: Position, stream: Stream, own: Any) -> Any:
+                    updates = Updates(update, every)
+                    return run_updates(plan, checked, weights, at, stream, options, updates, own)
+
+                call = plan.compile((key, tick), run)
+                trained, opt, at, results = call(
+                    arrays.weights, arrays.at(carry), arrays.stream, opt
+                )
+            params = layout.join(trained, arrays.weights.fixed)
+            return params, opt, self._carry(plan, at), *_results(results, has_aux)
+
+        return train
+
+    # -------------------------------------------------------------------------------- arrays
+
+    def _sequence(
+        self, params: Any, carry: Carry, xs: Any, targets: Any, mask: Any, extra: Any
+    ) -> tuple[Plan, _Arrays]:
+        inputs = xs if isinstance(xs, tuple) else (xs,)
+        length = length_of((inputs, targets, extra))
+        first = jax.tree.map(lambda a: a[0], inputs)
+        plan, arrays = self._plan(params, carry.state, first)
+        self._check_extra(plan, extra)
+        leaves = tuple(map(jnp.asarray, jax.tree.leaves(inputs)))
+        stream = Stream(leaves, targets, check_mask(mask, length), extra or None)
+        return plan, replace(arrays, stream=stream)
+
+    def _check_extra(self, plan: Plan, extra: dict[str, Any]) -> None:
+        unknown = sorted(set(extra) - set(self.rule.takes))
+        if unknown:
+            raise TypeError(
+                message(
+                    f"{self.rule.name} takes no {', '.join(unknown)}.",
+                    why="with a call it takes "
+                    + (", ".join(self.rule.takes) or "nothing besides the inputs"),
+                    do="pass inputs of the step by position",
+                )
+            )
+        self.rule.check_call(plan.graph.groups, extra)
+
+    def _carry(self, plan: Plan, at: Position) -> Carry:
+        return Carry(plan.signature.state.join(at.hidden, at.others), at.traces, at.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """The arrays of a call, out of their pytrees; `stream` if it is about a sequence."""
+
+    weights: Weights
+    hidden: tuple[Any, ...]
+    others: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    stream: Stream | None = None
+
+    def at(self, carry: Carry) -> Position:
+        return Position(self.hidden, self.others, carry.traces, carry.steps)
+
+
+def _checked(loss: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, Any]]:
+    """The user's loss as a function to `(loss, aux)`."""
+
+    def checked(out: Any, *targets: Any) -> tuple[Any, Any]:
+        result = loss(out, *targets)
+        pair = isinstance(result, tuple) and len(result) == 2
+        value, aux = result if has_aux and pair else (result, None)
+        scalar = hasattr(value, "dtype") and jnp.shape(value) == ()
+        if has_aux != pair or not (scalar and jnp.issubdtype(value.dtype, jnp.floating)):
+            kind = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value)
+            raise TypeError(
+                message(
+                    f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
+                    why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
+                    do="sum over samples and outputs, and return what has_aux announces",
+                )
+            )
+        return value, aux
+
+    return checked
+
+
+def _results(results: tuple[Any, Any], has_aux: bool) -> tuple[Any, ...]:
+    return results if has_aux else results[:1]

@@ -1,0 +1,159 @@
+"""A step function as an analysed program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import dotted
+from .._jaxpr import flatten, is_traced, prune
+from ..engine import Values, init_traces
+from ..graph import (
+    CompilationReport,
+    ControlFlowPolicy,
+    Graph,
+    Leaf,
+    Step,
+    Traces,
+    analyse,
+    certify,
+    uses_of,
+)
+from ..rules import Forward, LearningRule, RankOne, Rule
+from ._checks import check_memory, check_relations, check_result, check_states
+from ._tree import Layout
+
+Array = jax.Array
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a step is traced for: structures, shapes and types."""
+
+    params: Layout
+    state: Layout
+    inputs: Any
+    shapes: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """A traced and analysed step.
+
+    The arguments of its program are the inputs and the parameters that are not trained; `compiled`
+    holds functions of this plan that were compiled.
+    """
+
+    signature: Signature
+    graph: Graph
+    rule: LearningRule
+    consts: tuple[Any, ...]
+    out_tree: Any
+    trace_shapes: list[Any]
+    compiled: dict[Any, Callable] = field(default_factory=dict)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it may serve later calls: it holds no value of a running transformation."""
+        return not any(is_traced(c) for c in self.consts)
+
+    def compile(self, key: Any, function: Callable) -> Callable:
+        """`function`, compiled once for equal keys."""
+        if key not in self.compiled:
+            self.compiled[key] = jax.jit(function)
+        return self.compiled[key]
+
+    def values(self, trained: Any, fixed: Any, state: Any, inputs: Any, extra: Any = ()) -> Values:
+        """The arrays of a step."""
+        hidden, others = state
+        return Values(
+            self.consts, (*inputs, *fixed), tuple(trained), tuple(hidden), tuple(others), extra
+        )
+
+    def report(self) -> CompilationReport:
+        """How every parameter is learned."""
+        record = self.rule.record
+        everything = isinstance(record, Forward | RankOne)
+        traces = Traces(
+            self.trace_shapes,
+            everything,
+            record.approximates,
+            not isinstance(record, Rule),
+            isinstance(record, Rule) and record.feedback is not None,
+        )
+        graph = self.graph
+        others = [leaf.path for leaf in graph.step.others]
+        parameters = certify(graph, traces)
+        uses = uses_of(graph, everything)
+        return CompilationReport(
+            graph.groups, graph.relations, graph.records, others, parameters, uses
+        )
+
+    def zeros(self) -> list[Any]:
+        """Traces before the first step."""
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.trace_shapes)
+
+
+def make_plan(
+    step: Callable[..., Any],
+    rule: LearningRule,
+    signature: Signature,
+    policy: ControlFlowPolicy | None,
+    memory_limit: int | None,
+) -> Plan:
+    """Trace a step for a signature and analyse it."""
+    params, state = signature.params, signature.state
+    n_inputs = signature.inputs.num_leaves
+    sizes = (n_inputs, len(params.arrays), len(params.trained), len(state.trained))
+    trees: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
+        given = jax.tree.unflatten(signature.inputs, inputs)
+        result = step(params.join(trained, fixed), state.join(hidden, others), *given)
+        new, out = check_result(result, state.tree)
+        trees.append(jax.tree.structure(out))
+        leaves = jax.tree.leaves(new)
+        return [*jax.tree.leaves(out), *(leaves[i] for i in (*state.trained, *state.arrays))]
+
+    program, consts = flatten(jax.make_jaxpr(flat)(*signature.shapes))
+    program = prune(program)
+    out_tree = trees[-1]
+    first, n_outs = n_inputs + len(params.arrays), out_tree.num_leaves
+    leaf_of = lambda path, at, out: Leaf(path, 0, at, out)
+    trained = tuple(leaf_of(p, first + i, -1) for i, p in enumerate(params.paths))
+    start = first + len(trained)
+    hidden = tuple(leaf_of(p, start + i, n_outs + i) for i, p in enumerate(state.paths))
+    rest = range(len(hidden), len(hidden) + len(state.arrays))
+    others = tuple(leaf_of((f"state[{i}]",), start + i, n_outs + i) for i in rest)
+    traced = Step(program, first, n_outs, trained, hidden, others)
+    kept = (*hidden, *others)
+    check_states(
+        [dotted(leaf.path) for leaf in kept],
+        [traced.entry(leaf) for leaf in kept],
+        [traced.exit(leaf) for leaf in kept],
+    )
+    limits = (rule.crossings, rule.most_entries, policy)
+    graph = analyse(traced, consts, lambda path: None, (), *limits)
+    check_relations(graph, isinstance(rule.record, Forward | RankOne))
+    rule.check_groups(graph.groups)
+    arrays = signature.shapes[first : first + len(trained)]
+    values = Values(consts, (), tuple(arrays), (), ())
+    shapes = jax.eval_shape(lambda v: init_traces(graph, rule.record, v), values)
+    limit = rule.memory_limit if memory_limit is None else memory_limit
+    check_memory(limit, graph, shapes, rule.name)
+    return Plan(signature, graph, rule, tuple(consts), out_tree, shapes)
+
+
+def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+    """Consecutive pieces of these sizes, and the rest."""
+    out, at = [], 0
+    for n in sizes:
+        out.append(items[at : at + n])
+        at += n
+    return [*out, items[at:]]
