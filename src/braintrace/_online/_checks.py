@@ -127,8 +127,8 @@ def check_result(result: Any, structure: Any) -> tuple[Any, Any]:
 def length_of(xs: Any) -> int:
     """The number of steps in sequences, which share it."""
     shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
-    lengths = {s[0] if s else None for s in shapes}
-    if len(lengths) != 1 or None in lengths or 0 in lengths:
+    lengths = {s[0] if s else 0 for s in shapes}
+    if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             message(
                 f"sequences of the shapes {shapes}.",

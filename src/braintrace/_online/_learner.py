@@ -141,8 +141,8 @@ class Online:
 
     def _plan(self, params: Any, state: Any, inputs: tuple[Any, ...]) -> tuple[Plan, _Arrays]:
         """The analysed step for these shapes, and the arrays of the call."""
-        names, trained, fixed = split(params, "params")
-        states, hidden, others = split(state, "state")
+        names, trained, fixed = split(params)
+        states, hidden, others = split(state)
         leaves, tree = jax.tree.flatten(inputs)
         arrays = (*leaves, *fixed, *trained, *hidden, *others)
         shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in arrays)
@@ -156,7 +156,8 @@ class Online:
             if plan.reusable:
                 self._plans[signature] = plan
         self._last = plan
-        return plan, _Arrays(Weights(trained, fixed), tuple(hidden), tuple(others), tuple(leaves))
+        stream = Stream(tuple(leaves))
+        return plan, _Arrays(Weights(trained, fixed), tuple(hidden), tuple(others), stream)
 
     def _compiled(self) -> Plan:
         if self._last is None:
@@ -216,7 +217,7 @@ class Online:
             return at, [a[0] for a in ran.outs]
 
         run = plan.compile("step", one)
-        at, outs = run(arrays.weights, arrays.at(carry), arrays.inputs, extra)
+        at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.inputs, extra)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def scan(self, params: Any, carry: Carry, xs: Any, **extra: Any) -> tuple[Carry, Any]:
@@ -381,13 +382,12 @@ class Online:
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """The arrays of a call, out of their pytrees; `stream` if it is about a sequence."""
+    """The arrays of a call, out of their pytrees; inputs of one step or of a sequence."""
 
     weights: Weights
     hidden: tuple[Any, ...]
     others: tuple[Any, ...]
-    inputs: tuple[Any, ...]
-    stream: Stream | None = None
+    stream: Stream
 
     def at(self, carry: Carry) -> Position:
         return Position(self.hidden, self.others, carry.traces, carry.steps)

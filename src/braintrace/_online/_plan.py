@@ -23,7 +23,7 @@ from ..graph import (
     certify,
     uses_of,
 )
-from ..rules import Forward, LearningRule, RankOne, Rule
+from ..rules import LearningRule
 from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout
 
@@ -78,18 +78,17 @@ class Plan:
     def report(self) -> CompilationReport:
         """How every parameter is learned."""
         record = self.rule.record
-        everything = isinstance(record, Forward | RankOne)
         traces = Traces(
             self.trace_shapes,
-            everything,
+            record.per_parameter,
             record.approximates,
-            not isinstance(record, Rule),
-            isinstance(record, Rule) and record.feedback is not None,
+            record.complete,
+            record.feedback is not None,
         )
         graph = self.graph
         others = [leaf.path for leaf in graph.step.others]
         parameters = certify(graph, traces)
-        uses = uses_of(graph, everything)
+        uses = uses_of(graph, record.per_parameter)
         return CompilationReport(
             graph.groups, graph.relations, graph.records, others, parameters, uses
         )
@@ -118,21 +117,21 @@ def make_plan(
         result = step(params.join(trained, fixed), state.join(hidden, others), *given)
         new, out = check_result(result, state.tree)
         trees.append(jax.tree.structure(out))
-        leaves = jax.tree.leaves(new)
-        return [*jax.tree.leaves(out), *(leaves[i] for i in (*state.trained, *state.arrays))]
+        after = jax.tree.leaves(new)
+        return [*jax.tree.leaves(out), *(after[i] for i in (*state.trained, *state.arrays))]
 
     program, consts = flatten(jax.make_jaxpr(flat)(*signature.shapes))
     program = prune(program)
     out_tree = trees[-1]
     first, n_outs = n_inputs + len(params.arrays), out_tree.num_leaves
     leaf_of = lambda path, at, out: Leaf(path, 0, at, out)
-    trained = tuple(leaf_of(p, first + i, -1) for i, p in enumerate(params.paths))
+    names, states = params.paths("params"), state.paths("state")
+    trained = tuple(leaf_of(names[k], first + i, -1) for i, k in enumerate(params.trained))
     start = first + len(trained)
-    hidden = tuple(leaf_of(p, start + i, n_outs + i) for i, p in enumerate(state.paths))
-    rest = range(len(hidden), len(hidden) + len(state.arrays))
-    others = tuple(leaf_of((f"state[{i}]",), start + i, n_outs + i) for i in rest)
+    order = (*state.trained, *state.arrays)
+    kept = tuple(leaf_of(states[k], start + i, n_outs + i) for i, k in enumerate(order))
+    hidden, others = kept[: len(state.trained)], kept[len(state.trained) :]
     traced = Step(program, first, n_outs, trained, hidden, others)
-    kept = (*hidden, *others)
     check_states(
         [dotted(leaf.path) for leaf in kept],
         [traced.entry(leaf) for leaf in kept],
@@ -140,7 +139,7 @@ def make_plan(
     )
     limits = (rule.crossings, rule.most_entries, policy)
     graph = analyse(traced, consts, lambda path: None, (), *limits)
-    check_relations(graph, isinstance(rule.record, Forward | RankOne))
+    check_relations(graph, rule.record.per_parameter)
     rule.check_groups(graph.groups)
     arrays = signature.shapes[first : first + len(trained)]
     values = Values(consts, (), tuple(arrays), (), ())

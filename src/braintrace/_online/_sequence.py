@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..engine import OWN, Ran, Span, over, stretch
-from ..rules import Rule
 from ._blocks import calls_per_block, joined, scan_blocks, step_bytes
 from ._plan import Plan
 
@@ -227,6 +226,7 @@ def run_updates(
         """As many updates as wait beside the traces."""
         trained, own, at = carry
         length, pending = piece.length, plan.rule.record.pending
+        assert pending is not None
         opened = pending.open(plan.graph.relations, at.traces, length)
         pieces = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), piece)
         carry = (trained, own, replace(at, traces=opened))
@@ -310,8 +310,7 @@ def _block_steps(plan: Plan, length: int, window: int, options: Options) -> int:
 
 def _waiting(plan: Plan, steps: int) -> int:
     """How many updates, of so many steps each, wait before the traces are rewritten."""
-    record = plan.rule.record
-    if not isinstance(record, Rule) or record.pending is None or steps > WAITING // 2:
+    if plan.rule.record.pending is None or steps > WAITING // 2:
         return 1
     fits = all(r.slots.table is None and r.operator.is_affine for r in plan.graph.relations)
     return WAITING // steps if fits else 1

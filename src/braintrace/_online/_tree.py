@@ -36,14 +36,19 @@ def path_of(keys: Sequence[Any], default: str) -> Path:
 class Layout:
     """The structure of a pytree: which leaves are trained, which are other arrays, the rest.
 
-    `paths` are those of the trained leaves. Two layouts are equal if the same program serves both.
+    Two layouts are equal if the same program serves both.
     """
 
     tree: Any
     trained: tuple[int, ...]
     arrays: tuple[int, ...]
     static: tuple[tuple[int, Any], ...]
-    paths: tuple[Path, ...]
+
+    def paths(self, default: str) -> list[Path]:
+        """The paths of all leaves; `default` is the name of a tree that is one leaf."""
+        numbers = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        keyed = jax.tree_util.tree_flatten_with_path(numbers)[0]
+        return [path_of(keys, default) for keys, _ in keyed]
 
     def join(self, trained: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays."""
@@ -63,31 +68,29 @@ class Layout:
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def split(tree: Any, default: str) -> tuple[Layout, list[Any], list[Any]]:
+def split(tree: Any) -> tuple[Layout, list[Any], list[Any]]:
     """A pytree's layout, its floating arrays and its other arrays."""
-    keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
-    trained, arrays, static, paths = [], [], [], []
-    for i, (keys, leaf) in enumerate(keyed):
+    leaves, structure = jax.tree.flatten(tree)
+    trained, arrays, static = [], [], []
+    for i, leaf in enumerate(leaves):
         if is_floating(leaf):
             trained.append(i)
-            paths.append(path_of(keys, default))
         elif is_array(leaf):
             arrays.append(i)
         else:
-            static.append((i, _hashable(leaf, path_of(keys, default))))
-    layout = Layout(structure, tuple(trained), tuple(arrays), tuple(static), tuple(paths))
-    leaves = [leaf for _, leaf in keyed]
+            static.append((i, _hashable(leaf)))
+    layout = Layout(structure, tuple(trained), tuple(arrays), tuple(static))
     return layout, [leaves[i] for i in trained], [leaves[i] for i in arrays]
 
 
-def _hashable(leaf: Any, path: Path) -> Any:
+def _hashable(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        name = ".".join(map(str, path))
         raise TypeError(
             message(
-                f"the leaf {name} is a {type(leaf).__name__}, which is neither array nor hashable.",
+                f"a leaf is a {type(leaf).__name__}, which is neither array nor hashable: "
+                f"{repr(leaf)[:60]}.",
                 why="a leaf that is no array decides which program is compiled",
                 do="make it an array, or keep it out of the pytree",
             )

@@ -103,6 +103,8 @@ class Rule:
         folds: whether it can follow a weight with a factor that varies (see `graph._fold`), because
             it stores nothing of the input alone.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
+        per_parameter: whether traces belong to parameters, not to operators.
+        complete: whether it follows all paths between states.
     """
 
     init: Callable[[Relation, Grads], Trace]
@@ -139,6 +141,8 @@ class Rule:
     pending: Pending | None = None
     folds: bool = False
     approximates: str | None = None
+    per_parameter: bool = False
+    complete: bool = False
 
 
 class Pending(NamedTuple):
@@ -165,8 +169,8 @@ class Forward:
     """
 
     at_once: int = 4096
-    folds = False
-    one_by_one = False
+    per_parameter, complete, folds = True, True, False
+    feedback, pending, one_by_one = None, None, False
     approximates = None
 
 
@@ -181,8 +185,8 @@ class RankOne:
 
     key: Any
     eps: float = 1e-12
-    folds = False
-    one_by_one = True
+    per_parameter, complete, folds = True, True, False
+    feedback, pending, one_by_one = None, None, True
     approximates = "the influence of every parameter: one random outer product stands for it"
 
 
@@ -199,8 +203,8 @@ class Kronecker:
     key: Any
     eps: float = 1e-12
     batched: bool = False
-    folds = False
-    one_by_one = True
+    per_parameter, complete, folds = False, True, False
+    feedback, pending, one_by_one = None, None, True
     approximates = "the influence of every weight: one random product stands for it"
 
 
