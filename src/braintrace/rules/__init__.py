@@ -63,3 +63,5 @@ from ._signal import by_group as by_group
 from ._signal import square as square
 from ._signal import with_signal as with_signal
 from ._stretch import seen_input as seen_input
+
+__all__ = ["LearningRule", *RULES]
