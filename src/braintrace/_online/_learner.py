@@ -149,8 +149,8 @@ class Online:
         signature = Signature(names, states, tree, shapes)
         plan = self._plans.get(signature)
         if plan is None:
-            limit = self.memory_limit
-            plan = make_plan(self.step, self.rule, signature, self.control_flow, limit)
+            how = (self.control_flow, self.memory_limit, self.window is not None)
+            plan = make_plan(self.step, self.rule, signature, *how)
             if self.strict:
                 check_exact(plan.report(), self.rule.name)
             if plan.reusable:

@@ -23,7 +23,7 @@ from ..graph import (
     certify,
     uses_of,
 )
-from ..rules import LearningRule
+from ..rules import LearningRule, credit_of
 from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout
 
@@ -45,8 +45,8 @@ class Signature:
 class Plan:
     """A traced and analysed step.
 
-    The arguments of its program are the inputs and the parameters that are not trained; `compiled`
-    holds functions of this plan that were compiled.
+    The arguments of its program are the inputs and the parameters that are not trained. `windows`
+    says that sequences are run in windows; `compiled` holds functions that were compiled.
     """
 
     signature: Signature
@@ -55,6 +55,7 @@ class Plan:
     consts: tuple[Any, ...]
     out_tree: Any
     trace_shapes: list[Any]
+    windows: bool = False
     compiled: dict[Any, Callable] = field(default_factory=dict)
 
     @property
@@ -84,6 +85,7 @@ class Plan:
             record.approximates,
             record.complete,
             record.feedback is not None,
+            credit_of(record, self.rule.config, self.windows),
         )
         graph = self.graph
         others = [leaf.path for leaf in graph.step.others]
@@ -104,6 +106,7 @@ def make_plan(
     signature: Signature,
     policy: ControlFlowPolicy | None,
     memory_limit: int | None,
+    windows: bool,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
     params, state = signature.params, signature.state
@@ -137,7 +140,7 @@ def make_plan(
         [traced.entry(leaf) for leaf in kept],
         [traced.exit(leaf) for leaf in kept],
     )
-    limits = (rule.crossings, rule.most_entries, policy)
+    limits = (rule.crossings, rule.most_entries, policy, rule.record.folds)
     graph = analyse(traced, consts, lambda path: None, (), *limits)
     check_relations(graph, rule.record.per_parameter)
     rule.check_groups(graph.groups)
@@ -146,7 +149,7 @@ def make_plan(
     shapes = jax.eval_shape(lambda v: init_traces(graph, rule.record, v), values)
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
-    return Plan(signature, graph, rule, tuple(consts), out_tree, shapes)
+    return Plan(signature, graph, rule, tuple(consts), out_tree, shapes, windows)
 
 
 def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._jaxpr import trace
 from ..engine import OWN, Ran, Span, over, stretch
+from ..graph import affine_equations
 from ._blocks import calls_per_block, joined, scan_blocks, step_bytes
 from ._plan import Plan
 
@@ -263,15 +265,20 @@ def block_gradient(
     """The gradient of one block by the trained parameters."""
     length, mask = stream.length, stream.mask
     active = chosen = index = None
+    own_signal = record.signal is not None
+
+    def one(out: list[Any], targets: Any) -> tuple[Any, Any]:
+        return loss(jax.tree.unflatten(plan.out_tree, out), *targets)
+
+    def losses(outs: list[Any], targets: Any) -> tuple[Any, Any]:
+        return over(length, one, outs, targets)
+
     if mask is not None:
         size = window or 1
         active = jnp.any(mask.reshape((length // size, size)) != 0, axis=1)
-        chosen = jnp.where(active, jnp.arange(length // size), jnp.argmax(active))
-        index = (chosen[:, None] * size + jnp.arange(size)).reshape(-1)
-
-    def losses(outs: list[Any], targets: Any) -> tuple[Any, Any]:
-        one = lambda out, targets: loss(jax.tree.unflatten(plan.out_tree, out), *targets)
-        return over(length, one, outs, targets)
+        if own_signal or not _adds_constants(plan, one, stream.targets):
+            chosen = jnp.where(active, jnp.arange(length // size), jnp.argmax(active))
+            index = (chosen[:, None] * size + jnp.arange(size)).reshape(-1)
 
     def total(trained: list[Any]) -> tuple[Any, Any]:
         now = replace(weights, trained=trained)
@@ -281,14 +288,34 @@ def block_gradient(
         results = losses(ran.outs, stream.targets)
         if mask is None:
             return jnp.sum(results[0]), (new, results)
-        targets = jax.tree.map(lambda a: a[index], stream.targets)
+        targets = stream.targets
+        if index is not None:
+            targets = jax.tree.map(lambda a: a[index], targets)
         counted = losses(ran.credited[0], targets)[0]
         return jnp.sum(jnp.where(mask == 0, 0, mask * counted)), (new, results)
 
     grads, (new, results) = jax.grad(total, has_aux=True)(weights.trained)
     if active is not None:
-        grads = [jnp.where(active.any(), g, jnp.zeros_like(g)) for g in grads]
+        grads = [masked_gradient(g, active.any(), own_signal) for g in grads]
     return grads, new, results
+
+
+def masked_gradient(gradient: Array, counts: Array, own_signal: bool) -> Array:
+    """The gradient of steps of which one `counts`, or none: then NaN is nothing.
+
+    A loss that does not count has a gradient of zeros, and penalties; but not a signal beside it.
+    """
+    return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)
+
+
+def _adds_constants(plan: Plan, loss: Callable, targets: Any) -> bool:
+    """Whether a backward rule in the loss adds a constant, which counts at its own step only."""
+    step = plan.graph.step
+    outs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in step.program.outputs[: step.n_outs]]
+    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), targets)
+    leaves, tree = jax.tree.flatten((outs, first))
+    program, _ = trace(lambda *a: jax.tree.leaves(loss(*jax.tree.unflatten(tree, a))), *leaves)
+    return bool(affine_equations(program, program.outputs))
 
 
 def _windows(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]]:

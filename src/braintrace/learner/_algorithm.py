@@ -21,7 +21,6 @@ from ..graph import (
     MOST_ENTRIES,
     CompilationReport,
     ControlFlowPolicy,
-    Credit,
     Graph,
     Outside,
     Traces,
@@ -29,11 +28,10 @@ from ..graph import (
 from ..rules import (
     ETraceConfig,
     Forward,
-    Kronecker,
-    RankOne,
     Rule,
     Whole,
     by_group,
+    credit_of,
     with_signal,
 )
 from ._around import Around, around, stand_in, trace_step
@@ -178,7 +176,7 @@ class ETraceAlgorithm(
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
-            check_relations(self.executor.graph, isinstance(self.rule, Forward | RankOne))
+            check_relations(self.executor.graph, self.rule.per_parameter)
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self._check_graph()
             self.init_etrace_state()
@@ -208,7 +206,7 @@ class ETraceAlgorithm(
     def _traced(self) -> list[tuple[int, Path]]:
         """What has a trace: relations, or all parameter leaves; number and path."""
         graph = self.executor.graph
-        if isinstance(self.rule, Forward | RankOne):
+        if self.rule.per_parameter:
             found = [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
             return found if isinstance(self.rule, Forward) else [*found, (len(found), ("states",))]
         return [(r.index, r.weight_path) for r in graph.hidden_param_op_relations]
@@ -462,26 +460,14 @@ class ETraceAlgorithm(
         return self.graph.report_on(
             Traces(
                 shapes,
-                isinstance(self.rule, Forward | RankOne),
+                self.rule.per_parameter,
                 self.rule.approximates,
-                not isinstance(self.rule, Rule),
-                isinstance(self.rule, Rule) and self.rule.feedback is not None,
-                self._credit(),
+                self.rule.complete,
+                self.rule.feedback is not None,
+                credit_of(self.rule, self.config, self.vjp_method == "multi-step"),
             ),
             self._outside,
         )
-
-    def _credit(self) -> Credit:
-        """Where the cotangents of the loss meet the traces."""
-        rule, config = self.rule, self.config
-        replaced = config is not None and config.learning_signal != "symmetric"
-        if replaced or isinstance(rule, RankOne | Kronecker) or getattr(rule, "signal", None):
-            return Credit.OTHER
-        if isinstance(rule, Forward) or self.vjp_method == "multi-step":
-            return Credit.FULL
-        if config is not None and config.within_step:
-            return Credit.STEP
-        return {None: Credit.CUT, "sealed": Credit.UNCUT}.get(rule.hears, Credit.EXITS)
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""
@@ -526,7 +512,7 @@ class ETraceAlgorithm(
             path = next((p for p, s in self.path_to_states.items() if s is weight), None)
         else:
             path = (weight,) if isinstance(weight, str) else tuple(weight)
-        if isinstance(self.rule, Forward | RankOne):
+        if self.rule.per_parameter:
             paths = [[p] for _, p in self._traced()]
         else:
             relations = self.graph.hidden_param_op_relations

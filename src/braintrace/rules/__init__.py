@@ -32,6 +32,7 @@ from ._immediate import paired as paired
 from ._immediate import untraced as untraced
 from ._kept import leak as leak
 from ._learning_rule import LearningRule as LearningRule
+from ._learning_rule import credit_of as credit_of
 from ._linear import mix as mix
 from ._modulated import NO_DERIVATIVE as NO_DERIVATIVE
 from ._modulated import OWN_LOSS as OWN_LOSS

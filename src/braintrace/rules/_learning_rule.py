@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph import MOST_ENTRIES, HiddenGroup
+from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
 from ._rule import Rule, Whole
 
@@ -48,3 +48,16 @@ class LearningRule:
     values: Mapping[str, Any] = field(default_factory=dict)
     check_groups: Callable[[Groups], None] = _accept
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
+
+
+def credit_of(record: Rule | Whole, config: ETraceConfig | None, windows: bool) -> Credit:
+    """Where the cotangents of a loss meet what the rule stores."""
+    replaced = config is not None and config.learning_signal != "symmetric"
+    random = record.complete and record.approximates is not None
+    if replaced or random or record.signal is not None:
+        return Credit.OTHER
+    if record.complete or windows:
+        return Credit.FULL
+    if config is not None and config.within_step:
+        return Credit.STEP
+    return {None: Credit.CUT, "sealed": Credit.UNCUT}.get(record.hears, Credit.EXITS)

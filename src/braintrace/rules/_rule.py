@@ -170,7 +170,7 @@ class Forward:
 
     at_once: int = 4096
     per_parameter, complete, folds = True, True, False
-    feedback, pending, one_by_one = None, None, False
+    signal, hears, feedback, pending, one_by_one = None, None, None, None, False
     approximates = None
 
 
@@ -186,7 +186,7 @@ class RankOne:
     key: Any
     eps: float = 1e-12
     per_parameter, complete, folds = True, True, False
-    feedback, pending, one_by_one = None, None, True
+    signal, hears, feedback, pending, one_by_one = None, None, None, None, True
     approximates = "the influence of every parameter: one random outer product stands for it"
 
 
@@ -204,7 +204,7 @@ class Kronecker:
     eps: float = 1e-12
     batched: bool = False
     per_parameter, complete, folds = False, True, False
-    feedback, pending, one_by_one = None, None, True
+    signal, hears, feedback, pending, one_by_one = None, None, None, None, True
     approximates = "the influence of every weight: one random product stands for it"
 
 
