@@ -84,9 +84,8 @@ NAMES = """
     CompilationReport ControlFlowPolicy GradExpon NotSupportedError CompilationError
 """.split()
 MORE = """
-    verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped ParameterReport
-    PathClassification
-    Silent
+    online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
+    ParameterReport PathClassification Silent
 """.split()
 
 

@@ -31,6 +31,7 @@ from ..rules import (
     Rule,
     Whole,
     by_group,
+    check_limit,
     credit_of,
     with_signal,
 )
@@ -45,13 +46,12 @@ from ._batch import (
     with_batch,
 )
 from ._beginning import LAST, begin_again, strengthen
-from ._blocks import calls_per_block, gradient
+from ._blocks import calls_in_block, gradient
 from ._checkpoint import CheckpointMixin
 from ._checks import (
     check_arguments,
     check_exact,
     check_layout,
-    check_limit,
     check_lockstep,
     check_memory,
     check_precision,
@@ -350,7 +350,7 @@ class ETraceAlgorithm(
         states, rebuild = states_of(weights)
         count = jax.tree.leaves(sequences)[0].shape[0]
         traces = [t.value for t in self.etraces.values()]
-        per_block = calls_per_block(plan, count, traces, block_size, budget, keep)
+        per_block = calls_in_block(plan, count, traces, (block_size, budget, keep))
         found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
         if found is None:
             return None

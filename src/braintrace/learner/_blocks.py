@@ -3,94 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from .._jaxpr import Program, Var, fingerprint
-from ..graph import reach
+from .._jaxpr import fingerprint
+from .._online import calls_per_block, masked_gradient, scan_blocks, step_bytes, varying_bytes
 from ._around import Around, run_block
-from ._sequences import masked_gradient
-
-BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
-SHARE = 8  # or this part of the memory of one that does
-MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
-FEW_STEPS = 32  # where there is next to no trace to touch: values that stay in the cache of a CPU
 
 Tick = Callable[[Any], None]
 
 
-def calls_per_block(
-    plan: Around,
-    count: int,
-    traces: Any,
-    block_size: int | None,
-    budget: int | None,
-    keep: bool = True,
-) -> int:
+def calls_in_block(plan: Around, count: int, traces: Any, options: tuple) -> int:
     """How many calls of the step function make a block, of `count` in all.
 
-    Args:
-        plan: the step function.
-        count: calls in the sequence.
-        traces: the traces that a block touches.
-        block_size: steps per block that the user asked for.
-        budget: bytes that the values of one block may take.
-        keep: whether traces are wanted afterwards; if not, one block builds none at all.
+    `options` are the steps per block that the user asked for, bytes that the values of one block
+    may take, and whether traces are wanted afterwards.
     """
-    if block_size is not None:
-        return max(1, min(count, block_size // plan.window))
-    size = step_bytes(plan)
-    light = jax.default_backend() == "cpu" and _nbytes(traces) < 4 * size
-    steps = min(FEW_STEPS, MOST_STEPS) if light else MOST_STEPS
-    fits = (_budget() if budget is None else budget) // (plan.window * size)
-    if not keep and not light and count <= fits:
-        return count
-    most = max(1, min(count, fits, max(1, steps // plan.window)))
-    blocks = -(-count // most)
-    equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]
-    # Blocks of one size are one program; a divisor that is not much smaller saves the second.
-    return equal[0] if 2 * equal[0] > most else -(-count // blocks)
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(a.size * getattr(a.dtype, "itemsize", 4) for a in jax.tree.leaves(tree))
-
-
-def _budget() -> int:
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", SHARE * BUDGET) // SHARE
-
-
-def step_bytes(plan: Around) -> int:
-    """An estimate of the memory that one step of a block takes."""
-    graph = plan.marker.graph
-    step, tangent, outer = graph.step, graph.tangent, plan.traced
-    params = {step.entry(leaf) for leaf in step.params}
-    still = set(plan.inputs.params)
-    total = _bytes(step.program, params) + _bytes(outer.program, still)
-    # The tangent program has the inputs of the step, in order, and those of its tangents.
-    inputs = zip(tangent.program.inputs, (*step.program.consts, *step.program.inputs), strict=False)
-    total += _bytes(tangent.program, {v for v, of in inputs if of in params})
-    for r in graph.relations:
-        cells = prod(r.slots.shape) * r.slots.width
-        total += 4 * cells * np.dtype(r.slots.dtype).itemsize
-        if r.slots.table is not None:
-            total += 2 * r.slots.table.index.size * np.dtype(r.slots.dtype).itemsize
-    return max(total, 1)
-
-
-def _bytes(program: Program, still: Collection[Var]) -> int:
-    """The size of all values that depend on more than the constants and `still`."""
-    moving = reach(program, {v: 1 for v in program.inputs if v not in still}, differentiable=False)
-    outputs = (v for e in program.equations for v in e.outputs if v in moving)
-    return sum(v.size * getattr(v.dtype, "itemsize", 4) for v in outputs)
+    outer = varying_bytes(plan.traced.program, set(plan.inputs.params))
+    size = step_bytes(plan.marker.graph) + outer
+    return calls_per_block(size, plan.window, count, traces, *options)
 
 
 def block_gradient(
@@ -203,7 +138,7 @@ def gradient(
         totals = [jnp.zeros_like(states[i]) for i in chosen]
         carry = (totals, [states[i] for i in changed], traces, fresh)
         step = lambda carry, piece: block(carry, piece, keep or count > per_block)
-        return in_sections(step, carry, (leaves, mask), count, per_block)
+        return scan_blocks(step, carry, (leaves, mask), count, per_block)
 
     traced = plan.traced
     key = (
@@ -236,23 +171,6 @@ def _holders(state: brainstate.State) -> tuple[int, int]:
     value = state.value
     leaves = jax.tree.leaves(value)
     return sys.getrefcount(value), max(map(sys.getrefcount, leaves), default=0)
-
-
-def in_sections(step: Callable, carry: Any, arrays: Any, count: int, size: int) -> Any:
-    """Scan `step` over pieces of `size` entries, and apply it to a shorter last one."""
-    full, rest = divmod(count, size)
-    out = []
-    if full == 1:
-        carry, found = step(carry, jax.tree.map(lambda a: a[:size], arrays))
-        out.append(found)
-    elif full:
-        split = lambda a: a[: full * size].reshape((full, size, *a.shape[1:]))
-        carry, found = lax.scan(step, carry, jax.tree.map(split, arrays))
-        out.append(jax.tree.map(lambda a: a.reshape((full * size, *a.shape[2:])), found))
-    if rest:
-        carry, found = step(carry, jax.tree.map(lambda a: a[full * size :], arrays))
-        out.append(found)
-    return carry, jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *out)
 
 
 def places_of(plan: Around, state: brainstate.State) -> list[int | None]:

@@ -64,20 +64,6 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
         )
 
 
-def check_limit(limit: Any) -> int | None:
-    """Accept a number of bytes, or None."""
-    whole = isinstance(limit, (int, np.integer)) and not isinstance(limit, bool)
-    if limit is not None and not (whole and limit >= 0):
-        raise (ValueError if whole else TypeError)(
-            message(
-                f"memory_limit={limit!r}.",
-                why="it counts the bytes that traces may need",
-                do="pass a number of bytes such as 4 * 2**30, or None for no limit",
-            )
-        )
-    return None if limit is None else int(limit)
-
-
 def check_memory(limit: int | None, graph: ETraceGraph, traces: Any, rule: str) -> None:
     """Refuse traces that need more bytes than allowed, before any is allocated."""
     total = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(traces))

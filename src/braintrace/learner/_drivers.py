@@ -9,7 +9,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._online._progress import ticking
+from .._online import masked_gradient, ticking
+from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
 from ._sequences import (
@@ -22,7 +23,6 @@ from ._sequences import (
     length_of,
     loss_of,
     mask_of,
-    masked_gradient,
     text,
     values_of,
     weights_of,
@@ -217,7 +217,7 @@ class SequenceDriverMixin:
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = chunk_of(chunk_size)
-        every = count_of("update_every", update_every, "steps", optional=False)
+        every = check_count("update_every", update_every, "steps")
         if every % chunk:
             raise ValueError(
                 text(

@@ -15,6 +15,7 @@ import saiunit as u
 
 from .._errors import dotted, message
 from .._jaxpr import is_traced
+from ..rules import check_count
 from ._data import MultiStepData, SingleStepData
 
 
@@ -147,23 +148,9 @@ def chunk_of(chunk_size: Any) -> int:
     return count_of("chunk_size", chunk_size, "steps") or 1
 
 
-def count_of(name: str, value: Any, what: str, optional: bool = True) -> Any:
-    """A positive integer, or None where it is optional."""
-    if value is None and optional:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            text(
-                f"{name} is a {type(value).__name__}.",
-                f"it counts {what}",
-                "pass a positive integer",
-            )
-        )
-    if value < 1:
-        raise ValueError(
-            text(f"{name}={value}.", f"it counts {what}, one at least", "pass a positive integer")
-        )
-    return int(value)
+def count_of(name: str, value: Any, what: str) -> Any:
+    """A positive integer, or None."""
+    return None if value is None else check_count(name, value, what)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -334,11 +321,3 @@ def joined(results: list[Any], parts: list[Any], chunk: int) -> Any:
         return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
     return jax.tree.map(join, *results)
-
-
-def masked_gradient(gradient: jax.Array, counts: jax.Array, own_signal: bool) -> jax.Array:
-    """The gradient of calls of which one `counts`, or none: then NaN is nothing.
-
-    A loss that does not count has a gradient of zeros, and penalties; but not a signal beside it.
-    """
-    return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)

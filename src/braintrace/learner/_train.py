@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import fingerprint
+from .._online import scan_blocks
 from ..rules import Rule
 from ._around import Around
-from ._blocks import Tick, block_gradient, in_sections, only_ours, places_of
+from ._blocks import Tick, block_gradient, only_ours, places_of
 from ._optimizers import Optimizer
 from ._sequences import leaves_of, states_of, values_of, write_leaves
 
@@ -99,7 +100,7 @@ def train(
         ):
             if start < stop:
                 piece = jax.tree.map(lambda a, s=start, e=stop: a[s:e], arrays)
-                carry, found = in_sections(step, carry, piece, stop - start, size)
+                carry, found = scan_blocks(step, carry, piece, stop - start, size)
                 out.append(found)
         return carry, jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *out)
 
