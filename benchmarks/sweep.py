@@ -32,6 +32,8 @@ BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
 TURNS = (  # which generator, one after another
     *("program", "around", "program", "network"),
+    *("program", "program", "around", "program"),
+    *("program", "around", "program", "network"),
     *("program", "program", "around", "chain"),
 )
 FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
@@ -50,7 +52,7 @@ def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
         if spec[0] == "around":
             return judge.judge_around(spec, run=run, seconds=seconds)
         if spec[0] == "chain":
-            return chains.judge_chain(spec, seconds=seconds)
+            return chains.judge_chain(spec, run=run, seconds=seconds)
         if is_network(spec):
             return judge.judge_network(layers.of(spec), run=run, seconds=seconds)
         return judge.judge(spec, run=run, seconds=seconds)
