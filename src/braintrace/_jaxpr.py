@@ -752,7 +752,7 @@ class Placeholder(Primitive):
     """Stands in a trace for a computation that is put in later: no derivative, no evaluation.
 
     The parameter `outs` are the shapes of its results; `mapped` says whether a `vmap` is around it,
-    None that none may be.
+    None that none may be; `same` are pairs of numbers, of results that are operands as they are.
     """
 
     multiple_results = True
@@ -769,12 +769,13 @@ class Placeholder(Primitive):
     def _refuse(self, *args: Any, **params: Any) -> Any:
         raise Misplaced(f"{self.name} is evaluated, differentiated or mapped.")
 
-    def _batch(self, operands, axes, *, outs, mapped, **params):
+    def _batch(self, operands, axes, *, outs, mapped, same, **params):
         if mapped is None:
             self._refuse()
         pairs = list(zip(operands, axes, strict=True))
         (size,) = {a.shape[i] for a, i in pairs if i is not None}
         moved = [jax.numpy.moveaxis(a, i, 0) if i else a for a, i in pairs]
         outs = tuple(jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for o in outs)
-        found = self.bind(*moved, outs=outs, mapped=True, **params)
-        return found, [0] * len(found)
+        results = self.bind(*moved, outs=outs, mapped=True, same=same, **params)
+        given = {k: (operands[i], axes[i]) for k, i in same}
+        return zip(*(given.get(k, (o, 0)) for k, o in enumerate(results)), strict=True)

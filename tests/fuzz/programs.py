@@ -274,7 +274,7 @@ TRANSFORMS: dict[str, Callable[[Env, int, tuple[int, ...]], Any]] = {
     "dropout": lambda env, p, s: jnp.where(_noise(env, s) > 0, _own(env, p, s) / 0.5, 0.0),
     "expert": lambda env, p, s: env.weight(f"e{p}", (2, *s))[env.count % 2],
     "routed": lambda env, p, s: env.weight(f"e{p}", (2, *s))[(env.x[0] > 0).astype(int)],
-    "columns": lambda env, p, s: jnp.roll(_own(env, p, s), env.count, -1),
+    "columns": lambda env, p, s: jnp.roll(_own(env, p, s), env.count, -1 if s else None),
     "fixed": lambda env, p, s: jnp.full(s, 0.3),
     "detached": lambda env, p, s: lax.stop_gradient(_own(env, p, s)),
 }

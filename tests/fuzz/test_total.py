@@ -43,6 +43,14 @@ def test_factored_traces_too(spec):
     assert not verdict.bad, verdict
 
 
+def test_indices_inside_a_map_have_no_factored_trace():
+    looked_up = ("map", ("embedding", 0, "T", "count"), "old0")
+    updates = (("add", ("half", "old0"), ("matmul", 0, "own", "x")), ("tanh", looked_up))
+    spec = (((3,), ()), (), updates, "new0")
+    assert judge(spec, ("pp_prop",)).kind == "refused"
+    assert judge(spec, ("d_rtrl",)).kind == "right"
+
+
 # ------------------------------------------------------------------------- the judge is no fool
 
 

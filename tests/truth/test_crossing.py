@@ -15,7 +15,7 @@ from jax import lax
 from models import EXACT, OPERATORS, RECURRENT, Draw, Net, matmul, net, recorded, step_fn
 
 import braintrace as bt
-from braintrace.learner import _blocks
+from braintrace._online import _blocks
 from braintrace.verify import bptt_grad, compare
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense

@@ -118,7 +118,11 @@ def stretch(
     outs, new = _sorted(graph, values, found)
     credited = (outs, new) if chosen is None else _sorted(graph, values, run(chosen))
     if graph.step.penalised:
-        credited = _penalised(credited, found[-1])
+        *_, penalty, other = found
+        results, after_each = _penalised(credited, penalty)
+        # Not called where no loss reads a state: backpropagation would not run these rules either.
+        hidden = _penalised(after_each.hidden, other)
+        credited = results, replace(after_each, hidden=hidden)
         outs, new = credited if chosen is None else (outs, new)
     return Ran(outs, path, new, after, credited)
 

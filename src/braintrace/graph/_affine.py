@@ -47,21 +47,23 @@ Carried = Sequence[tuple[Var, Atom]]  # of every state its entry and its exit
 def explicit(
     program: Program, n_results: int, carried: Carried, loss: int | None = None
 ) -> Program | None:
-    """The program with linear backward rules, and the penalty as its last output.
+    """The program with linear backward rules, and two penalties as its last outputs.
 
-    With the number of a `loss` among the outputs, its derivative has the penalty's in it instead.
-    None if the rules are linear already. A rule counts if one of the first `n_results` outputs
-    depends on it, now or later: backpropagation runs no other.
+    The first is of the rules that one of the first `n_results` outputs depends on, now or later:
+    backpropagation runs these. The second is of the others, which run if a loss reads a state. With
+    the number of a `loss` among the outputs, its derivative has the first penalty's in it instead.
+    None if the rules are linear already.
     """
-    affine = affine_equations(program, _lasting(program, program.outputs[:n_results], carried))
+    affine = affine_equations(program, program.outputs)
     if not affine:
         return None
+    counted = affine_equations(program, _lasting(program, program.outputs[:n_results], carried))
     n = len(program.consts)
 
     def fun(*flat: Any) -> list[Any]:
-        outs, penalty = _run(program, flat[:n], flat[n:], affine)
+        outs, (penalty, other) = _run(program, flat[:n], flat[n:], (affine, counted))
         if loss is None:
-            return [*outs, penalty]
+            return [*outs, penalty, other]
         outs[loss] += penalty - jax.lax.stop_gradient(penalty)
         return outs
 
@@ -98,36 +100,42 @@ def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equ
     return frozenset(e for i, e in enumerate(rules) if used >> i & 1 and _adds(e))
 
 
+Rules = tuple[Collection[Equation], Collection[Equation]]  # all that are affine, those that count
+Penalties = tuple[Array, Array]  # of those that count, of the others
+
+
 def _run(
-    program: Program, consts: Sequence[Any], inputs: Sequence[Any], affine: Collection[Equation]
-) -> tuple[list[Any], Array]:
-    """Run a program with linear backward rules; the second result is the penalty."""
-    penalties: list[Array] = [jnp.zeros(())]
+    program: Program, consts: Sequence[Any], inputs: Sequence[Any], rules: Rules
+) -> tuple[list[Any], Penalties]:
+    """Run a program with linear backward rules; the second result are the penalties."""
+    affine, counted = rules
+    total = [jnp.zeros(()), jnp.zeros(())]
 
     def apply(eqn: Equation, values: list[Any]) -> list[Any]:
         inside = (e for body in eqn.bodies for e in deep_equations(body.program))
         if eqn in affine:
             with at_line_of(eqn):
                 outs, penalty = _divided(eqn, values)
+            total[eqn not in counted] += penalty
         elif eqn.name in ("cond", "scan") and any(e in affine for e in inside):
-            outs, penalty = _through(eqn, values, affine)
+            outs, penalties = _through(eqn, values, rules)
+            total[:] = [a + b for a, b in zip(total, penalties, strict=True)]
         else:
             return bind(eqn, values)
-        penalties.append(penalty)
         return outs
 
     outs = evaluate(program, consts, inputs, apply)
-    return outs, sum(penalties[1:], penalties[0])
+    return outs, (total[0], total[1])
 
 
-def _through(eqn: Equation, values: list[Any], affine: Collection[Equation]) -> tuple[list, Array]:
+def _through(eqn: Equation, values: list[Any], rules: Rules) -> tuple[list, Penalties]:
     def inside(body: Body, given: Sequence[Any], feed: Any) -> tuple[list[Any], dict]:
-        outs, penalty = _run(body.program, body.values, given, affine)
-        return outs, {0: penalty}
+        outs, penalties = _run(body.program, body.values, given, rules)
+        return outs, dict(enumerate(penalties))
 
-    shape = (eqn.params["length"],) if eqn.name == "scan" else ()
-    outs, seen = through(eqn, values, inside, {0: jnp.zeros(shape)})
-    return outs, seen[0].sum()
+    zeros = jnp.zeros((eqn.params["length"],) if eqn.name == "scan" else ())
+    outs, seen = through(eqn, values, inside, {0: zeros, 1: zeros})
+    return outs, (seen[0].sum(), seen[1].sum())
 
 
 def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:

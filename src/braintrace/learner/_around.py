@@ -66,8 +66,11 @@ def stand_in(
     states = (*values.params, *values.hidden, *values.others)
     given = (*values.consts, *values.args, *states, *values.extra)
     flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in given]
-    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=mapped)
-    n, k = graph.step.n_outs, len(graph.step.hidden)
+    step, first = graph.step, len(values.consts) + len(values.args) + len(values.params)
+    n, k = step.n_outs, len(step.hidden)
+    leaves = enumerate((*step.hidden, *step.others))
+    same = tuple((n + i, first + i) for i, leaf in leaves if step.exit(leaf) is step.entry(leaf))
+    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=mapped, same=same)
     new = Values(
         values.consts, values.args, values.params, tuple(out[n : n + k]), tuple(out[n + k :])
     )

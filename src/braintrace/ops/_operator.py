@@ -289,6 +289,11 @@ class Operator:
         return rule(x, self.shapes, **self._static) if rule and self.plain else x
 
     @property
+    def is_representable(self) -> bool:
+        """Whether `represent` gives an array in which y is linear, if the input itself is none."""
+        return self.primitive.rules.represent is None or self.plain
+
+    @property
     def _represented(self) -> Any:
         return None if self.record is None else jax.eval_shape(self.represent, self.record)
 
