@@ -9,6 +9,8 @@ import jax
 
 from .._errors import CompilationError, NotSupportedError, message
 from ..graph import CompilationReport, DiagnosticKind, Graph
+from ._blocks import nbytes
+from ._tree import Layout
 
 _USE_AN_OPERATOR = (
     "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
@@ -38,7 +40,7 @@ def check_exact(report: CompilationReport, rule: str) -> None:
 
 def check_memory(limit: int | None, graph: Graph, traces: Any, rule: str) -> None:
     """Refuse traces that need more bytes than allowed, before any is allocated."""
-    total = trace_bytes(traces)
+    total = nbytes(traces)
     if limit is None or total <= limit:
         return
     step = graph.step
@@ -54,11 +56,6 @@ def check_memory(limit: int | None, graph: Graph, traces: Any, rule: str) -> Non
             "memory_limit",
         )
     )
-
-
-def trace_bytes(traces: Any) -> int:
-    """The bytes that traces take."""
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(traces))
 
 
 def check_relations(graph: Graph, everything: bool) -> None:
@@ -102,8 +99,8 @@ def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[An
         )
 
 
-def check_result(result: Any, structure: Any) -> tuple[Any, Any]:
-    """The new state and the output of a step function."""
+def check_result(result: Any, before: Layout) -> tuple[list[Any], Any]:
+    """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             message(
@@ -113,15 +110,25 @@ def check_result(result: Any, structure: Any) -> tuple[Any, Any]:
             )
         )
     state, out = result
-    if jax.tree.structure(state) != structure:
+    leaves, structure = jax.tree.flatten(state)
+    if structure != before.tree:
         raise TypeError(
             message(
-                f"the step returned a state of the structure {jax.tree.structure(state)}.",
-                why=f"it was given one of the structure {structure}",
+                f"the step returned a state of the structure {structure}.",
+                why=f"it was given one of the structure {before.tree}",
                 do="return the new state first, with the structure of the old one: (state, out)",
             )
         )
-    return state, out
+    for i, kind, value in before.static:
+        if type(leaves[i]) is not kind or leaves[i] != value:
+            raise TypeError(
+                message(
+                    f"the step changed {value!r}, a leaf of the state, to {leaves[i]!r}.",
+                    why="only arrays can change from step to step",
+                    do="make it an array, or return it as it was",
+                )
+            )
+    return leaves, out
 
 
 def length_of(xs: Any) -> int:

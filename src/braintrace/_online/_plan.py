@@ -118,9 +118,8 @@ def make_plan(
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
         given = jax.tree.unflatten(signature.inputs, inputs)
         result = step(params.join(trained, fixed), state.join(hidden, others), *given)
-        new, out = check_result(result, state.tree)
+        after, out = check_result(result, state)
         trees.append(jax.tree.structure(out))
-        after = jax.tree.leaves(new)
         return [*jax.tree.leaves(out), *(after[i] for i in (*state.trained, *state.arrays))]
 
     program, consts = flatten(jax.make_jaxpr(flat)(*signature.shapes))

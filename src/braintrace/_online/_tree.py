@@ -28,7 +28,7 @@ def is_floating(leaf: Any) -> bool:
 def path_of(keys: Sequence[Any], default: str) -> Path:
     """A leaf's path as plain keys: names, indices, dictionary keys."""
     names = ("key", "idx", "name")
-    plain = [next(getattr(k, n) for n in names if hasattr(k, n)) for k in keys]
+    plain = [next((getattr(k, n) for n in names if hasattr(k, n)), k) for k in keys]
     return tuple(plain) or (default,)
 
 
@@ -42,7 +42,7 @@ class Layout:
     tree: Any
     trained: tuple[int, ...]
     arrays: tuple[int, ...]
-    static: tuple[tuple[int, Any], ...]
+    static: tuple[tuple[int, type, Any], ...]
 
     def paths(self, default: str) -> list[Path]:
         """The paths of all leaves; `default` is the name of a tree that is one leaf."""
@@ -56,7 +56,7 @@ class Layout:
         for numbers, values in ((self.trained, trained), (self.arrays, arrays)):
             for i, value in zip(numbers, values, strict=True):
                 leaves[i] = value
-        for i, value in self.static:
+        for i, _, value in self.static:
             leaves[i] = value
         return jax.tree.unflatten(self.tree, leaves)
 
@@ -78,7 +78,7 @@ def split(tree: Any) -> tuple[Layout, list[Any], list[Any]]:
         elif is_array(leaf):
             arrays.append(i)
         else:
-            static.append((i, _hashable(leaf)))
+            static.append((i, type(leaf), _hashable(leaf)))  # 1, 1.0 and True are equal
     layout = Layout(structure, tuple(trained), tuple(arrays), tuple(static))
     return layout, [leaves[i] for i in trained], [leaves[i] for i in arrays]
 
@@ -102,7 +102,7 @@ def strong(leaf: Any) -> Any:
     """An array without a weak type, so that one step does not change what a state is."""
     if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
         return leaf
-    if isinstance(leaf, jax.Array) and not leaf.weak_type:
+    if isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False):  # a key has none
         return leaf
     array = jnp.asarray(leaf)
     return jax.lax.convert_element_type(array, array.dtype)

@@ -1,0 +1,63 @@
+"""Parameters, states and inputs of `braintrace.online` may be any pytrees."""
+
+import jax
+import numpy as np
+import pytest
+
+import braintrace
+
+
+def test_keys_are_state(leaky):
+    def step(params, state, x):
+        inner, key = state
+        key, use = jax.random.split(key)
+        inner, out = leaky.step(params, inner, x + jax.random.normal(use, x.shape))
+        return (inner, key), out
+
+    net = braintrace.online(step)
+    carry = net.init(leaky.params, (leaky.state, jax.random.key(1)), leaky.xs[0])
+    last, outs = net.scan(leaky.params, carry, leaky.xs)
+    truth, wanted = jax.lax.scan(lambda s, x: step(leaky.params, s, x), carry.state, leaky.xs)
+    np.testing.assert_allclose(outs, wanted, atol=1e-12)
+    assert last.state[1] == truth[1]
+
+
+def test_numbers_that_are_equal_are_not_the_same(leaky):
+    def step(params, state, x):
+        state, out = leaky.step(params, state, x)
+        return state, {int: 1, float: 2, bool: 3}[type(params["how"])] * out
+
+    net = braintrace.online(step)
+    first = lambda how: net(
+        {**leaky.params, "how": how},
+        net.init(leaky.params | {"how": how}, leaky.state, leaky.xs[0]),
+        leaky.xs[0],
+    )[1]
+    np.testing.assert_allclose(first(1.0), 2 * first(1))
+    np.testing.assert_allclose(first(True), 3 * first(1))
+
+
+def test_a_leaf_that_is_no_array_cannot_change(leaky):
+    def step(params, state, x):
+        inner, out = leaky.step(params, {"v": state["v"]}, x)
+        return {**inner, "mode": "slow"}, out
+
+    init = lambda mode: braintrace.online(step).init(
+        leaky.params, {**leaky.state, "mode": mode}, leaky.xs[0]
+    )
+    init("slow")
+    with pytest.raises(TypeError, match=r"changed 'fast'.*to 'slow'.\n  why: .*\n  do: "):
+        init("fast")
+
+
+def test_any_key_names_a_leaf(leaky):
+    class Box:
+        def __init__(self, content):
+            self.content = content
+
+    jax.tree_util.register_pytree_with_keys(
+        Box, lambda box: ((("content", box.content),), None), lambda _, children: Box(*children)
+    )
+    net = braintrace.online(lambda params, state, x: leaky.step(params.content, state, x))
+    net.init(Box(leaky.params), leaky.state, leaky.xs[0])
+    assert ("content", "w") in net.report.parameters
