@@ -1,10 +1,17 @@
 """Parameters, states and inputs of `braintrace.online` may be any pytrees."""
 
+import sys
+from typing import Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+from conftest import error
 
 
 def test_keys_are_state(leaky):
@@ -61,3 +68,43 @@ def test_any_key_names_a_leaf(leaky):
     net = braintrace.online(lambda params, state, x: leaky.step(params.content, state, x))
     net.init(Box(leaky.params), leaky.state, leaky.xs[0])
     assert ("content", "w") in net.report.parameters
+
+
+class Observed(NamedTuple):
+    """One input of two arrays."""
+
+    left: Any
+    right: Any
+
+
+def test_a_named_tuple_is_one_input(leaky):
+    def step(params, state, seen):
+        return leaky.step(params, state, jnp.concatenate(seen, -1))
+
+    net, seen = braintrace.online(step), Observed(leaky.xs[..., :1], leaky.xs[..., 1:])
+    carry = net.init(leaky.params, leaky.state, Observed(seen.left[0], seen.right[0]))
+    grads, _ = net.grad(leaky.loss)(leaky.params, carry, seen, leaky.ys)
+    assert error(grads, leaky.bptt()) < 1e-9
+
+
+def test_a_step_may_have_no_input(leaky):
+    def step(params, state):
+        return leaky.step(params, state, leaky.xs[0])
+
+    net = braintrace.online(step)
+    carry = net.init(leaky.params, leaky.state)
+    _, out = net(leaky.params, carry)
+    np.testing.assert_allclose(out, step(leaky.params, leaky.state)[1], atol=1e-12)
+    _, (_, losses) = net.grad(leaky.loss)(leaky.params, carry, (), leaky.ys)
+    np.testing.assert_allclose(losses[0], leaky.loss(out, leaky.ys[0]), atol=1e-12)
+
+
+def test_a_number_takes_the_type_of_the_state(leaky):
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (leaky.params, leaky.state, leaky.xs[0]))
+
+    def step(params, state, x, dt):
+        return leaky.step(params, state, dt * x)
+
+    net, (params, state, x) = braintrace.online(step), half
+    carry, out = net(params, net.init(params, state, x, 0.5), x, 0.5)
+    assert out.dtype == carry.state["v"].dtype == jnp.bfloat16

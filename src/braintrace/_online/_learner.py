@@ -28,7 +28,7 @@ from ._sequence import (
     run_steps,
     run_updates,
 )
-from ._tree import split, strong
+from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
 
@@ -144,8 +144,8 @@ class Online:
         names, trained, fixed = split(params)
         states, hidden, others = split(state)
         leaves, tree = jax.tree.flatten(inputs)
-        arrays = (*leaves, *fixed, *trained, *hidden, *others)
-        shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in arrays)
+        arrays = (*fixed, *trained, *hidden, *others)
+        shapes = (*(shape_of(a, is_weak(a)) for a in leaves), *map(shape_of, arrays))
         signature = Signature(names, states, tree, shapes)
         plan = self._plans.get(signature)
         if plan is None:
@@ -354,7 +354,7 @@ class Online:
     def _sequence(
         self, params: Any, carry: Carry, xs: Any, targets: Any, mask: Any, extra: Any
     ) -> tuple[Plan, _Arrays]:
-        inputs = xs if isinstance(xs, tuple) else (xs,)
+        inputs = xs if type(xs) is tuple else (xs,)  # a named tuple is one input
         length = length_of((inputs, targets, extra))
         first = jax.tree.map(lambda a: a[0], inputs)
         plan, arrays = self._plan(params, carry.state, first)

@@ -37,7 +37,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The arrays of a sequence, each with a leading axis of time; `mask` may be None."""
+    """The arrays of a sequence, each with a leading axis of time; without any it is one step."""
 
     inputs: tuple[Any, ...]
     targets: Any = ()
@@ -46,7 +46,8 @@ class Stream:
 
     @property
     def length(self) -> int:
-        return jax.tree.leaves(self)[0].shape[0]
+        leaves = jax.tree.leaves(self)
+        return leaves[0].shape[0] if leaves else 1
 
     def at(self, start: int, stop: int) -> Stream:
         return jax.tree.map(lambda a: a[start:stop], self)

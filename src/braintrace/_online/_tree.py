@@ -13,6 +13,7 @@ import numpy as np
 from .._errors import message
 
 Path = tuple[Any, ...]
+NUMBERS = (bool, int, float, complex)
 
 
 def is_array(leaf: Any) -> bool:
@@ -98,11 +99,21 @@ def _hashable(leaf: Any) -> Any:
     return leaf
 
 
+def shape_of(array: Any, weak: bool = False) -> jax.ShapeDtypeStruct:
+    """The shape and type of an array or a number."""
+    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array), weak_type=weak)
+
+
+def is_weak(leaf: Any) -> bool:
+    """Whether a leaf takes the type of what it is combined with, as Python numbers do."""
+    return isinstance(leaf, NUMBERS) or getattr(leaf, "weak_type", False)
+
+
 def strong(leaf: Any) -> Any:
     """An array without a weak type, so that one step does not change what a state is."""
-    if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
+    if not is_array(leaf) and not isinstance(leaf, NUMBERS):
         return leaf
-    if isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False):  # a key has none
+    if isinstance(leaf, jax.Array) and not is_weak(leaf):
         return leaf
     array = jnp.asarray(leaf)
     return jax.lax.convert_element_type(array, array.dtype)
