@@ -167,6 +167,37 @@ def test_training_is_gradients_and_updates(recurrent, every):
         assert error(found, wanted) < TIGHT
 
 
+@pytest.mark.parametrize(
+    "rule, every, window", [("d_rtrl", 2, None), ("d_rtrl", 6, 2), ("uoro", 6, None)]
+)
+def test_updates_have_gradients_in_blocks(recurrent, rule, every, window):
+    case, optimizer = recurrent, optax.sgd(1e-2)
+    net, start = begun(case, rule, window=window)
+
+    def train(**options):
+        run = net.train(case.loss, optimizer, every, **options)
+        return run(case.params, optimizer.init(case.params), start, case.xs, case.ys)
+
+    one, two = train(), train(block_size=1, keep_traces=False)
+    assert error((one[0], one[2].state, one[3]), (two[0], two[2].state, two[3])) < TIGHT
+    assert int(one[2].steps) == T and int(two[2].steps) == 0
+    assert not any(a.any() for a in jax.tree.leaves(two[2].traces))
+
+
+def test_an_update_after_many_steps_takes_the_memory_of_a_block(leaky):
+    optimizer, length = optax.sgd(1e-2), 2048
+    net, carry = begun(leaky)
+    train = jax.jit(net.train(leaky.loss, optimizer, length))
+
+    def bytes_for(xs, ys):
+        lowered = train.lower(leaky.params, optimizer.init(leaky.params), carry, xs, ys)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    long = jax.tree.map(lambda a: jnp.tile(a[:1], (length, 1, 1)), (leaky.xs, leaky.ys))
+    short = jax.tree.map(lambda a: a[: length // 8], long)
+    assert bytes_for(*long) < 2 * bytes_for(*short)
+
+
 def test_half_precision_traces(leaky):
     net, carry = begun(leaky, trace_dtype=jnp.bfloat16)
     assert {a.dtype for a in jax.tree.leaves(carry.traces)} == {jnp.dtype(jnp.bfloat16)}

@@ -270,9 +270,7 @@ class Online:
             targets have a leading axis of time, `mask` (T,) weighs the losses. Gradients have the
             structure of `params`, None where it has no floating array.
         """
-        block = None if block_size is None else check_count("block_size", block_size, "steps")
-        budget = memory_budget
-        budget = None if budget is None else check_count("memory_budget", budget, "bytes")
+        chosen = _options(self.window, block_size, memory_budget, keep_traces)
         checked, key = _checked(loss, has_aux), object()
 
         def gradient(
@@ -282,7 +280,7 @@ class Online:
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
             with ticking(progress, arrays.stream.length) as tick:
-                options = Options(self.window, block, budget, keep_traces, tick, bool(fresh))
+                options = replace(chosen, tick=tick, fresh=bool(fresh))
 
                 def run(weights: Weights, at: Position, stream: Stream) -> Any:
                     return run_gradient(plan, checked, weights, at, stream, options)
@@ -301,6 +299,9 @@ class Online:
         update_every: int = 1,
         *,
         has_aux: bool = False,
+        block_size: int | None = None,
+        memory_budget: int | None = None,
+        keep_traces: bool = True,
         progress: bool = False,
     ) -> Callable[..., Any]:
         """Learn while the sequence runs: update the parameters every few steps.
@@ -312,6 +313,9 @@ class Online:
             optimizer: an optax transformation, initialised with the floating arrays of `params`.
             update_every: steps between two updates; the gradient is that of their summed losses.
             has_aux: whether `loss` returns a pair.
+            block_size: steps per block of the gradient of an update; default as many as pay.
+            memory_budget: bytes that the values of one block may take, if it has no size.
+            keep_traces: whether the traces after the sequence are wanted; else they are zero.
             progress: whether to show a progress bar (needs tqdm).
 
         Returns:
@@ -319,6 +323,7 @@ class Online:
             `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
         """
         every = check_count("update_every", update_every, "steps")
+        chosen = _options(self.window, block_size, memory_budget, keep_traces)
         checked, key = _checked(loss, has_aux), object()
 
         def train(
@@ -334,13 +339,13 @@ class Online:
                 return [(p + u).astype(p.dtype) for p, u in zip(trained, steps, strict=True)], own
 
             with ticking(progress, arrays.stream.length) as tick:
-                options = Options(self.window, tick=tick)
+                options = replace(chosen, tick=tick)
 
                 def run(weights: Weights, at: Position, stream: Stream, own: Any) -> Any:
                     updates = Updates(update, every)
                     return run_updates(plan, checked, weights, at, stream, options, updates, own)
 
-                call = plan.compile((key, tick), run)
+                call = plan.compile((key, options), run)
                 trained, opt, at, results = call(
                     arrays.weights, arrays.at(carry), arrays.stream, opt
                 )
@@ -391,6 +396,13 @@ class _Arrays:
 
     def at(self, carry: Carry) -> Position:
         return Position(self.hidden, self.others, carry.traces, carry.steps)
+
+
+def _options(window: int | None, block_size: Any, memory_budget: Any, keep: bool) -> Options:
+    """How a sequence is run, from what the user says."""
+    count = lambda name, value, what: None if value is None else check_count(name, value, what)
+    block = count("block_size", block_size, "steps")
+    return Options(window, block, count("memory_budget", memory_budget, "bytes"), keep)
 
 
 def _checked(loss: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, Any]]:

@@ -164,8 +164,10 @@ def run_gradient(
     at: Position,
     stream: Stream,
     options: Options,
+    record: Any = None,
 ) -> tuple[list[Any], Position, tuple[Any, Any]]:
     """The gradient of the summed losses; the position after; losses and aux of all steps."""
+    record = plan.rule.record if record is None else record
     at = replace(at, steps=jnp.asarray(at.steps))
     totals = [jnp.zeros_like(p) for p in weights.trained]
     out = []
@@ -179,16 +181,14 @@ def run_gradient(
             totals, at = carry
             start = True if known else at.steps == 0
             grads, at, results = block_gradient(
-                plan, plan.rule.record, loss, weights, at, piece, window, keep, start
+                plan, record, loss, weights, at, piece, window, keep, start
             )
             _advance(options.tick, piece)
             return ([t + g for t, g in zip(totals, grads, strict=True)], at), results
 
         (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
         out.append(results)
-    if not options.keep:
-        at = replace(at, traces=plan.zeros(), steps=jnp.zeros_like(at.steps))
-    return totals, at, joined(out)
+    return totals, at if options.keep else _ended(plan, at), joined(out)
 
 
 def run_updates(
@@ -206,22 +206,14 @@ def run_updates(
     Returns:
         trained parameters, the optimizer's own state, the position after, losses and aux.
     """
-    every = updates.every
+    every, inner = updates.every, replace(options, keep=True, fresh=False)
 
     def once(record: Any) -> Callable:
         def block(carry, piece):
             trained, own, at = carry
             now = replace(weights, trained=trained)
-            total, out = [jnp.zeros_like(p) for p in trained], []
-            for part, window in _windows(piece, options.window):
-                grads, at, results = block_gradient(
-                    plan, record, loss, now, at, part, window, True, at.steps == 0
-                )
-                total = [t + g for t, g in zip(total, grads, strict=True)]
-                out.append(results)
-            trained, own = updates.update(total, trained, own)
-            _advance(options.tick, piece)
-            return (trained, own, at), joined(out)
+            grads, at, results = run_gradient(plan, loss, now, at, piece, inner, record)
+            return (*updates.update(grads, trained, own), at), results
 
         return block
 
@@ -249,7 +241,12 @@ def run_updates(
             carry, results = scan_blocks(block, carry, piece, stop - start, size)
             out.append(results)
     trained, own, at = carry
-    return trained, own, at, joined(out)
+    return trained, own, at if options.keep else _ended(plan, at), joined(out)
+
+
+def _ended(plan: Plan, at: Position) -> Position:
+    """A position whose traces are wanted no more."""
+    return replace(at, traces=plan.zeros(), steps=jnp.zeros_like(at.steps))
 
 
 def block_gradient(
