@@ -11,7 +11,7 @@ import braintrace
 from braintrace import rules
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-from conftest import T
+from conftest import N, T, error
 
 PARTS = re.compile(r"\A\S[^\n]*(\n  where: [^\n]+)?\n  why:   \S.*\n  do:    \S", re.S)
 
@@ -77,6 +77,18 @@ def test_sequences(leaky, made):
     refuses(TypeError, "update_every is a str", net.train, leaky.loss, None, "1")
 
 
+def test_a_carry_belongs_to_its_shapes_and_its_rule(leaky, made):
+    net, carry = made
+    refuses(ValueError, "the carry has the traces", net, leaky.params, carry, leaky.xs[0, :1])
+    run = net.grad(leaky.loss)
+    refuses(
+        ValueError, "the carry has the traces", run, leaky.params, carry, leaky.xs[:, :1], leaky.ys
+    )
+    other = braintrace.online(leaky.step, "rtrl")
+    refuses(ValueError, "those of rtrl are", other, leaky.params, carry, leaky.xs[0])
+    refuses(TypeError, "the carry is a dict", net, leaky.params, carry.state, leaky.xs[0])
+
+
 def test_losses(leaky, made):
     net, carry = made
     run = lambda loss, **k: net.grad(loss, **k)(leaky.params, carry, leaky.xs, leaky.ys)
@@ -89,6 +101,17 @@ def test_a_modulator_is_needed(leaky):
     net = braintrace.online(leaky.step, "three_factor")
     carry = net.init(leaky.params, leaky.state, leaky.xs[0])
     refuses(RuntimeError, "without a modulator", net, leaky.params, carry, leaky.xs[0])
+
+
+def test_none_is_no_target(leaky):
+    matrix = jnp.ones((2, N))
+    net = braintrace.online(leaky.step, "osttp", B_list=[matrix])
+    carry = net.init(leaky.params, leaky.state, leaky.xs[0])
+    refuses(ValueError, "without y_target", net, leaky.params, carry, leaky.xs[0], y_target=None)
+    net = braintrace.online(leaky.step, "osttp", B_list=[matrix], target_timing="sequence-end")
+    loss = lambda params, **target: net(params, carry, leaky.xs[0], **target)[1].sum()
+    without, none = jax.grad(loss)(leaky.params), jax.grad(loss)(leaky.params, y_target=None)
+    assert error(none, without) == 0
 
 
 def test_a_report_needs_shapes(leaky):

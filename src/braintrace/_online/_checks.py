@@ -99,6 +99,20 @@ def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[An
         )
 
 
+def check_traces(traces: Any, wanted: Any, rule: str) -> None:
+    """Refuse traces that are not those of this rule for these shapes."""
+    kind = lambda a: (a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
+    if jax.tree.map(kind, traces) != jax.tree.map(kind, wanted):
+        shown = lambda tree: jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree)
+        raise ValueError(
+            message(
+                f"the carry has the traces {shown(traces)}.",
+                why=f"with these parameters, state and inputs those of {rule} are {shown(wanted)}",
+                do="begin with init(params, state, *inputs), for inputs of these shapes",
+            )
+        )
+
+
 def check_result(result: Any, before: Layout) -> tuple[list[Any], Any]:
     """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:

@@ -14,7 +14,7 @@ from .._errors import message
 from ..graph import CompilationReport, ControlFlowPolicy, check_policy
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
-from ._checks import check_exact, check_mask, length_of
+from ._checks import check_exact, check_mask, check_traces, length_of
 from ._plan import Plan, Signature, make_plan
 from ._progress import ticking
 from ._sequence import (
@@ -206,8 +206,7 @@ class Online:
         Returns:
             The new carry and the output of the step.
         """
-        plan, arrays = self._plan(params, carry.state, inputs)
-        self._check_extra(plan, extra)
+        plan, arrays, extra = self._fit(params, carry, inputs, extra)
 
         def one(weights: Weights, at: Position, inputs: Any, extra: Any) -> Any:
             inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
@@ -362,13 +361,25 @@ class Online:
         inputs = xs if type(xs) is tuple else (xs,)  # a named tuple is one input
         length = length_of((inputs, targets, extra))
         first = jax.tree.map(lambda a: a[0], inputs)
-        plan, arrays = self._plan(params, carry.state, first)
-        self._check_extra(plan, extra)
+        plan, arrays, extra = self._fit(params, carry, first, extra)
         leaves = tuple(map(jnp.asarray, jax.tree.leaves(inputs)))
         stream = Stream(leaves, targets, check_mask(mask, length), extra or None)
         return plan, replace(arrays, stream=stream)
 
-    def _check_extra(self, plan: Plan, extra: dict[str, Any]) -> None:
+    def _fit(
+        self, params: Any, carry: Carry, inputs: tuple[Any, ...], extra: dict[str, Any]
+    ) -> tuple[Plan, _Arrays, dict[str, Any]]:
+        """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
+        if not isinstance(carry, Carry):
+            raise TypeError(
+                message(
+                    f"the carry is a {type(carry).__name__}.",
+                    why="a call goes on from a Carry: the state with its traces",
+                    do="begin with init(params, state, *inputs), and pass on what calls return",
+                )
+            )
+        plan, arrays = self._plan(params, carry.state, inputs)
+        check_traces(carry.traces, plan.trace_shapes, self.rule.name)
         unknown = sorted(set(extra) - set(self.rule.takes))
         if unknown:
             raise TypeError(
@@ -379,7 +390,9 @@ class Online:
                     do="pass inputs of the step by position",
                 )
             )
+        extra = {k: v for k, v in extra.items() if v is not None}
         self.rule.check_call(plan.graph.groups, extra)
+        return plan, arrays, extra
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
         return Carry(plan.signature.state.join(at.hidden, at.others), at.traces, at.steps)
