@@ -1,5 +1,6 @@
 """A learner of a plain function under JAX's transformations and other libraries."""
 
+import gc
 import sys
 
 import equinox as eqx
@@ -37,6 +38,20 @@ def test_jit_is_no_jit_and_compiles_once(net, recurrent):
     jitted(case.params, once[1][0], case.xs, case.ys)
     jitted(case.params, once[1][0], case.xs, case.ys)
     assert len(traced) <= 3  # plain, and with the first steps count of numpy and of JAX
+
+
+def test_what_nobody_holds_is_not_kept_compiled(net, recurrent):
+    case = recurrent
+    carry = net.init(case.params, case.state, case.xs[0])
+    net.grad(case.loss)(case.params, carry, case.xs, case.ys)
+    kept, traced = net.grad(lambda *a: (traced.append(1), case.loss(*a))[1]), []
+    kept(case.params, carry, case.xs, case.ys)
+    (plan,) = net._plans.values()
+    gc.collect()
+    assert len(plan.compiled) == 1
+    before = len(traced)
+    kept(case.params, carry, case.xs, case.ys)
+    assert len(traced) == before
 
 
 def test_everything_inside_one_jit(net, recurrent):

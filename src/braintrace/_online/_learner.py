@@ -215,7 +215,7 @@ class Online:
             ran, at = run_steps(plan, plan.rule.record, weights, at, stream, window)
             return at, [a[0] for a in ran.outs]
 
-        run = plan.compile("step", one)
+        run = plan.compile(Online.__call__, None, one)
         at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.inputs, extra)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
@@ -237,7 +237,9 @@ class Online:
         def run(weights: Weights, at: Position, stream: Stream) -> Any:
             return run_outputs(plan, weights, at, stream, options)
 
-        at, outs = plan.compile("scan", run)(arrays.weights, arrays.at(carry), arrays.stream)
+        at, outs = plan.compile(Online.scan, None, run)(
+            arrays.weights, arrays.at(carry), arrays.stream
+        )
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def grad(
@@ -270,7 +272,7 @@ class Online:
             structure of `params`, None where it has no floating array.
         """
         chosen = _options(self.window, block_size, memory_budget, keep_traces)
-        checked, key = _checked(loss, has_aux), object()
+        checked = _checked(loss, has_aux)
 
         def gradient(
             params: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra: Any
@@ -284,7 +286,7 @@ class Online:
                 def run(weights: Weights, at: Position, stream: Stream) -> Any:
                     return run_gradient(plan, checked, weights, at, stream, options)
 
-                call = plan.compile((key, options), run)
+                call = plan.compile(gradient, options, run)
                 grads, at, results = call(arrays.weights, arrays.at(carry), arrays.stream)
             grads = plan.signature.params.only_trained(grads)
             return grads, (self._carry(plan, at), *_results(results, has_aux))
@@ -323,7 +325,7 @@ class Online:
         """
         every = check_count("update_every", update_every, "steps")
         chosen = _options(self.window, block_size, memory_budget, keep_traces)
-        checked, key = _checked(loss, has_aux), object()
+        checked = _checked(loss, has_aux)
 
         def train(
             params: Any, opt: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra
@@ -344,7 +346,7 @@ class Online:
                     updates = Updates(update, every)
                     return run_updates(plan, checked, weights, at, stream, options, updates, own)
 
-                call = plan.compile((key, options), run)
+                call = plan.compile(train, options, run)
                 trained, opt, at, results = call(
                     arrays.weights, arrays.at(carry), arrays.stream, opt
                 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout
 
 Array = jax.Array
-Shapes = tuple[jax.ShapeDtypeStruct, ...]
+Compiled = MutableMapping[Callable, dict[Any, Callable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,19 @@ class Plan:
     out_tree: Any
     trace_shapes: list[Any]
     windows: bool = False
-    compiled: dict[Any, Callable] = field(default_factory=dict)
+    compiled: Compiled = field(default_factory=WeakKeyDictionary)
 
     @property
     def reusable(self) -> bool:
         """Whether it may serve later calls: it holds no value of a running transformation."""
         return not any(is_traced(c) for c in self.consts)
 
-    def compile(self, key: Any, function: Callable) -> Callable:
-        """`function`, compiled once for equal keys."""
-        if key not in self.compiled:
-            self.compiled[key] = jax.jit(function)
-        return self.compiled[key]
+    def compile(self, owner: Callable, key: Any, function: Callable) -> Callable:
+        """`function`, compiled once for equal keys, for as long as its owner is held."""
+        compiled = self.compiled.setdefault(owner, {})
+        if key not in compiled:
+            compiled[key] = jax.jit(function)
+        return compiled[key]
 
     def values(self, trained: Any, fixed: Any, state: Any, inputs: Any, extra: Any = ()) -> Values:
         """The arrays of a step."""
