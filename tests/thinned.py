@@ -2,6 +2,12 @@
 
 import os
 
+import jax
+
+# Options of XLA for programs that run once or twice: quicker to compile. Newer versions have none.
+_CAN = jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
+QUICK = {"xla_cpu_use_fusion_emitters": False} if _CAN else {}
+
 
 def some(cases, every: int) -> list:
     """One in so many of them, all if the environment says so."""

@@ -24,7 +24,7 @@ from .reference import values as values_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "truth"))  # as its own conftest.py does
 import models
 
-from thinned import some
+from thinned import QUICK, some
 
 XS = normal(7, 7, 2)
 YS = normal(8, 7, 2)
@@ -43,7 +43,6 @@ WINDOWS = {
 }
 RULES = SINGLE | WINDOWS
 # These programs take longer to compile than to run.
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 
 
 def quick_jit(function, **options):

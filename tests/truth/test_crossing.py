@@ -20,12 +20,11 @@ from braintrace.verify import bptt_grad, compare
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._reference import rule_on
-from thinned import some
+from thinned import QUICK, some
 
 TIGHT = 1e-9
 CONTROL: dict = {}
 ALL = {**EXACT, **RECURRENT, **OPERATORS}
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 
 
 # ------------------------------------------------------------- further models, plain and looping

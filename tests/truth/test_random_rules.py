@@ -17,9 +17,9 @@ from braintrace.verify._dense import dense
 from braintrace.verify._estimates import kf_step, uoro_step
 from braintrace.verify._options import definition
 from braintrace.verify._rules import rule_on
+from thinned import QUICK
 
 TIGHT = 1e-9
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 I, N = 3, 4
 
 

@@ -28,10 +28,9 @@ from braintrace.verify._compare import _window_losses, comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._options import definition
 from braintrace.verify._rules import rule_on
-from thinned import some
+from thinned import QUICK, some
 
 TIGHT = 1e-9
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 LIVE: dict = {}
 
 

@@ -17,12 +17,12 @@ from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
 from braintrace.verify._dense import dense
 from braintrace.verify._reference import rule_on
+from thinned import QUICK
 
 T = 4
 TIGHT = 1e-9
 DECAY = 0.9
 # These programs take longer to compile than to run.
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.default_backend() == "cpu" else {}
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid
 
 # name: (learner, decay, steps per window)
