@@ -22,7 +22,6 @@ from thinned import QUICK
 T = 4
 TIGHT = 1e-9
 DECAY = 0.9
-# These programs take longer to compile than to run.
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid
 
 # name: (learner, decay, steps per window)
