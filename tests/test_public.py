@@ -135,8 +135,12 @@ assert pickle.loads(b"cbraintrace\\nD_RTRL\\n.") is braintrace.D_RTRL
         "import braintrace.nn\nassert braintrace.compile and braintrace.verify.compare",
         "import jax, braintrace; jax.config.update('jax_enable_x64', True)\n"
         "braintrace.matmul; assert jax.config.jax_enable_x64",
+        *(
+            "import jax; jax.config.update('jax_enable_x64', True)\n"
+            f"import braintrace.{package}; assert jax.config.jax_enable_x64"
+            for package in ("nn", "frontend", "learner", "show", "verify")
+        ),
     ],
-    ids=["attribute", "star", "submodule", "precision"],
 )
 def test_public_names_come_with_their_first_use(first):
     found = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True)

@@ -15,7 +15,8 @@ def __getattr__(name: str) -> _typing.Any:
     """Import the public names, all at once: the command line answers before JAX is imported."""
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    public = _loaded()
+    _import_module("._precision", __name__)  # before anything that imports brainstate
+    public = _import_module("._public", __name__)
     if names := getattr(public, "_NAMES", None):  # none while it is being imported
         globals().update({key: getattr(public, key) for key in names})
         globals()["__all__"] = ["__version__", "__version_info__", *names]
@@ -24,17 +25,6 @@ def __getattr__(name: str) -> _typing.Any:
     from ._legacy import deprecated
 
     return deprecated(name)  # names of version 0.1
-
-
-def _loaded() -> _typing.Any:
-    """The module of the public names, imported without a change of JAX's precision."""
-    import jax
-
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    public = _import_module("._public", __name__)
-    if jax.config.jax_enable_x64 != x64:  # type: ignore[attr-defined]
-        jax.config.update("jax_enable_x64", x64)  # brainstate sets it to its default
-    return public
 
 
 def __dir__() -> list[str]:

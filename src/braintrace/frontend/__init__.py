@@ -1,5 +1,6 @@
 """Front ends: from a framework's model to a step record."""
 
+from .._precision import brainstate as _loaded  # noqa: F401
 from ._brainstate import ModuleInfo as ModuleInfo
 from ._brainstate import extract_module_info as extract_module_info
 from ._etrace_graph import ETraceGraph as ETraceGraph

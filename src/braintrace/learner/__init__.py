@@ -1,5 +1,6 @@
 """The learner: a thin stateful shell around the engine."""
 
+from .._precision import brainstate as _loaded  # noqa: F401
 from ..rules import ETraceConfig as ETraceConfig
 from ._algorithm import EligibilityTrace as EligibilityTrace
 from ._algorithm import ETraceAlgorithm as ETraceAlgorithm

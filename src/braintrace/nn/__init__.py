@@ -1,5 +1,6 @@
 """Layers whose weights go through ETP operators."""
 
+from .._precision import brainstate as _loaded  # noqa: F401
 from ._adaptive import AdLIFCell as AdLIFCell
 from ._adaptive import ALIFCell as ALIFCell
 from ._adaptive import GIFCell as GIFCell

@@ -1,5 +1,6 @@
 """Pictures of networks that run and learn. They need matplotlib; recording does not."""
 
+from .._precision import brainstate as _loaded  # noqa: F401
 from ._lines import signals as signals
 from ._lines import states as states
 from ._lines import traces as traces

@@ -1,5 +1,6 @@
 """Independent references: what a learner's gradient must equal, and how far it is from it."""
 
+from .._precision import brainstate as _loaded  # noqa: F401
 from ._bptt import bptt_grad as bptt_grad
 from ._compare import Comparison as Comparison
 from ._compare import compare as compare
