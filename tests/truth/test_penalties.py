@@ -11,7 +11,7 @@ import braintrace as bt
 from braintrace._jaxpr import trace
 from braintrace.graph import affine_equations
 from braintrace.verify import bptt_grad, reference_grad
-from braintrace.verify._compare import comparison
+from braintrace.verify._compare import comparison, online_grad
 
 TIGHT = 1e-9
 T, N = 4, 3
@@ -116,6 +116,42 @@ def test_what_is_called_exact_is_bptt(update, rule, options, size, mask):
     truth = bptt_grad(model(update), weighted, XS, jnp.ones(T) if mask is None else mask)
     assert all(report[path].exact for path in truth)
     assert_equal(found, truth)
+
+
+def beside(m, x):  # the penalty of h counts, that of g does not
+    m.h.value = active(jnp.tanh(0.8 * m.h.value + matmul(x, m.A.value)))
+    m.g.value = active(0.5 * m.g.value + matmul(m.h.value, m.R.value))
+    return matmul(m.h.value, m.O.value)
+
+
+@pytest.mark.parametrize("rule, options", [("rtrl", {}), ("d_rtrl", {}), ("d_rtrl", WINDOWS)])
+def test_a_penalty_that_counts_beside_one_that_no_loss_depends_on(rule, options):
+    draw = Draw("two penalties")
+    net = Net(beside, {k: draw(N, N) for k in "ARO"}, {k: draw(N) for k in "hg"})
+    learner = bt.compile(net, rule, XS[0], **options)
+    assert learner.report.parameters["R",].silent
+    step, size = lambda net, x: jnp.sum(net(x) ** 2), T if options else 1
+    truth = bptt_grad(net, step, XS)
+    assert not np.any(truth["R",])
+    assert_equal(online_grad(learner, step, XS, chunk_size=size), truth)
+    assert_equal(reference_grad(rule, net, step, XS, chunk_size=size, **options), truth)
+    if rule == "rtrl":  # a loss of the other state brings both
+        step = lambda m, x: jnp.sum(m(x)) * 0.0 + jnp.sum(net.g.value**2)
+        for loss in (step, lambda m, x: (m(x), jnp.sum(net.g.value**2))[1]):
+            assert_equal(online_grad(learner, loss, XS), bptt_grad(net, loss, XS))
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_a_penalty_of_a_state_that_only_the_loss_reads_counts_once_under_a_mask(size):
+    net = model(unread)
+    learner = bt.compile(net, "d_rtrl", XS[0])
+    loss = lambda m, x: jnp.sum(m(x) ** 2) + jnp.sum(jnp.sin(net.h.value))
+    truth = bptt_grad(net, lambda m, x, w: w * loss(m, x), XS, MASK)
+    learner.reset_state()
+    step = lambda x: loss(learner, x)
+    found = learner.etrace_grad(XS, step_fn=step, mask=MASK, block_size=size, reduction="sum")
+    assert learner.report.parameters["A",].exact
+    np.testing.assert_allclose(found["A",], truth["A",], atol=TIGHT)
 
 
 RULES = [("d_rtrl", {}), ("pp_prop", {"decay_or_rank": 0.9}), ("otpe", {"leak": 0.8})]
