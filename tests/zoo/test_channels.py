@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import braintrace as bt
-from braintrace.verify import bptt_grad
+from braintrace.verify import bptt_grad, reference_grad
 from braintrace.verify._compare import comparison, online_grad
 
 from .zoo import TIGHT, T, check, element_wise, matmul, net, sigmoid, squares
@@ -79,6 +79,17 @@ def test_equations_that_mix_are_still_cut(draw):
     ):
         learner = bt.compile(driven(draw, f), "d_rtrl", draw(2, 3))
         assert not learner.report.parameters["w",].exact
+
+
+def test_reference_of_a_solve_that_mixes(draw):
+    dense = 2 * jnp.eye(4) + 0.1 * np.ones((4, 4))
+    model, x, y = (
+        driven(draw, lambda h: jnp.linalg.solve(dense, h.T).T),
+        draw(T, 2, 3),
+        draw(T, 2, 4),
+    )
+    found = online_grad(bt.compile(model, "d_rtrl", x[0]), squares, x, y)
+    assert comparison(found, reference_grad("d_rtrl", model, squares, x, y)).max_error < TIGHT
 
 
 def test_zeros_of_a_constant_are_looked_at_anew_when_they_change(draw):

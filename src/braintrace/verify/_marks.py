@@ -33,6 +33,7 @@ from ._kinds import (
 from ._unroll import written_out
 
 OWN = "own"
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 Known = Mapping[Var, Any]
 Links = Callable[[Equation, int], list[Any]]
 """(equation, operand) -> per output a matrix, `OWN`, or None where nothing is read."""
@@ -104,7 +105,7 @@ def structure(eqn: Equation, i: int, known: Known) -> list[Any]:
         return _run(eqn, i, lambda column: [column.sum(eqn.params["axes"])])
     if eqn.name == "while":
         return _looped(eqn, i)
-    if isinstance(eqn.primitive, ETPPrimitive) or eqn.name.startswith("custom_"):
+    if isinstance(eqn.primitive, ETPPrimitive) or eqn.name in _CUSTOM:
         return _derived(eqn, i)
     return [np.ones((v.size, eqn.inputs[i].size), bool) for v in eqn.outputs]  # type: ignore
 
