@@ -221,6 +221,13 @@ def test_other_varying_operands_stay_within_the_step(drive):
     assert report.how == "within-step" and not report.exact
 
 
+def test_a_relation_is_called_by_its_weight_beside_a_steady_bias():
+    step = lambda x, h, p, key: 0.8 * h + matmul(x, p["w"] * x.mean(), p["b"])
+    graph = bt.compile_etrace_graph(Net(step, (), w=(I, O), b=(O,)), sequences()[0][0])
+    (relation,) = graph.hidden_param_op_relations
+    assert relation.weight_path == ("p", "w") and len(relation.trainable_paths) == 2
+
+
 @pytest.mark.parametrize("name", ["dropout", "input_gain", "expert", "mixture"])
 def test_chained_features_are_the_derived_ones(name):
     step, batch, shapes, _ = EXACT[name]

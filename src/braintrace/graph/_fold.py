@@ -119,8 +119,8 @@ class _Cone:
     """The equations between steady values and an operator.
 
     `moving` are the operator's operands that vary; `new` the weights behind them, and `behind` the
-    one of these each belongs to (None if it is more than one); `skip` are values that count as
-    factors though they are made of parameters.
+    one of these each belongs to (None if it is more than one), `of` the first; `skip` are values
+    that count as factors though they are made of parameters.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class _Cone:
         self.factors: dict[Var, None] = {}
         self.new: dict[str, Var] = {}
         self.behind: dict[str, str | None] = {}
+        self.of: dict[str, str] = {}
         positions = self.operator.positions
         self.moving = {k: i for k, i in positions.items() if kinds.varies(eqn.inputs[i])}
         self.steady = {k: i for k, i in positions.items() if k not in self.moving}
@@ -172,7 +173,7 @@ class _Cone:
         taken = {*self.steady, *self.new}
         names = (key, *(f"{key}_{n}" for n in range(1, 2 + len(taken))))
         name = next(n for n in names if n not in taken)
-        self.new[name], self.behind[name] = var, key
+        self.new[name], self.behind[name], self.of[name] = var, key, key
 
     # ----------------------------------------------------------------------------- the operator
 
@@ -186,7 +187,10 @@ class _Cone:
         operands = Program((), (*inside.values(), *rest), (*self.equations,), outputs)
         function = eqn.primitive.apply(eqn.params)
         n_x = len(kept) - len(self.steady)
-        names = {k: n_x + i for i, k in enumerate((*self.steady, *self.new))}
+        places = {k: n_x + i for i, k in enumerate((*self.steady, *self.new))}
+        order = [*self.operator.positions]  # the weight stays before the bias
+        at_place = lambda k: order.index(self.of[k] if k in self.of else k)
+        names = {k: places[k] for k in sorted(places, key=at_place)}
         primitive = ETPPrimitive(
             eqn.name,
             lambda *args: function(*evaluate(operands, (), args)),
