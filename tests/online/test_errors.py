@@ -72,6 +72,8 @@ def test_sequences(leaky, made):
     refuses(ValueError, "sequences of the shapes", run, leaky.xs, leaky.ys[:-1])
     refuses(ValueError, "sequences of the shapes", run, leaky.xs[:0], leaky.ys[:0])
     refuses(ValueError, "mask has shape", run, leaky.xs, leaky.ys, mask=jnp.ones(T + 1))
+    nan = jnp.ones(T).at[2].set(jnp.nan)
+    refuses(ValueError, "not a finite number", run, leaky.xs, leaky.ys, mask=nan)
     refuses(TypeError, "takes no modulator", run, leaky.xs, leaky.ys, modulator=jnp.ones(T))
     refuses(ValueError, "block_size=0", net.grad, leaky.loss, block_size=0)
     refuses(TypeError, "update_every is a str", net.train, leaky.loss, None, "1")

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._errors import CompilationError, NotSupportedError, message
+from .._jaxpr import is_traced
 from ..graph import CompilationReport, DiagnosticKind, Graph
 from ._blocks import nbytes
 from ._tree import Layout
@@ -160,11 +163,11 @@ def length_of(xs: Any) -> int:
     return lengths.pop()
 
 
-def check_mask(mask: Any, length: int) -> Any:
+def check_mask(given: Any, length: int) -> Any:
     """A mask as floating numbers, None for none."""
-    if mask is None:
+    if given is None:
         return None
-    mask = jax.numpy.asarray(mask)
+    mask = jnp.asarray(given)
     if mask.shape != (length,):
         raise ValueError(
             message(
@@ -173,4 +176,16 @@ def check_mask(mask: Any, length: int) -> Any:
                 do="give one number per step",
             )
         )
-    return mask if jax.numpy.issubdtype(mask.dtype, jax.numpy.floating) else mask.astype(float)
+    if not jnp.issubdtype(mask.dtype, jnp.floating):
+        return mask.astype(float)
+    if not is_traced(given) and not (finite := np.isfinite(np.asarray(given))).all():
+        steps = np.flatnonzero(~finite)
+        raise ValueError(
+            message(
+                f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
+                why="it weighs the loss of each step, and one NaN makes every gradient NaN",
+                do="give such steps the weight 0, which leaves out whatever they compute: "
+                "jnp.nan_to_num(mask, posinf=0)",
+            )
+        )
+    return mask

@@ -9,7 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._online import masked_gradient, ticking
+from .._online import check_mask, masked_gradient, ticking
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
@@ -22,7 +22,6 @@ from ._sequences import (
     leaves_of,
     length_of,
     loss_of,
-    mask_of,
     text,
     values_of,
     weights_of,
@@ -337,7 +336,7 @@ class SequenceDriverMixin:
             )
         length = length_of(sequences)
         _check_slices(step_fn, len(sequences), name)
-        counted = None if mask is None else mask_of(mask, length)
+        counted = check_mask(mask, length)
         self._check_windows(chunk)
         if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
             raise ValueError(

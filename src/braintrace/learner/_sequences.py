@@ -14,7 +14,6 @@ import numpy as np
 import saiunit as u
 
 from .._errors import dotted, message
-from .._jaxpr import is_traced
 from ..rules import check_count
 from ._data import MultiStepData, SingleStepData
 
@@ -78,31 +77,6 @@ def length_of(sequences: tuple[Any, ...]) -> int:
             )
         )
     return int(length)
-
-
-def mask_of(given: Any, length: int) -> jax.Array:
-    mask = jnp.asarray(given)
-    if mask.shape != (length,):
-        raise ValueError(
-            text(
-                f"mask has shape {mask.shape}, expected ({length},).",
-                "it weighs the loss of each step",
-                "give one number per step",
-            )
-        )
-    if mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.integer):
-        return mask.astype(float)
-    if not is_traced(given) and not (finite := np.isfinite(np.asarray(given))).all():
-        steps = np.flatnonzero(~finite)
-        raise ValueError(
-            text(
-                f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
-                "it weighs the loss of each step, and one NaN makes every gradient NaN",
-                "give such steps the weight 0, which leaves out whatever they compute: "
-                "jnp.nan_to_num(mask, posinf=0)",
-            )
-        )
-    return mask
 
 
 def check_takes(step_fn: Callable[..., Any], given: Sequence[str], why: str, do: str) -> None:
