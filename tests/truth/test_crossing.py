@@ -231,12 +231,11 @@ def test_snap_in_windows_is_its_definition(name):
     assert_equal(found, rule_on(seen(name), "snap", 2, n=1))
 
 
-# A weight that is used plainly, or varies in time, has no trace of its own.
+# A weight that is used plainly, or follows a state, has no trace of its own.
 INCOMPLETE = {
     "plain_input_weight",
     "plain_recurrent_weight",
     "weight_that_follows_a_state",
-    "operand_that_varies",
 }
 COMPLETE = [n for n in RECURRENT if n not in INCOMPLETE]
 

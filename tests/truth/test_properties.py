@@ -144,7 +144,7 @@ def test_random_steps_are_sound_and_exact(into, entries, exits):
     step = Structure.of(model, step_fn, (xs[0], targets[0]))
     paths = [leaf.path for leaf in learner.graph.module_info.step.hidden]
     assert [s.path for s in step.hidden] == paths
-    assert len(step.operators) == len(learner.graph.analysis.taps)
+    assert len(step.operators) == len(learner.graph.analysis.sites)
     jacobian = exact_jacobians(step, vector([s.value for s in step.hidden]), [xs[0], targets[0]])
     allowed = claimed(learner.graph.analysis.found, len(jacobian))
     assert not np.any((jacobian != 0) & ~allowed), "a dependence was overlooked"
