@@ -1,17 +1,14 @@
 """What a user of `braintrace.online` can get wrong is said in four parts."""
 
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from online_cases import N, T, error
 
 import braintrace
 from braintrace import rules
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from conftest import N, T, error
 
 PARTS = re.compile(r"\A\S[^\n]*(\n  where: [^\n]+)?\n  why:   \S.*\n  do:    \S", re.S)
 

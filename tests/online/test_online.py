@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from online_cases import T, error
 
 import braintrace
 from braintrace import rules
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from conftest import T, error
 
 TIGHT = 1e-9
 

@@ -1,7 +1,6 @@
 """A learner of a plain function under JAX's transformations and other libraries."""
 
 import gc
-import sys
 
 import equinox as eqx
 import jax
@@ -9,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from online_cases import BATCH, N_IN, SEQUENCE, N, T, drawn, error
 
 import braintrace
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from conftest import BATCH, N_IN, SEQUENCE, N, T, drawn, error
 
 TIGHT = 1e-9
 

@@ -1,17 +1,14 @@
 """Parameters, states and inputs of `braintrace.online` may be any pytrees."""
 
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from online_cases import error
 
 import braintrace
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from conftest import error
 
 
 def test_keys_are_state(leaky):
