@@ -47,7 +47,7 @@ def block_gradient(
         gradients, results of the step function, all states and the traces after the block.
     """
     active, instead = None, None
-    own_signal = getattr(rule, "signal", None) is not None
+    own_signal = rule.signal is not None
     if mask is not None:
         count = leaves[0].shape[0]
         active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)

@@ -150,7 +150,8 @@ def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
             message(
                 "three_factor is called without a modulator.",
                 why="it takes the place of the derivative of the loss",
-                do="pass it with the call by keyword: modulator=m",
+                do="pass it with the call by keyword, modulator=m; a learner may also have one: "
+                "learner.modulator",
             )
         )
     if isinstance(given, (list, tuple)):
