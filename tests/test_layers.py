@@ -166,7 +166,7 @@ BROKEN = [
     (check_rooms, "frontend/_x.py", "from ..rules import Rule"),
     (check_rooms, "learner/_x.py", "from .. import nn"),
     (check_rooms, "verify/_x.py", "from ..cli import main"),
-    (check_rooms, "show/_x.py", "from ..engine import stretch"),
+    (check_rooms, "show/_x.py", "from ..engine import run_block"),
     (check_rooms, "__init__.py", "from .cli import main as main"),
     (check_rooms, "__init__.py", "from .nn import Linear"),
     (check_brainstate, "graph/_x.py", "import brainstate"),

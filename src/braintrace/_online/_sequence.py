@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import trace
-from ..engine import OWN, Ran, Span, over, stretch
+from ..engine import OWN, BlockResult, TimeAxes, map_steps, run_block
 from ..graph import affine_equations
 from ._blocks import calls_per_block, joined, scan_blocks, step_bytes
 from ._plan import Plan
@@ -109,7 +109,7 @@ def run_steps(
     keep: bool = True,
     fresh: Any = None,
     chosen: Any = None,
-) -> tuple[Ran, Position]:
+) -> tuple[BlockResult, Position]:
     """Run the engine over one block; the position after it."""
     graph, length = plan.graph, stream.length
     args = [True] * len(stream.inputs) + [False] * len(weights.fixed)
@@ -117,7 +117,7 @@ def run_steps(
     timed = jax.tree.map(lambda a: True, given)
     if plan.rule.values:
         given[OWN], timed[OWN] = plan.rule.values, jax.tree.map(lambda a: False, plan.rule.values)
-    span = Span(
+    axes = TimeAxes(
         length,
         tuple(False for _ in plan.consts),
         tuple(args),
@@ -132,7 +132,7 @@ def run_steps(
         stream.inputs,
         tuple(jax.tree.leaves(given)),
     )
-    ran = stretch(graph, record, values, at.traces, span, keep=keep, fresh=fresh, chosen=chosen)
+    ran = run_block(graph, record, values, at.traces, axes, keep=keep, fresh=fresh, chosen=chosen)
     last = lambda arrays: tuple(a[-1] for a in arrays)
     steps = lax.stop_gradient(at.steps + length)
     return ran, Position(last(ran.after.hidden), last(ran.after.others), ran.traces, steps)
@@ -269,7 +269,7 @@ def block_gradient(
         return loss(jax.tree.unflatten(plan.out_tree, out), *targets)
 
     def losses(outs: list[Any], targets: Any) -> tuple[Any, Any]:
-        return over(length, one, outs, targets)
+        return map_steps(length, one, outs, targets)
 
     if mask is not None:
         size = window or 1

@@ -1,4 +1,4 @@
-"""One step: as it is, with recurrent entries cut, or with its new states sealed."""
+"""One step: as it is, with recurrent entries cut, or with zeros added to its new states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from jax.custom_derivatives import SymbolicZero
 from .._control import Apply, run
 from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible
-from ._worlds import evaluate_cut, evaluate_heard
+from ..rules import ExitCotangents
+from ._detached import evaluate_cut, evaluate_with_exits
 
 Array = jax.Array
 
@@ -79,10 +80,10 @@ def evaluate_single(
     taps: Mapping[int, Array],
     ys: Mapping[int, Array],
     exits: Sequence[Array] | None,
-    hears: str | None = None,
+    exit_cotangents: ExitCotangents | None = None,
     backs: Backs | None = None,
 ) -> list[Any]:
-    """The program's outputs with recurrent entries cut, or sealed new states plus `exits`.
+    """The program's outputs with recurrent entries cut, or with `exits` added to the new states.
 
     Args:
         graph: the analysed step.
@@ -90,7 +91,7 @@ def evaluate_single(
         taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
         ys: outputs of operators that are known already, by the number of the site.
         exits: zeros to add to the new states as others see them; None for none.
-        hears: how these are told apart, see `Rule`.
+        exit_cotangents: which cotangents they get.
         backs: operands for the way back through operators.
     """
     inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys, backs)
@@ -103,8 +104,10 @@ def evaluate_single(
         var = step.exit(leaf)
         if var in made and var not in hooks:  # one value in two states moves both of their slots
             hooks[var] = lambda value, zero=zero: value + zero
-    assert hears is not None
-    return evaluate_heard(graph, values.consts, inputs, apply, dict(taps), hooks, hears)
+    assert exit_cotangents is not None
+    return evaluate_with_exits(
+        graph, values.consts, inputs, apply, dict(taps), hooks, exit_cotangents
+    )
 
 
 Backs = Mapping[Equation, Mapping[int, Array]]

@@ -17,7 +17,7 @@ import numpy as np
 from .._control import bind_quietly, run
 from .._jaxpr import Equation
 from ..graph import Graph
-from ..rules import Forward
+from ..rules import FullInfluence
 from ._evaluate import Values, inputs_of
 from ._remember import remembering
 
@@ -35,7 +35,7 @@ def forward_init(graph: Graph, params: Sequence[Any]) -> list[Any]:
 
 
 def forward_advance(
-    graph: Graph, rule: Forward, values: Values, traces: Sequence[Any]
+    graph: Graph, rule: FullInfluence, values: Values, traces: Sequence[Any]
 ) -> list[Any]:
     """Push all traces through the step."""
     return [
@@ -56,7 +56,7 @@ def new_hidden(graph: Graph, values: Values) -> list[Any]:
     return [outs[leaf.output] for leaf in graph.step.hidden]
 
 
-def _advance_one(graph: Graph, rule: Forward, i: int, values: Values, trace: Any) -> Any:
+def _advance_one(graph: Graph, rule: FullInfluence, i: int, values: Values, trace: Any) -> Any:
     params, hidden = values.params, values.hidden
     p = params[i]
     parts = 2 if jnp.iscomplexobj(p) else 1

@@ -1,4 +1,4 @@
-"""A stretch of steps whose ordinary derivative is the learning rule's gradient.
+"""A block of steps whose ordinary derivative is the learning rule's gradient.
 
 First the states are run through the steps (`_recurrence`). Then everything else happens for all
 steps side by side, at the states they started from: results and losses, the numbers x, f and D of
@@ -20,27 +20,27 @@ from jax import lax
 
 from ..graph import Graph
 from ..ops import ETPPrimitive
-from ..rules import Forward, Kronecker, RankOne, Rule, Steps, Whole
+from ..rules import FullInfluence, Kronecker, RankOne, Rule, Steps, WholeStepRule
+from ._depending import depending_on
 from ._evaluate import Values, evaluate_single, evaluate_window, inputs_of
 from ._feedback import back_operands
 from ._forward import forward_advance, forward_init, forward_remember
 from ._kronecker import kronecker_advance, kronecker_init, kronecker_remember
+from ._map_steps import map_steps
 from ._observe import observe
 from ._once import floating_of, once
-from ._over import over
 from ._rank_one import rank_one_advance, rank_one_init, rank_one_remember
-from ._recurrence import Known, unroll
+from ._recurrence import StepValues, unroll
 from ._remember import operands_pulled
-from ._signals import heard_by, signals_of
-from ._tied import tied
-from ._time import Span, chosen_of, first_of, merged
+from ._signals import signal_source, signals_of
+from ._time import TimeAxes, chosen_of, first_of, merged
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A stretch that was run; all but `traces` with a leading axis of steps.
+class BlockResult:
+    """A block that was run; all but `traces` with a leading axis of steps.
 
     `before` and `after` are the values before and after each step, `outs` the results. `credited`
     are results and new values to compute the counted losses from: the same, unless only some
@@ -54,9 +54,9 @@ class Ran:
     credited: tuple[list[Any], Values]
 
 
-def init_traces(graph: Graph, rule: Rule | Whole, values: Values) -> list[Any]:
+def init_traces(graph: Graph, rule: Rule | WholeStepRule, values: Values) -> list[Any]:
     """Traces before the first step."""
-    if isinstance(rule, Forward):
+    if isinstance(rule, FullInfluence):
         return forward_init(graph, values.params)
     if isinstance(rule, RankOne):
         return rank_one_init(graph, values.params)
@@ -66,25 +66,25 @@ def init_traces(graph: Graph, rule: Rule | Whole, values: Values) -> list[Any]:
     return [rule.init(r, w) for r, w in zip(graph.relations, weights, strict=True)]
 
 
-def stretch(
+def run_block(
     graph: Graph,
-    rule: Rule | Whole,
+    rule: Rule | WholeStepRule,
     values: Values,
     traces: Sequence[Any],
-    span: Span,
+    axes: TimeAxes,
     *,
     keep: bool = True,
     fresh: Array | bool | None = None,
     chosen: Array | None = None,
-) -> Ran:
-    """Run the model through a stretch of steps.
+) -> BlockResult:
+    """Run the model through a block of steps.
 
     Args:
         graph: the analysed step.
         rule: the learning rule.
         values: arrays of the steps, the states as they are before the first one.
         traces: the rule's traces before the first step.
-        span: how the arrays are laid out in time.
+        axes: how the arrays are laid out in time.
         keep: whether the traces after the last step are wanted; else they are not computed.
         fresh: whether the traces are zero, if that is known.
         chosen: the window (or step) to evaluate in place of each one where losses are counted, if
@@ -92,27 +92,27 @@ def stretch(
     """
     before: list[Any] = lax.stop_gradient(list(traces))
     alone = graph.effects or graph.unmapped or rule.one_by_one
-    if alone and span.length > 1 and span.window is None:
-        return _one_by_one(graph, rule, values, before, span, fresh)
-    span = span if isinstance(rule, Rule) else replace(span, window=span.length)
-    path, ys = _path(graph, lax.stop_gradient(values), span)
+    if alone and axes.length > 1 and axes.window is None:
+        return _one_by_one(graph, rule, values, before, axes, fresh)
+    axes = axes if isinstance(rule, Rule) else replace(axes, window=axes.length)
+    path, ys = _path(graph, lax.stop_gradient(values), axes)
     run: Callable[[Array | None], list[Any]]
     if not isinstance(rule, Rule):
-        run = lambda chosen: _run_whole(graph, rule, values, before, path, span)
-        after = _advance_whole(graph, rule, path, before, span) if keep else before
+        run = lambda chosen: _run_whole(graph, rule, values, before, path, axes)
+        after = _advance_whole(graph, rule, path, before, axes) if keep else before
     else:
-        steps = _observed(graph, path, span, ys)
+        steps = _observed(graph, path, axes, ys)
         if rule.kept is not None:
             steps = [rule.kept(r, s) for r, s in zip(graph.relations, steps, strict=True)]
         if rule.prepare is not None:
             own = rule.prepare(graph.relations, before, steps)
             steps = [s._replace(own=o) for s, o in zip(steps, own, strict=True)]
         run = lambda chosen: _run_anchored(
-            graph, rule, values, before, path, span, ys, steps, fresh, chosen
+            graph, rule, values, before, path, axes, ys, steps, fresh, chosen
         )
         after = before
         if keep:
-            weights = graph.operands(first_of(path.consts, span.consts), path.params)
+            weights = graph.operands(first_of(path.consts, axes.consts), path.params)
             after = _advanced(graph, rule, before, steps, weights, fresh)
     found = run(None)
     outs, new = _sorted(graph, values, found)
@@ -124,7 +124,7 @@ def stretch(
         hidden = _penalised(after_each.hidden, other)
         credited = results, replace(after_each, hidden=hidden)
         outs, new = credited if chosen is None else (outs, new)
-    return Ran(outs, path, new, after, credited)
+    return BlockResult(outs, path, new, after, credited)
 
 
 @jax.custom_vjp
@@ -155,18 +155,18 @@ def _advanced(graph, rule, traces, steps, weights, fresh) -> list[Any]:
     return lax.scan(body, traces, list(steps))[0]
 
 
-def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
+def _one_by_one(graph, rule, values, traces, axes, fresh) -> BlockResult:
     """For steps that must happen once and in order."""
     none = lambda flags: tuple(False for _ in flags)
-    one = Span(1, none(span.consts), none(span.args), None, none(span.extra), span.names)
+    one = TimeAxes(1, none(axes.consts), none(axes.args), None, none(axes.extra), axes.names)
     given = (values.consts, values.args, values.extra)
-    flags = (span.consts, span.args, span.extra)
+    flags = (axes.consts, axes.args, axes.extra)
 
     def body(carry, sliced):
         hidden, others, traces, fresh = carry
         consts, args, extra = map(merged, given, flags, sliced)
         now = Values(consts, args, values.params, hidden, others, extra)
-        ran = stretch(graph, rule, now, traces, one, fresh=fresh)
+        ran = run_block(graph, rule, now, traces, one, fresh=fresh)
         new = jax.tree.map(lambda a: a[0], (ran.after.hidden, ran.after.others))
         seen = (ran.outs, ran.before.hidden, ran.before.others, *new)
         fresh = None if fresh is None else jnp.zeros((), bool)
@@ -174,32 +174,32 @@ def _one_by_one(graph, rule, values, traces, span, fresh) -> Ran:
 
     start = (values.hidden, values.others, traces, fresh)
     sliced = list(map(chosen_of, given, flags))
-    (_, _, traces, _), ((outs, *before), new) = lax.scan(body, start, sliced, span.length)
+    (_, _, traces, _), ((outs, *before), new) = lax.scan(body, start, sliced, axes.length)
     first = replace(values, hidden=before[0], others=before[1])
     after = replace(values, hidden=new[0], others=new[1])
-    return Ran(outs, first, after, traces, (outs, after))
+    return BlockResult(outs, first, after, traces, (outs, after))
 
 
 # --------------------------------------------------------------------------------- along the time
 
 
-def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, Array]]:
+def _path(graph: Graph, values: Values, axes: TimeAxes) -> tuple[Values, dict[int, Array]]:
     """The states before every step, and the outputs of operators that are known from finding them.
 
     Returns the values with states stacked over the steps, and outputs by the number of the site.
     """
     step, program = graph.step, graph.step.program
     leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
-    if span.length == 1:
+    if axes.length == 1:
         hidden, others = (
             tuple(jnp.expand_dims(a, 0) for a in k) for k in (values.hidden, values.others)
         )
         return replace(values, hidden=hidden, others=others), {}
-    known = Known()
-    for var, value, timed in zip(program.consts, values.consts, span.consts, strict=True):
+    known = StepValues()
+    for var, value, timed in zip(program.consts, values.consts, axes.consts, strict=True):
         known.add(var, value, timed)
     for var, value, timed in zip(
-        program.inputs[: step.n_args], values.args, span.args, strict=True
+        program.inputs[: step.n_args], values.args, axes.args, strict=True
     ):
         known.add(var, value, timed)
     for leaf, value in zip(step.params, values.params, strict=True):
@@ -210,76 +210,76 @@ def _path(graph: Graph, values: Values, span: Span) -> tuple[Values, dict[int, A
         for i, s in enumerate(graph.sites)
         if not s.levels and isinstance(s.equation.primitive, ETPPrimitive)
     }
-    unroll(program, known, carried, start, span.length, list(outputs.values()))
+    unroll(program, known, carried, start, axes.length, list(outputs.values()))
 
     def all_steps(leaf):
         var = step.entry(leaf)
         if var in known.timed:
             return known.timed[var]
-        return jnp.broadcast_to(known.shared[var], (span.length, *var.shape))
+        return jnp.broadcast_to(known.shared[var], (axes.length, *var.shape))
 
     hidden, others = (tuple(map(all_steps, k)) for k in (step.hidden, step.others))
     ys = {i: known.timed[y] for i, y in outputs.items() if y in known.timed}
     return replace(values, hidden=hidden, others=others), ys
 
 
-def _observed(graph: Graph, path: Values, span: Span, ys: dict[int, Array]) -> list[Steps]:
+def _observed(graph: Graph, path: Values, axes: TimeAxes, ys: dict[int, Array]) -> list[Steps]:
     def look(consts, args, hidden, others, ys):
-        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
+        consts, args = merged(path.consts, axes.consts, consts), merged(path.args, axes.args, args)
         now = Values(consts, args, path.params, hidden, others)
         return observe(graph, consts, inputs_of(graph, now), ys)
 
-    sliced = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
+    sliced = (chosen_of(path.consts, axes.consts), chosen_of(path.args, axes.args))
     slices = (*sliced, path.hidden, path.others, ys)
-    return over(span.length, look, *slices, mapped=not graph.unmapped)
+    return map_steps(axes.length, look, *slices, mapped=not graph.unmapped)
 
 
 # --------------------------------------------------------------------------------------- anchors
 
 
-def _run_anchored(graph, rule, values, traces, path, span, ys, steps, fresh, chosen) -> list[Any]:
+def _run_anchored(graph, rule, values, traces, path, axes, ys, steps, fresh, chosen) -> list[Any]:
     """All results of all steps, differentiable as the rule asks."""
     backs = back_operands(graph, rule.feedback)
-    heard = heard_by(graph, rule, values, path, span, backs)
+    source = signal_source(graph, rule, values, path, axes, backs)
     starts, taps, exits = _anchor(
-        graph, rule, heard, values, traces, path, span, steps, fresh, chosen
+        graph, rule, source, values, traces, path, axes, steps, fresh, chosen
     )
     consts, args = values.consts, values.args
-    per_step = (chosen_of(consts, span.consts), chosen_of(args, span.args), path.others, taps, ys)
+    per_step = (chosen_of(consts, axes.consts), chosen_of(args, axes.args), path.others, taps, ys)
     if chosen is not None:
-        size = span.window or 1
+        size = axes.window or 1
         index = (chosen[:, None] * size + jnp.arange(size)).reshape(-1)
         starts = jax.tree.map(lambda a: a[chosen], starts)
         exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))
-    if span.window is None:
+    if axes.window is None:
 
         def single(hidden, exits, sliced):
             c, a, others, taps, ys = sliced
             now = Values(
-                merged(consts, span.consts, c),
-                merged(args, span.args, a),
+                merged(consts, axes.consts, c),
+                merged(args, axes.args, a),
                 values.params,
                 hidden,
                 others,
             )
-            return evaluate_single(graph, now, taps, ys, exits or None, heard.how, backs)
+            return evaluate_single(graph, now, taps, ys, exits or None, source.exits, backs)
 
-        return over(span.length, single, starts, exits, per_step)
-    return _windows(graph, values, span, starts, per_step, backs)
+        return map_steps(axes.length, single, starts, exits, per_step)
+    return _windows(graph, values, axes, starts, per_step, backs)
 
 
 def _windows(
-    graph: Graph, values: Values, span: Span, starts: Any, per_step: Any, backs: Any = None
+    graph: Graph, values: Values, axes: TimeAxes, starts: Any, per_step: Any, backs: Any = None
 ) -> list[Any]:
-    assert span.window is not None
-    count, size = span.length // span.window, span.window
+    assert axes.window is not None
+    count, size = axes.length // axes.window, axes.window
     consts, args = values.consts, values.args
 
     def step(hidden, sliced):
         c, a, others, taps, ys = sliced
         now = Values(
-            merged(consts, span.consts, c),
-            merged(args, span.args, a),
+            merged(consts, axes.consts, c),
+            merged(args, axes.args, a),
             values.params,
             hidden,
             others,
@@ -294,29 +294,29 @@ def _windows(
         return lax.scan(step, hidden, sliced, size)[1]
 
     split = jax.tree.map(lambda a: a.reshape((count, size, *a.shape[1:])), per_step)
-    outs = over(count, window, starts, split)
-    return jax.tree.map(lambda a: a.reshape((span.length, *a.shape[2:])), outs)
+    outs = map_steps(count, window, starts, split)
+    return jax.tree.map(lambda a: a.reshape((axes.length, *a.shape[2:])), outs)
 
 
 def _anchor(
-    graph, rule, heard, values, traces, path, span, steps, fresh, chosen
+    graph, rule, source, values, traces, path, axes, steps, fresh, chosen
 ) -> tuple[Any, Any, Any]:
     """States where windows enter, zeros at the operators' outputs, and at the new states."""
-    every = span.window
+    every = axes.window
     starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
     if not graph.relations:
         return starts, {}, ()
     static = fresh is None or isinstance(fresh, bool)
-    leaving = [(h.shape, h.dtype) for h in path.hidden] if heard.how and every is None else []
+    leaving = [(h.shape, h.dtype) for h in path.hidden] if source.exits and every is None else []
 
     def zeros(r):
         turns = () if r.site.turns is None else (r.site.turns,)
-        return jnp.zeros((span.length, *turns, *r.operator.y.shape), r.operator.y.dtype)
+        return jnp.zeros((axes.length, *turns, *r.operator.y.shape), r.operator.y.dtype)
 
     def points(params, starts, saved, live):
         taps = {r.index: zeros(r) for r in graph.relations}
         exits = tuple(jnp.zeros(*like) for like in leaving)
-        return tied((starts, taps, exits), params, saved)
+        return depending_on((starts, taps, exits), params, saved)
 
     def forward(*given):
         return points(*given), given
@@ -324,7 +324,7 @@ def _anchor(
     def backward(kept, cotangents):
         params, starts, (consts, traces, steps, flag, chosen, (states, extra)), live = kept
         lam, taps, exits = once(cotangents, floating_of(params, live))
-        now = replace(heard, states=states, extra=extra)
+        now = replace(source, states=states, extra=extra)
         signals = signals_of(graph, now, every, chosen, steps, lam, taps, exits)
 
         weights, pull = operands_pulled(graph, consts, params)
@@ -334,48 +334,48 @@ def _anchor(
 
     anchor = jax.custom_vjp(points)
     anchor.defvjp(forward, backward)
-    consts = first_of(path.consts, span.consts)
-    told = (heard.states, heard.extra)
+    consts = first_of(path.consts, axes.consts)
+    read = (source.states, source.extra)
     flag = None if static else fresh
-    saved = lax.stop_gradient((consts, traces, steps, flag, chosen, told))
+    saved = lax.stop_gradient((consts, traces, steps, flag, chosen, read))
     live = floating_of(values.hidden, values.consts, values.args)
     starts, taps, exits = anchor(values.params, starts, saved, live)
-    inward = lambda r, a: over(span.length, r.site.inward, a)
+    inward = lambda r, a: map_steps(axes.length, r.site.inward, a)
     return starts, {r.index: inward(r, taps[r.index]) for r in graph.relations}, exits
 
 
 # --------------------------------------------------------------------------- everything forward
 
 
-def _run_whole(graph, rule, values, traces, path, span) -> list[Any]:
+def _run_whole(graph, rule, values, traces, path, axes) -> list[Any]:
     if isinstance(rule, Kronecker):
-        consts = lax.stop_gradient(first_of(values.consts, span.consts))
+        consts = lax.stop_gradient(first_of(values.consts, axes.consts))
         still = replace(values, consts=consts)
         hidden = kronecker_remember(graph, rule, still, values.hidden, traces)
     else:
-        remember = forward_remember if isinstance(rule, Forward) else rank_one_remember
+        remember = forward_remember if isinstance(rule, FullInfluence) else rank_one_remember
         hidden = remember(graph, values.params, values.hidden, traces)
     starts = tuple(jnp.expand_dims(h, 0) for h in hidden)
-    sliced = (chosen_of(values.consts, span.consts), chosen_of(values.args, span.args))
-    return _windows(graph, values, span, starts, (*sliced, path.others, {}, {}))
+    sliced = (chosen_of(values.consts, axes.consts), chosen_of(values.args, axes.args))
+    return _windows(graph, values, axes, starts, (*sliced, path.others, {}, {}))
 
 
 _PUSH: dict[type, Any] = {
-    Forward: forward_advance,
+    FullInfluence: forward_advance,
     RankOne: rank_one_advance,
     Kronecker: kronecker_advance,
 }
 
 
-def _advance_whole(graph, rule, path, traces, span) -> list[Any]:
+def _advance_whole(graph, rule, path, traces, axes) -> list[Any]:
     def step(traces, sliced):
         consts, args, hidden, others = sliced
-        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
+        consts, args = merged(path.consts, axes.consts, consts), merged(path.args, axes.args, args)
         now = Values(consts, args, path.params, hidden, others)
         return _PUSH[type(rule)](graph, rule, now, traces), None
 
-    timed = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
+    timed = (chosen_of(path.consts, axes.consts), chosen_of(path.args, axes.args))
     sliced = (*timed, path.hidden, path.others)
-    if span.length == 1:
+    if axes.length == 1:
         return step(traces, jax.tree.map(lambda a: a[0], sliced))[0]
-    return lax.scan(step, traces, sliced, span.length)[0]
+    return lax.scan(step, traces, sliced, axes.length)[0]

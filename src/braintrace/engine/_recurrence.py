@@ -32,11 +32,11 @@ from .._jaxpr import (
 )
 from ..graph import bits_of, numbers_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
-from ._over import over
+from ._map_steps import map_steps
 
 
 @dataclass(slots=True)
-class Known:
+class StepValues:
     """Values of variables: the same at all steps, or with a leading axis of steps."""
 
     shared: dict[Var, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Known:
 
 def unroll(
     program: Program,
-    known: Known,
+    known: StepValues,
     carried: Sequence[tuple[Var, Atom]],
     start: Sequence[Any],
     length: int,
@@ -105,7 +105,7 @@ def _closure(reads: Sequence[int]) -> list[int]:
 
 def _run_group(
     program: Program,
-    known: Known,
+    known: StepValues,
     pairs: Sequence[tuple[Var, Atom]],
     start: Sequence[Any],
     length: int,
@@ -115,7 +115,7 @@ def _run_group(
     targets = [new for _, new in pairs]
     found = needed(program, targets, known)
     moving = _moving(found, entries)
-    side_by_side([e for e in found if not moving & set(e.outputs)], known, length)
+    evaluate_all_steps([e for e in found if not moving & set(e.outputs)], known, length)
     inside = _apart([e for e in found if moving & set(e.outputs)], moving, known, length)
     kept = [v for v in wanted if v in moving and v not in entries]
     inside = _used(inside, [*targets, *kept])
@@ -160,7 +160,7 @@ def _used(equations: Sequence[Equation], targets: Sequence[Atom]) -> list[Equati
 
 
 def _apart(
-    equations: Sequence[Equation], moving: set[Var], known: Known, length: int
+    equations: Sequence[Equation], moving: set[Var], known: StepValues, length: int
 ) -> list[Equation]:
     """The equations, operators on inputs joined of several parts without those that do not move.
 
@@ -181,7 +181,7 @@ def _apart(
 
 
 def _split(
-    eqn: Equation, join: Equation, moving: set[Var], known: Known, length: int
+    eqn: Equation, join: Equation, moving: set[Var], known: StepValues, length: int
 ) -> Equation | None:
     operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
     axis = join.params["dimension"]
@@ -219,7 +219,7 @@ def _split(
         _derived(eqn, alone, tuple(weights.values()), bias),
         _derived(eqn, total, (bias, *atoms(known_parts)), base),
     ]
-    side_by_side(first, known, length)
+    evaluate_all_steps(first, known, length)
     return _derived(eqn, total, (base, *atoms(going_parts)), y)
 
 
@@ -228,7 +228,7 @@ def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var
     return replace(eqn, primitive=primitive, inputs=inputs, outputs=(output,), params={})
 
 
-def needed(program: Program, targets: Sequence[Atom], known: Known) -> list[Equation]:
+def needed(program: Program, targets: Sequence[Atom], known: StepValues) -> list[Equation]:
     """The equations between what is known and the targets."""
     open_ = {a for a in targets if isinstance(a, Var)}
     found = []
@@ -239,7 +239,7 @@ def needed(program: Program, targets: Sequence[Atom], known: Known) -> list[Equa
     return found[::-1]
 
 
-def side_by_side(equations: Sequence[Equation], known: Known, length: int) -> None:
+def evaluate_all_steps(equations: Sequence[Equation], known: StepValues, length: int) -> None:
     """Evaluate equations for all steps at once."""
     varying = []
     for eqn in equations:
@@ -261,7 +261,7 @@ def side_by_side(equations: Sequence[Equation], known: Known, length: int) -> No
         return [env[v] for v in made]
 
     mapped = not any(map(cannot_be_mapped, varying))
-    found = over(length, one, *(known.timed[v] for v in sliced), mapped=mapped)
+    found = map_steps(length, one, *(known.timed[v] for v in sliced), mapped=mapped)
     known.timed.update(zip(made, found, strict=True))
 
 

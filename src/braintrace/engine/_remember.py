@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import Graph
+from ._depending import depending_on
 from ._once import floating_of, once
-from ._tied import tied
 
 
 def remembering(
@@ -20,10 +20,10 @@ def remembering(
 
     @jax.custom_vjp
     def remember(params, hidden, saved):
-        return tied(hidden, params, saved)
+        return depending_on(hidden, params, saved)
 
     def forward(params, hidden, saved):
-        return tied(hidden, params, saved), (params, hidden, saved)
+        return depending_on(hidden, params, saved), (params, hidden, saved)
 
     def backward(kept, cotangents):
         params, hidden, saved = kept

@@ -1,4 +1,4 @@
-"""What reaches the relations from the losses of a stretch, or from a signal of the rule's own."""
+"""What reaches the relations from the losses of a block, or from a signal of the rule's own."""
 
 from __future__ import annotations
 
@@ -10,70 +10,70 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import Graph, split_cotangents
-from ..rules import Heard, Signals, square
+from ..rules import ExitCotangents, SignalInputs, Signals, square
 from ..rules import mix as carried_by
 from ._evaluate import Values, evaluate_plain
-from ._over import over
-from ._time import Span, chosen_of, merged
+from ._map_steps import map_steps
+from ._time import TimeAxes, chosen_of, merged
 
 Array = jax.Array
 OWN = ""  # the name, among what a rule is given, of arrays that are no sequences
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
-    """How a rule hears the new states, and a signal of its own."""
+class SignalSource:
+    """Which exit cotangents a rule gets, and a signal of its own with what that reads."""
 
-    how: str | None
+    exits: ExitCotangents | None
     signal: Any
     states: Any = ()
     extra: Any = None
 
 
-def heard_by(graph, rule, values, path, span, backs) -> Hearing:
+def signal_source(graph, rule, values, path, axes, backs) -> SignalSource:
     signal = rule.signal
     if signal is None and rule.feedback is not None and not backs:
         signal = square(rule.feedback)
     if signal is None:
-        return Hearing(rule.hears, None)
+        return SignalSource(rule.exit_cotangents, None)
     extra = {}
-    if span.names is not None:
-        given = jax.tree.unflatten(span.names, values.extra)
+    if axes.names is not None:
+        given = jax.tree.unflatten(axes.names, values.extra)
         own = given.pop(OWN, {})
-        timed = jax.tree.unflatten(span.names, span.extra)
+        timed = jax.tree.unflatten(axes.names, axes.extra)
         timed.pop(OWN, None)
-        longer = lambda a, t: a if t else jnp.broadcast_to(a, (span.length, *jnp.shape(a)))
+        longer = lambda a, t: a if t else jnp.broadcast_to(a, (axes.length, *jnp.shape(a)))
         extra = {**jax.tree.map(longer, given, timed), **own}
     states = path.hidden
-    if span.window is None:
-        states = _after(graph, path, span)
-    elif span.window > 1:
-        states = tuple(h[:: span.window] for h in path.hidden)
-    return Hearing("seen", signal, states, extra)
+    if axes.window is None:
+        states = _after(graph, path, axes)
+    elif axes.window > 1:
+        states = tuple(h[:: axes.window] for h in path.hidden)
+    return SignalSource(ExitCotangents.READ, signal, states, extra)
 
 
-def _after(graph: Graph, path: Values, span: Span) -> tuple[Array, ...]:
+def _after(graph: Graph, path: Values, axes: TimeAxes) -> tuple[Array, ...]:
     """The states after every step."""
 
     def step(consts, args, hidden, others):
-        consts, args = merged(path.consts, span.consts, consts), merged(path.args, span.args, args)
+        consts, args = merged(path.consts, axes.consts, consts), merged(path.args, axes.args, args)
         outs = evaluate_plain(graph, Values(consts, args, path.params, hidden, others))
         return tuple(outs[leaf.output] for leaf in graph.step.hidden)
 
-    sliced = (chosen_of(path.consts, span.consts), chosen_of(path.args, span.args))
-    return over(span.length, step, *sliced, path.hidden, path.others)
+    sliced = (chosen_of(path.consts, axes.consts), chosen_of(path.args, axes.args))
+    return map_steps(axes.length, step, *sliced, path.hidden, path.others)
 
 
-def signals_of(graph: Graph, heard, every, chosen, steps, lam, taps, exits) -> list[Signals]:
+def signals_of(graph: Graph, source, every, chosen, steps, lam, taps, exits) -> list[Signals]:
     masked = chosen is not None
-    if heard.signal is not None:
-        return _replaced(graph, heard, every, chosen, lam, taps, exits)
+    if source.signal is not None:
+        return _replaced(graph, source, every, chosen, lam, taps, exits)
     entry = _at_slots(graph, lam)
     leaving = _at_slots(graph, exits) if exits else None
     out = []
     for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
         at, new = entry[i], None if leaving is None else leaving[i]
-        if new is not None and heard.how != "seen":
+        if new is not None and source.exits is not ExitCotangents.READ:
             n = r.slots.width
             back = jnp.swapaxes(s.D[..., :n, :n], -1, -2)
             moved = carried_by(back, new, r.slots.table is None)
@@ -83,11 +83,11 @@ def signals_of(graph: Graph, heard, every, chosen, steps, lam, taps, exits) -> l
     return out
 
 
-def _replaced(graph: Graph, heard, every, chosen, lam, taps, exits) -> list[Signals]:
+def _replaced(graph: Graph, source, every, chosen, lam, taps, exits) -> list[Signals]:
     """Signals of the rule's own: at the new states, or where a window enters."""
     given = exits if every is None else lam
-    told = Heard(graph.groups, given, heard.states, heard.extra)
-    found = [jnp.asarray(a) for a in heard.signal(told)]
+    inputs = SignalInputs(graph.groups, given, source.states, source.extra)
+    found = [jnp.asarray(a) for a in source.signal(inputs)]
     if chosen is not None:
         counts = chosen == jnp.arange(len(chosen))
         found = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in found]
@@ -110,4 +110,4 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
         dtype = jnp.result_type(*lam)
         return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
 
-    return over(cotangents[0].shape[0], one, *cotangents)
+    return map_steps(cotangents[0].shape[0], one, *cotangents)

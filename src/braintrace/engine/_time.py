@@ -1,4 +1,4 @@
-"""How the arrays of a stretch lie in time."""
+"""How the arrays of a block lie in time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """How a stretch is laid out in time.
+class TimeAxes:
+    """How a block is laid out in time.
 
     `consts` and `args` say which of these have a leading axis of `length` steps. `window` is the
     number of steps in which reverse mode is complete, None for single steps with recurrent entries

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._errors import dotted, message
 from .._jaxpr import is_traced
-from ..engine import Span, Values, init_traces, stretch
+from ..engine import TimeAxes, Values, init_traces, run_block
 from ..frontend import ETraceGraph
 from ..graph import (
     MOST_ENTRIES,
@@ -27,9 +27,9 @@ from ..graph import (
 )
 from ..rules import (
     ETraceConfig,
-    Forward,
+    FullInfluence,
     Rule,
-    Whole,
+    WholeStepRule,
     by_group,
     check_limit,
     credit_of,
@@ -100,7 +100,7 @@ class ETraceAlgorithm(
     def __init__(
         self,
         model: brainstate.nn.Module,
-        rule: Rule | Whole,
+        rule: Rule | WholeStepRule,
         *,
         name: str | None = None,
         vjp_method: str = "single-step",
@@ -136,7 +136,7 @@ class ETraceAlgorithm(
         self._state_shapes: Shapes = {}
 
     @property
-    def rule(self) -> Rule | Whole:
+    def rule(self) -> Rule | WholeStepRule:
         """The rule, with this learner's own signal if it has one."""
         if self._has_signal:
             assert isinstance(self._rule, Rule)
@@ -144,7 +144,7 @@ class ETraceAlgorithm(
         return self._rule
 
     @rule.setter
-    def rule(self, rule: Rule | Whole) -> None:
+    def rule(self, rule: Rule | WholeStepRule) -> None:
         self._rule = rule
 
     # ------------------------------------------------------------------------------ compiling
@@ -208,7 +208,11 @@ class ETraceAlgorithm(
         graph = self.executor.graph
         if self.rule.per_parameter:
             found = [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
-            return found if isinstance(self.rule, Forward) else [*found, (len(found), ("states",))]
+            return (
+                found
+                if isinstance(self.rule, FullInfluence)
+                else [*found, (len(found), ("states",))]
+            )
         return [(r.index, r.weight_path) for r in graph.hidden_param_op_relations]
 
     # -------------------------------------------------------------------------------- calling
@@ -272,7 +276,7 @@ class ETraceAlgorithm(
         single, rule = self.vjp_method == "single-step", self.rule
 
         length = call.length or 1
-        span = Span(
+        axes = TimeAxes(
             length,
             tuple(False for _ in graph.step.program.consts),
             call.timed,
@@ -282,7 +286,7 @@ class ETraceAlgorithm(
         )
 
         def run(values: Values, traces: list[Any]):
-            ran = stretch(graph, rule, values, traces, span)
+            ran = run_block(graph, rule, values, traces, axes)
             last = replace(
                 values,
                 hidden=tuple(a[-1] for a in ran.after.hidden),
@@ -337,7 +341,7 @@ class ETraceAlgorithm(
         if self.strict and (besides.dropped or besides.everywhere):
             check_exact(self.report, type(self).__name__, trained)
         # In a block, RTRL would go back through the steps after the one that uses a weight.
-        several = isinstance(self.rule, Forward) and trained.keys() & besides.dropped.keys()
+        several = isinstance(self.rule, FullInfluence) and trained.keys() & besides.dropped.keys()
         if traced is None or several:
             return None
         return around(traced, private)
@@ -368,7 +372,7 @@ class ETraceAlgorithm(
     def _alone(self, mask: Any) -> bool:
         """Whether steps are not taken together."""
         # What does not count must not be met on the way back, and RTRL goes all of it.
-        return self.rule.one_by_one or (mask is not None and isinstance(self.rule, Forward))
+        return self.rule.one_by_one or (mask is not None and isinstance(self.rule, FullInfluence))
 
     def is_fresh(self) -> Any:
         """Whether the traces are zero; True only where that is known while tracing.

@@ -2,7 +2,7 @@
 
 A step function is traced with a placeholder where it calls the learner. What it does before and
 after the call depends on no state of the model, so it is evaluated for all steps of a block at
-once; the learner's own stretch of steps stands in between.
+once; the learner's own block of steps stands in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .._jaxpr import (
     cannot_be_mapped,
     deep_equations,
 )
-from ..engine import Known, Span, Values, needed, side_by_side, stretch, unroll
+from ..engine import StepValues, TimeAxes, Values, evaluate_all_steps, needed, unroll
+from ..engine import run_block as run_engine
 from ..frontend import Traced, trace_function
 from ..graph import Graph, affine_equations, bits_of, reach
 from ._data import Call
@@ -228,8 +229,8 @@ def run_block(
     still = lax.stop_gradient((list(consts), list(states)))
     entering, last = _outer(plan, *still, sequences, count)
 
-    def known_with(outs: Sequence[Any] | None, index: Any) -> Known:
-        known = Known()
+    def known_with(outs: Sequence[Any] | None, index: Any) -> StepValues:
+        known = StepValues()
         pick = (lambda a: a) if index is None else (lambda a: a[index])
         for var, value in zip(program.consts, consts, strict=True):
             known.add(var, value, False)
@@ -246,12 +247,12 @@ def run_block(
         return known
 
     before = known_with(None, None)
-    values, span = _arguments(plan, before, states, count, single)
+    values, axes = _arguments(plan, before, states, count, single)
     steps = chosen
     if chosen is not None and single and plan.window > 1:
         steps = (chosen[:, None] * plan.window + jnp.arange(plan.window)).reshape(-1)
     graph = plan.marker.graph
-    ran = stretch(graph, rule, values, traces, span, keep=keep, fresh=fresh, chosen=steps)
+    ran = run_engine(graph, rule, values, traces, axes, keep=keep, fresh=fresh, chosen=steps)
 
     def finished(outs: Sequence[Any], after: Values, index: Any) -> list[Any]:
         known = known_with(_per_call(plan, outs, after), index)
@@ -259,7 +260,7 @@ def run_block(
             for i, value in zip(numbers, getattr(ran.before, kind), strict=True):
                 value = value[:: plan.window]
                 known.add(traced.leaves[i].entry, value if index is None else value[index], True)
-        side_by_side(needed(program, traced.results, known), known, count)
+        evaluate_all_steps(needed(program, traced.results, known), known, count)
         return [_all(known, a, count) for a in traced.results]
 
     results = finished(ran.outs, ran.after, None)
@@ -279,7 +280,7 @@ def _outer(
     """The step function's own states: before every step, and at the end."""
     if not plan.outer:
         return {}, {}
-    traced, known = plan.traced, Known()
+    traced, known = plan.traced, StepValues()
     for var, value in zip(plan.program.consts, consts, strict=True):
         known.add(var, value, False)
     for var, value in zip(traced.arguments, sequences, strict=True):
@@ -293,7 +294,7 @@ def _outer(
     return found, dict(zip(plan.outer, last, strict=True))
 
 
-def _all(known: Known, atom: Any, count: int) -> Any:
+def _all(known: StepValues, atom: Any, count: int) -> Any:
     """A value with its axis of steps."""
     if isinstance(atom, Var) and atom in known.timed:
         return known.timed[atom]
@@ -302,12 +303,12 @@ def _all(known: Known, atom: Any, count: int) -> Any:
 
 
 def _arguments(
-    plan: Around, known: Known, states: Sequence[Any], count: int, single: bool
-) -> tuple[Values, Span]:
+    plan: Around, known: StepValues, states: Sequence[Any], count: int, single: bool
+) -> tuple[Values, TimeAxes]:
     """What the learner is called with in a block, and how it lies in time."""
     size, length = plan.window, count * plan.window
     given = (*plan.inputs.consts, *plan.inputs.args, *plan.inputs.extra)
-    side_by_side(needed(plan.program, given, known), known, count)
+    evaluate_all_steps(needed(plan.program, given, known), known, count)
 
     def read(atom: Any, per_step: bool) -> tuple[Any, bool]:
         if isinstance(atom, Var) and atom in known.timed:
@@ -341,7 +342,7 @@ def _arguments(
     )
     flags = tuple(t for _, t in consts), tuple(t for _, t in args)
     window, marker = None if single else size, plan.marker
-    return values, Span(length, *flags, window, tuple(t for _, t in extra), marker.names)
+    return values, TimeAxes(length, *flags, window, tuple(t for _, t in extra), marker.names)
 
 
 def _per_call(plan: Around, outs: Sequence[Any], after: Values) -> list[Any]:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import message
-from ..engine import Values, listen
+from ..engine import Values, run_with_exits
 from ..graph import Graph
-from ..rules import Rule, Whole
+from ..rules import Rule, WholeStepRule
 from ._data import Call
 
 Array = jax.Array
@@ -31,7 +31,13 @@ class Listener:
         self.outs: list[Any] = []
 
     def run(
-        self, rule: Rule | Whole, graph: Graph, call: Call, values: Values, extra: Any, names: Any
+        self,
+        rule: Rule | WholeStepRule,
+        graph: Graph,
+        call: Call,
+        values: Values,
+        extra: Any,
+        names: Any,
     ) -> tuple[list[Any], Values]:
         """Results and new states of the one call."""
         if self.made is not None or call.length is not None:
@@ -44,7 +50,9 @@ class Listener:
                 )
             )
         zeros = [z.value for z in self.zeros]
-        self.outs, after, self.made, self.told = listen(graph, rule, values, zeros, extra, names)
+        self.outs, after, self.made, self.told = run_with_exits(
+            graph, rule, values, zeros, extra, names
+        )
         return self.outs, after
 
     def signals(self, loss: Callable[[], Array]) -> tuple[list[Array], Any]:

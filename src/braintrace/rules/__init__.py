@@ -1,5 +1,6 @@
 """Learning rules: values made by name, and the records of pure functions behind them."""
 
+from ._block import seen_input as seen_input
 from ._built import crossings_of as crossings_of
 from ._built import rule_of as rule_of
 from ._config import ETraceConfig as ETraceConfig
@@ -51,18 +52,18 @@ from ._options import decay_of as decay_of
 from ._options import key_of as key_of
 from ._options import trace_type as trace_type
 from ._per_weight import per_weight as per_weight
+from ._rule import ExitCotangents as ExitCotangents
 from ._rule import Feedback as Feedback
-from ._rule import Forward as Forward
-from ._rule import Heard as Heard
+from ._rule import FullInfluence as FullInfluence
 from ._rule import Kronecker as Kronecker
 from ._rule import RankOne as RankOne
 from ._rule import Rule as Rule
+from ._rule import SignalInputs as SignalInputs
 from ._rule import Signals as Signals
 from ._rule import Steps as Steps
-from ._rule import Whole as Whole
+from ._rule import WholeStepRule as WholeStepRule
 from ._signal import by_group as by_group
 from ._signal import square as square
 from ._signal import with_signal as with_signal
-from ._stretch import seen_input as seen_input
 
 __all__ = ["LearningRule", *RULES]

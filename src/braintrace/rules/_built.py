@@ -10,7 +10,7 @@ from ._immediate import paired, untraced
 from ._kept import leak
 from ._options import key_of
 from ._per_weight import per_weight
-from ._rule import Feedback, Forward, Kronecker, RankOne, Rule, Whole
+from ._rule import ExitCotangents, Feedback, FullInfluence, Kronecker, RankOne, Rule, WholeStepRule
 
 
 def rule_of(
@@ -21,7 +21,7 @@ def rule_of(
     eps: float = 1e-12,
     trace_dtype: Any = None,
     most: float | None = None,
-) -> Rule | Whole:
+) -> Rule | WholeStepRule:
     """The rule with these coordinates.
 
     Args:
@@ -38,7 +38,7 @@ def rule_of(
     if kind == "kronecker":
         return Kronecker(key_of("key", key), eps)
     if kind == "everything":
-        return Forward()
+        return FullInfluence()
     if kind == "none":
         return untraced()
     if kind == "paired":
@@ -48,20 +48,29 @@ def rule_of(
     if config.learning_signal == "random_feedback":
         how["feedback"] = Feedback(key_of("random_feedback_key", key), scale)
     if config.include_recurrent_mixing:
-        how["hears"] = "sealed"
+        how["exit_cotangents"] = ExitCotangents.UNCUT
     if config.is_factorized:
         return _factored(config, how, trace_dtype)
     if config.temporal_recursion != "jacobian":
-        how |= {"kept": leak(config.decay), "hears": "apart"}
+        how |= {"kept": leak(config.decay), "exit_cotangents": ExitCotangents.DETACHED}
     return per_weight(trace_dtype, kappa=config.kappa or 0.0, most=most, **how)
 
 
 def _factored(config: ETraceConfig, how: dict[str, Any], trace_dtype: Any) -> Rule:
     x, f = config.decay
     if not config.normalized:  # leaky sums: the leak of the tails is their Jacobian
-        return factored(x, 1.0, trace_dtype, plain=True, kept=leak(f), **{**how, "hears": "apart"})
+        return factored(
+            x,
+            1.0,
+            trace_dtype,
+            plain=True,
+            kept=leak(f),
+            **{**how, "exit_cotangents": ExitCotangents.DETACHED},
+        )
     if config.recursion_f == "scalar_leak":
-        return factored(x, f, trace_dtype, kept=leak(1.0), **{**how, "hears": "apart"})
+        return factored(
+            x, f, trace_dtype, kept=leak(1.0), **{**how, "exit_cotangents": ExitCotangents.DETACHED}
+        )
     return factored(x, f, trace_dtype, **how)
 
 

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
+from ._block import either, folded, pull, scan, seen_input, taken
 from ._linear import slim, summed, turned, wide
-from ._rule import Feedback, Fresh, Grads, Rule, Signals, Steps
-from ._stretch import either, folded, pull, scan, seen_input, taken
+from ._rule import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ._trace import storage
 
 Array = jax.Array
@@ -31,7 +31,7 @@ def factored(
     trace_dtype: Any = None,
     *,
     plain: bool = False,
-    hears: str | None = None,
+    exit_cotangents: ExitCotangents | None = None,
     kept: Callable[[Relation, Steps], Steps] | None = None,
     feedback: Feedback | None = None,
 ) -> Rule:
@@ -42,7 +42,7 @@ def factored(
         decay_f: decay of the tail, besides D.
         trace_dtype: type the factors are stored in; None keeps the type of what they filter.
         plain: whether the tail enters as it is, (1 - a_f) is 1 everywhere.
-        hears: see `Rule`.
+        exit_cotangents: see `Rule`.
         kept: the Jacobian in place of the step's own.
         feedback: see `Rule`.
     """
@@ -125,7 +125,7 @@ def factored(
         credit,
         prepare=prepare,
         kept=kept,
-        hears=hears,
+        exit_cotangents=exit_cotangents,
         feedback=feedback,
         approximates="the trace of every weight: two filtered factors stand for it",
     )

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
+from ._block import folded, pull, scan, taken
 from ._factored import factored, remembered
-from ._rule import Fresh, Grads, Rule, Signals, Steps
-from ._stretch import folded, pull, scan, taken
+from ._rule import ExitCotangents, Fresh, Grads, Rule, Signals, Steps
 from ._trace import storage
 
 Array = jax.Array
@@ -100,7 +100,7 @@ def paired(
         advance,
         credit,
         prepare=prepare,
-        hears="seen",
+        exit_cotangents=ExitCotangents.READ,
         takes_signal=False,
         approximates="the trace of every weight: pairings of inputs and sensitivities",
     )

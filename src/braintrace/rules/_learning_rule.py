@@ -8,7 +8,7 @@ from typing import Any
 
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
-from ._rule import Rule, Whole
+from ._rule import ExitCotangents, Rule, WholeStepRule
 
 Groups = Sequence[HiddenGroup]
 
@@ -39,7 +39,7 @@ class LearningRule:
 
     name: str
     config: ETraceConfig
-    record: Rule | Whole
+    record: Rule | WholeStepRule
     crossings: int | None = None
     memory_limit: int | None = None
     most_entries: int = MOST_ENTRIES
@@ -50,7 +50,7 @@ class LearningRule:
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
 
 
-def credit_of(record: Rule | Whole, config: ETraceConfig | None, windows: bool) -> Credit:
+def credit_of(record: Rule | WholeStepRule, config: ETraceConfig | None, windows: bool) -> Credit:
     """Where the cotangents of a loss meet what the rule stores."""
     replaced = config is not None and config.learning_signal != "symmetric"
     random = record.complete and record.approximates is not None
@@ -60,4 +60,6 @@ def credit_of(record: Rule | Whole, config: ETraceConfig | None, windows: bool) 
         return Credit.FULL
     if config is not None and config.within_step:
         return Credit.STEP
-    return {None: Credit.CUT, "sealed": Credit.UNCUT}.get(record.hears, Credit.EXITS)
+    return {None: Credit.CUT, ExitCotangents.UNCUT: Credit.UNCUT}.get(
+        record.exit_cotangents, Credit.EXITS
+    )

@@ -1,4 +1,4 @@
-"""What D makes of numbers at the slots, over the steps of a stretch."""
+"""What D makes of numbers at the slots, over the steps of a block."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import HiddenParamOpRelation as Relation
+from ._block import scan
 from ._rule import Signals, Steps
-from ._stretch import scan
 
 Array = jax.Array
 
@@ -31,7 +31,7 @@ def _spaces(relations: Sequence[Relation]) -> dict[tuple, int]:
 def later(
     relations: Sequence[Relation], steps: Sequence[Steps], signals: Sequence[Signals]
 ) -> dict[tuple, tuple[Array, Array]]:
-    """Per space, the cotangent at the entry of the stretch, and after each step."""
+    """Per space, the cotangent at the entry of the block, and after each step."""
     spaces = _spaces(relations)
     chosen = list(spaces.values())
     if not chosen:
@@ -73,7 +73,7 @@ def _each_step(s: Signals, length: int) -> Array:
 def onward(
     relations: Sequence[Relation], steps: Sequence[Steps]
 ) -> dict[tuple, tuple[Array, Array]]:
-    """Per space, the product of D over the stretch, and over the steps after each one."""
+    """Per space, the product of D over the block, and over the steps after each one."""
     spaces = _spaces(relations)
     chosen = list(spaces.values())
     if not chosen:

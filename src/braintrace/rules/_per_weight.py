@@ -3,7 +3,7 @@
 eps_t = D_t eps_{t-1} + f_t (x) x_t          per weight element and slot
 g_t   = dL_t/dw | entry fixed + <lam_t, eps_{t-1}>
 
-A stretch of steps never touches the trace in between. With q_s the cotangent that reaches the
+A block of steps never touches the trace in between. With q_s the cotangent that reaches the
 slots after step s from later steps, q_{s-1} = lam_s + D_s^T q_s, and P_s = D_n ... D_{s+1}:
 
 sum of the gradients   = sum_s pull(x_s, ct_s + f_s q_s) + <q_0, eps_0>
@@ -25,10 +25,10 @@ from jax import lax
 
 from .._errors import NotSupportedError, message
 from ..graph import HiddenParamOpRelation as Relation
+from ._block import either, folded, grown, pull, taken
 from ._kept import at_filtered, filtered
 from ._linear import later, mix, moved, onward, space, tail, times, turned
-from ._rule import Feedback, Fresh, Grads, Pending, Rule, Signals, Steps
-from ._stretch import either, folded, grown, pull, taken
+from ._rule import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, Steps
 from ._trace import contract, dtypes_of, storage
 
 Array = jax.Array
@@ -38,7 +38,7 @@ Recall = Callable[[Relation, Any, Array, Grads], Grads]
 def per_weight(
     trace_dtype: Any = None,
     *,
-    hears: str | None = None,
+    exit_cotangents: ExitCotangents | None = None,
     kept: Callable[[Relation, Steps], Steps] | None = None,
     feedback: Feedback | None = None,
     kappa: float = 0.0,
@@ -48,7 +48,7 @@ def per_weight(
 
     Args:
         trace_dtype: type the trace is stored in; None keeps the type of its products.
-        hears: see `Rule`.
+        exit_cotangents: see `Rule`.
         kept: the Jacobian in place of the step's own.
         feedback: see `Rule`.
         kappa: decay of a second trace, the first one filtered; the two lie side by side in slots.
@@ -131,20 +131,22 @@ def per_weight(
             out.append(grow(r, p["base"], p["M"], x, v, w, None))
         return out
 
-    steps_kept, heard = kept, lambda signals: signals
+    steps_kept, placed = kept, lambda signals: signals
     if kappa:
-        steps_kept, heard = filtered(kept, kappa), lambda signals: at_filtered(signals, kappa)
+        steps_kept, placed = filtered(kept, kappa), lambda signals: at_filtered(signals, kappa)
     how: dict[str, Any] = dict(
         kept=steps_kept,
-        hears="seen" if kappa and hears is None else hears,
+        exit_cotangents=ExitCotangents.READ
+        if kappa and exit_cotangents is None
+        else exit_cotangents,
         feedback=feedback,
         one_by_one=most is not None,
         folds=True,
         approximates=_words(kept, feedback, kappa),
     )
-    waiting = Rule(init, _wait, _credit(_recall_waiting, heard), **how)
+    waiting = Rule(init, _wait, _credit(_recall_waiting, placed), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
-    return Rule(init, advance, _credit(contract, heard), pending=pending, **how)
+    return Rule(init, advance, _credit(contract, placed), pending=pending, **how)
 
 
 def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
@@ -156,8 +158,8 @@ def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
     return "; ".join(text for chosen, text in words if chosen) or None
 
 
-def _credit(recall: Recall, heard: Callable[[Signals], Signals]):
-    """The gradients of a stretch; `recall` is what a cotangent at its entry makes of the trace."""
+def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
+    """The gradients of a block; `recall` is what a cotangent at its entry makes of the trace."""
 
     def credit(
         relations: Sequence[Relation],
@@ -167,7 +169,7 @@ def _credit(recall: Recall, heard: Callable[[Signals], Signals]):
         weights: Sequence[Grads],
         fresh: Fresh,
     ) -> list[Grads]:
-        signals = [heard(s) for s in signals]
+        signals = [placed(s) for s in signals]
         behind = later(relations, steps, signals)
         out = []
         for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
@@ -216,7 +218,7 @@ def _wait(
     weights: Sequence[Grads],
     fresh: Fresh,
 ) -> list[dict]:
-    """Traces with the steps of a stretch beside them."""
+    """Traces with the steps of a block beside them."""
     ahead = onward(relations, steps)
     out = []
     for r, p, s in zip(relations, traces, steps, strict=True):

@@ -1,6 +1,6 @@
 """A learning rule: a record of pure functions over the relations of a graph.
 
-A stretch is several steps with constant weights; its arrays have a leading axis of steps. Letters:
+A block is several steps with constant weights; its arrays have a leading axis of steps. Letters:
 `D` the kept Jacobian between the slots of an output element, (*lanes, *y, K, K); `f` the
 derivative of the slots by the output, (*lanes, *y, K), with an axis of turns first where the
 operator has them; `lam` a cotangent of the states where a step or window enters, read at the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ Grads = dict[str, Array]
 
 
 class Steps(NamedTuple):
-    """What one relation did in a stretch of steps; `own` is what the rule prepared from it.
+    """What one relation did in a block of steps; `own` is what the rule prepared from it.
 
     `x` is what was recorded of its operator (see `Operator.recorded`).
     """
@@ -38,13 +39,13 @@ class Steps(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """What reaches one relation from the losses of a stretch.
+    """What reaches one relation from the losses of a block.
 
     `lam` has one entry per window, of `every` steps; a single step, with recurrent entries cut, is
     `every` = None. `masked` says that some losses do not count: what meets a signal of zero counts
     as zero then, even if it is not a number. `new` is the cotangent of the states after each step,
-    read at the slots, where the rule hears it; `exits` is a signal that meets the trace after each
-    step, in place of everything else.
+    read at the slots, where the rule asks for it; `exits` is a signal that meets the trace after
+    each step, in place of everything else.
     """
 
     lam: Array
@@ -55,7 +56,7 @@ class Signals(NamedTuple):
     exits: Array | None = None
 
 
-class Heard(NamedTuple):
+class SignalInputs(NamedTuple):
     """What a learning signal can be made of, with a leading axis of steps.
 
     `states` and `cotangents` are per hidden leaf, the states after each step; in a window the
@@ -67,6 +68,19 @@ class Heard(NamedTuple):
     cotangents: Sequence[Array]
     states: Sequence[Array]
     extra: dict[str, Any]
+
+
+class ExitCotangents(Enum):
+    """Which cotangents of the states after a step a rule gets, in `Signals.new`; single steps only.
+
+    READ: those of the readers of a new state, within the step. DETACHED: the same, and what
+    computes a new state sees no entry of the states it shares a trace with, so that credit to the
+    past passes through the rule's own D. UNCUT: as DETACHED, and recurrent entries are not cut.
+    """
+
+    READ = auto()
+    DETACHED = auto()
+    UNCUT = auto()
 
 
 class Feedback(NamedTuple):
@@ -84,17 +98,14 @@ class Rule:
         init: `(relation, weights) -> trace` before the first step.
         prepare: `(relations, traces, steps) -> own` per relation, what both of the following need;
             None for nothing.
-        advance: `(relations, traces, steps, weights, fresh) -> traces` after the stretch; `fresh`
+        advance: `(relations, traces, steps, weights, fresh) -> traces` after the block; `fresh`
             is true if the traces before it are known to be zero.
-        credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the stretch
+        credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the block
             that begins with these traces.
         kept: `(relation, steps) -> steps` with another Jacobian in place of the step's own, or more
             slots.
-        hears: how the states after a step are told apart in `Signals.new`. "seen": as others see
-            them. "apart": besides, what made them sees no entry of the states they are together
-            with, and credit to the past passes through the rule's own D. "sealed": the same, and
-            recurrent entries are not cut. Only in single steps.
-        signal: `Heard -> cotangents` per hidden leaf in place of those of the loss.
+        exit_cotangents: which cotangents of the states after a step are in `Signals.new`.
+        signal: `SignalInputs -> cotangents` per hidden leaf in place of those of the loss.
         takes_signal: whether it can have one.
         feedback: where the way back is random; a signal of its own if there is no operator to
             go back through.
@@ -133,8 +144,8 @@ class Rule:
         None
     )
     kept: Callable[[Relation, Steps], Steps] | None = None
-    hears: str | None = None
-    signal: Callable[[Heard], Sequence[Array]] | None = None
+    exit_cotangents: ExitCotangents | None = None
+    signal: Callable[[SignalInputs], Sequence[Array]] | None = None
     takes_signal: bool = True
     feedback: Feedback | None = None
     one_by_one: bool = False
@@ -161,7 +172,7 @@ class Pending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class FullInfluence:
     """The rule that keeps everything: every parameter's influence on every state it reaches.
 
     Attributes:
@@ -170,7 +181,7 @@ class Forward:
 
     at_once: int = 4096
     per_parameter, complete, folds = True, True, False
-    signal, hears, feedback, pending, one_by_one = None, None, None, None, False
+    signal, exit_cotangents, feedback, pending, one_by_one = None, None, None, None, False
     approximates = None
 
 
@@ -186,7 +197,7 @@ class RankOne:
     key: Any
     eps: float = 1e-12
     per_parameter, complete, folds = True, True, False
-    signal, hears, feedback, pending, one_by_one = None, None, None, None, True
+    signal, exit_cotangents, feedback, pending, one_by_one = None, None, None, None, True
     approximates = "the influence of every parameter: one random outer product stands for it"
 
 
@@ -204,8 +215,8 @@ class Kronecker:
     eps: float = 1e-12
     batched: bool = False
     per_parameter, complete, folds = False, True, False
-    signal, hears, feedback, pending, one_by_one = None, None, None, None, True
+    signal, exit_cotangents, feedback, pending, one_by_one = None, None, None, None, True
     approximates = "the influence of every weight: one random product stands for it"
 
 
-Whole = Forward | RankOne | Kronecker
+WholeStepRule = FullInfluence | RankOne | Kronecker

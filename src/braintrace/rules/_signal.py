@@ -11,27 +11,27 @@ import jax.numpy as jnp
 
 from .._errors import message
 from ..graph import HiddenGroup
-from ._rule import Feedback, Heard, Rule
+from ._rule import Feedback, Rule, SignalInputs
 
 Array = jax.Array
 OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
 
 
-def by_group(of_group: OfGroup) -> Callable[[Heard], list[Array]]:
+def by_group(of_group: OfGroup) -> Callable[[SignalInputs], list[Array]]:
     """A signal from a function of one group.
 
     Args:
         of_group: `(group, cotangent, state, extra) -> signal`, all (steps, *varshape, variables).
     """
 
-    def signal(heard: Heard) -> list[Array]:
-        out: list[Any] = [jnp.zeros_like(c) for c in heard.cotangents]
-        for g in heard.groups:
+    def signal(inputs: SignalInputs) -> list[Array]:
+        out: list[Any] = [jnp.zeros_like(c) for c in inputs.cotangents]
+        for g in inputs.groups:
             cotangent, state = (
                 g.concat_hidden([arrays[i] for i in g.leaves])
-                for arrays in (heard.cotangents, heard.states)
+                for arrays in (inputs.cotangents, inputs.states)
             )
-            found = jnp.asarray(of_group(g, cotangent, state, heard.extra))
+            found = jnp.asarray(of_group(g, cotangent, state, inputs.extra))
             if found.ndim != cotangent.ndim or not _fits(found.shape, cotangent.shape):
                 raise ValueError(
                     message(
@@ -53,17 +53,17 @@ def _fits(found: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return all(n in (1, m) for n, m in zip(found, full, strict=True))
 
 
-def with_signal(rule: Rule, signal: Callable[[Heard], list[Array]]) -> Rule:
+def with_signal(rule: Rule, signal: Callable[[SignalInputs], list[Array]]) -> Rule:
     """The same rule with a signal of its own, also where it is another one for a while."""
     words = "the derivative of the loss by the states: the rule has a signal of its own"
-    told = words if rule.approximates is None else f"{rule.approximates}; {words}"
+    replaced = words if rule.approximates is None else f"{rule.approximates}; {words}"
     pending = rule.pending
     if pending is not None:
         pending = pending._replace(rule=replace(pending.rule, signal=signal))
-    return replace(rule, signal=signal, approximates=told, pending=pending)
+    return replace(rule, signal=signal, approximates=replaced, pending=pending)
 
 
-def square(feedback: Feedback) -> Callable[[Heard], list[Array]]:
+def square(feedback: Feedback) -> Callable[[SignalInputs], list[Array]]:
     """The direction of the loss's own signal, through one fixed random matrix per group."""
 
     def of_group(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:

@@ -10,32 +10,32 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import Graph
-from ..rules import Heard, Rule, Whole
+from ..rules import ExitCotangents, Rule, SignalInputs, WholeStepRule
 from ._evaluate import Values, evaluate_single
 from ._feedback import back_operands
-from ._signals import heard_by
-from ._time import Span
+from ._signals import signal_source
+from ._time import TimeAxes
 
 Array = jax.Array
 Made = Callable[[Sequence[Array], Any], list[Array]]
 
 
-def listen(
+def run_with_exits(
     graph: Graph,
-    rule: Rule | Whole,
+    rule: Rule | WholeStepRule,
     values: Values,
     exits: Sequence[Array],
     extra: tuple[bool, ...],
     names: Any,
 ) -> tuple[list[Any], Values, Made, Any]:
-    """Run one step on states that hear the loss.
+    """Run one step with `exits` added to its new states, as others read them.
 
     Args:
         graph: the analysed step.
         rule: the rule, whose random feedback is on the way back.
         values: the arrays of the step.
         exits: zeros, one per hidden leaf.
-        extra: as in `Span`, of what the rule is given besides.
+        extra: as in `TimeAxes`, of what the rule is given besides.
         names: its structure.
 
     Returns:
@@ -44,25 +44,25 @@ def listen(
     """
     feedback = rule.feedback if isinstance(rule, Rule) else None
     backs = back_operands(graph, feedback)
-    outs = evaluate_single(graph, values, {}, {}, exits, "seen", backs)
+    outs = evaluate_single(graph, values, {}, {}, exits, ExitCotangents.READ, backs)
     step = graph.step
     kinds = (step.hidden, step.others)
     hidden, others = (tuple(outs[leaf.output] for leaf in kind) for kind in kinds)
     after = replace(values, hidden=hidden, others=others)
     if not isinstance(rule, Rule):
-        return outs[: step.n_outs], after, lambda cotangents, told: list(cotangents), ()
+        return outs[: step.n_outs], after, lambda cotangents, read: list(cotangents), ()
 
     one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
     none = lambda arrays: tuple(False for _ in arrays)
-    span = Span(1, none(values.consts), none(values.args), None, extra, names)
+    axes = TimeAxes(1, none(values.consts), none(values.args), None, extra, names)
     path = replace(values, hidden=one(values.hidden), others=one(values.others))
-    hearing = heard_by(graph, rule, values, path, span, backs)
+    source = signal_source(graph, rule, values, path, axes, backs)
 
-    def made(cotangents: Sequence[Array], told: Any) -> list[Array]:
-        if hearing.signal is None:
+    def made(cotangents: Sequence[Array], read: Any) -> list[Array]:
+        if source.signal is None:
             return list(cotangents)
-        states, extra = told
-        heard = Heard(graph.groups, one(cotangents), states, extra)
-        return [jnp.asarray(a)[0] for a in hearing.signal(heard)]
+        states, extra = read
+        inputs = SignalInputs(graph.groups, one(cotangents), states, extra)
+        return [jnp.asarray(a)[0] for a in source.signal(inputs)]
 
-    return outs[: step.n_outs], after, made, (hearing.states, hearing.extra)
+    return outs[: step.n_outs], after, made, (source.states, source.extra)

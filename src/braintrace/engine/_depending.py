@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 
-def tied(value: Any, *others: Any) -> Any:
+def depending_on(value: Any, *others: Any) -> Any:
     """`value`, formally depending on every array in `others`."""
     flags = [_flag(leaf) for leaf in jax.tree.leaves(others) if jnp.size(leaf)]
     if not flags:

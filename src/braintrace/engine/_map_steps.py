@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-def over(count: int, function: Callable, *arrays: Any, mapped: bool = True) -> Any:
+def map_steps(count: int, function: Callable, *arrays: Any, mapped: bool = True) -> Any:
     """A function of slices along the first axis, for all of them side by side.
 
     Without `jit` they are evaluated one after another, so that each can be looked at; in a scan

@@ -1,4 +1,4 @@
-"""Sums over the steps of a stretch, as matrix products wherever the operator is one."""
+"""Sums over the steps of a block, as matrix products wherever the operator is one."""
 
 from __future__ import annotations
 
