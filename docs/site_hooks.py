@@ -1,14 +1,17 @@
-"""What the site needs beyond its pages: the root's documents, lists of names, and a check.
+"""Hooks of the site: documents of the root, lists of public names, formulas, and checks.
 
-The README and its like live at the root, where the forge shows them; the site has them too, with
-their links turned to where the pages are. A comment `<!-- members of braintrace.nn -->` becomes
-one entry per re-exported name that has none written out. After the build every public name must
-have an entry, and no page may load anything from the network.
+README, CONTRIBUTING and CHANGELOG stay at the root of the repository; the site has a copy with
+rewritten links. A comment `<!-- members of braintrace.nn -->` expands to one entry per re-exported
+name that no page lists explicitly. LaTeX becomes MathML, and the site carries the font for it, so
+that formulas need neither a script nor the network. After the build every public name must have an
+entry, and no page may load anything from another host.
 """
 
 from __future__ import annotations
 
 import ast
+import html
+import importlib.util
 import posixpath
 import re
 from pathlib import Path
@@ -25,12 +28,20 @@ MODULES = ("braintrace", "braintrace.nn", "braintrace.show", "braintrace.verify"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)(?P<path>[^)\s#]+)")
 _MEMBERS = re.compile(r"^<!-- members of (?P<module>[\w.]+) -->$", re.MULTILINE)
 _ENTRY = re.compile(r"^::: (?P<name>[\w.]+)$", re.MULTILINE)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">(?P<latex>.*?)</\1>', re.DOTALL)
+_MO = re.compile("<mo>(?P<sign>[^<]*)</mo>")
+# As TeX sets them: ∂ and / without space around them, ‖ at the height of a line.
+_SIGNS = {
+    "&#x02202;": 'lspace="0" rspace="0"',
+    "&#x0002F;": 'lspace="0" rspace="0"',
+    "&#x02016;": 'stretchy="false"',
+}
 _LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*\"")
 _STYLES = re.compile(r"<link\b(?![^>]*rel=\"canonical\")[^>]*\bhref=\"(?:https?:)?//[^\"]*\"")
 
 
 def linked(text: str, home: str) -> str:
-    """Links of a document in folder `home` of the repository, as the site has them."""
+    """The text of a document in folder `home` of the repository, with the links of the site."""
 
     def moved(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(home, match["path"]))
@@ -48,26 +59,53 @@ def exported(module: str) -> list[str]:
     folder = ROOT / "src" / module.replace(".", "/")
     files = [folder / name for name in ("_public.py", "__init__.py")]
     tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
-    found = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
-    return [a.asname for a in found if a.asname and not a.asname.startswith("_")]
+    names = [a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    return [name for name in names if name and not name.startswith("_")]
 
 
 def expanded(markdown: str) -> str:
-    """The markdown with its lists of members written out."""
+    """The markdown with its lists of members expanded."""
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    told = {name for page in pages for name in _ENTRY.findall(page.read_text("utf-8"))}
+    listed = {name for page in pages for name in _ENTRY.findall(page.read_text("utf-8"))}
 
     def entries(match: re.Match[str]) -> str:
         names = [f"{match['module']}.{name}" for name in exported(match["module"])]
-        return "\n\n".join(f"::: {name}" for name in names if name not in {*told, *MODULES})
+        return "\n\n".join(f"::: {name}" for name in names if name not in {*listed, *MODULES})
 
     return _MEMBERS.sub(entries, markdown)
 
 
+def typeset(page: str) -> str:
+    """The HTML of a page with its LaTeX as MathML; a command that is not supported is an error."""
+    from latex2mathml.converter import convert
+
+    def formula(match: re.Match[str]) -> str:
+        latex = html.unescape(match["latex"]).strip()
+        inline = latex.startswith("\\(")
+        latex = re.sub(r"^\\[(\[]|\\[)\]]$", "", latex)
+        mathml = convert(latex, display="inline" if inline else "block")
+        if "\\" in mathml or "&<" in mathml:  # passed through as text
+            raise ValueError(f"latex2mathml does not support all of this formula: {latex}")
+        mathml = _MO.sub(
+            lambda m: f"<mo {_SIGNS[m['sign']]}>{m['sign']}</mo>" if m["sign"] in _SIGNS else m[0],
+            mathml,
+        )
+        return mathml if inline else f'<div class="formula">{mathml}</div>'
+
+    return _FORMULA.sub(formula, page)
+
+
+def math_font() -> Path:
+    """STIX Two Math (Open Font License), from the package ziamath."""
+    spec = importlib.util.find_spec("ziamath")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+
+
 def missing(pages: dict[str, str]) -> list[str]:
-    """Public names without an entry in any page, given as HTML."""
+    """Public names without an entry in any of the HTML pages."""
     entries = {
-        m for html in pages.values() for m in re.findall(r"\bid=\"(braintrace[\w.]*)\"", html)
+        m for page in pages.values() for m in re.findall(r"\bid=\"(braintrace[\w.]*)\"", page)
     }
     return [
         f"{module}.{name}"
@@ -78,12 +116,12 @@ def missing(pages: dict[str, str]) -> list[str]:
 
 
 def loads(pages: dict[str, str]) -> list[str]:
-    """What pages would fetch from another machine, with the page's name."""
+    """Tags that would load something from another host, with the name of their page."""
     return [
-        f"{name}: {found}"
-        for name, html in pages.items()
+        f"{name}: {tag}"
+        for name, page in pages.items()
         for pattern in (_LOADS, _STYLES)
-        for found in pattern.findall(html)
+        for tag in pattern.findall(page)
     ]
 
 
@@ -91,26 +129,29 @@ def loads(pages: dict[str, str]) -> list[str]:
 
 
 def on_files(files, config):
-    """Add the documents of the root."""
+    """Add the documents of the root and the font of the formulas."""
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
         text = linked((ROOT / source).read_text("utf-8"), "")
         files.append(File.generated(config, page, content=text))
+    font = math_font()
+    files.append(File.generated(config, f"css/{font.name}", abs_src_path=str(font)))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turn links to documents of the root, and list members."""
+    """Rewrite links to documents of the root, and list members."""
     home = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     generated = page.file.src_uri in PAGES.values()
     return expanded(markdown if generated else linked(markdown, home.rstrip("/")))
 
 
 def on_page_content(html, page, config, files):
-    """Give the place of an empty table of contents to the page."""
+    """Typeset formulas, and hide an empty table of contents."""
     if not any(entry.children for entry in page.toc):
         page.meta.setdefault("hide", []).append("toc")
+    return typeset(html)
 
 
 def on_post_build(config):
@@ -121,5 +162,5 @@ def on_post_build(config):
     pages = {str(p.relative_to(site)): p.read_text("utf-8") for p in site.rglob("*.html")}
     if names := missing(pages):
         raise PluginError(f"no entry in docs/reference for: {', '.join(names)}")
-    if found := loads(pages):
-        raise PluginError("the site must not load from the network: " + "; ".join(found))
+    if tags := loads(pages):
+        raise PluginError("the site must not load from the network: " + "; ".join(tags))

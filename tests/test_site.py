@@ -1,4 +1,4 @@
-"""What the site adds to the documents: links that work in both places, every name, no network."""
+"""What the site adds to the documents: rewritten links, formulas, every name, no network."""
 
 import importlib.util
 import re
@@ -22,8 +22,8 @@ def links(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_a_document_lead_to_files_of_the_repository(path):
-    gone = [link for link in links(path) if not (path.parent / link).exists()]
-    assert not gone
+    broken = [link for link in links(path) if not (path.parent / link).exists()]
+    assert not broken
 
 
 @pytest.mark.parametrize(
@@ -38,20 +38,51 @@ def test_links_of_a_document_lead_to_files_of_the_repository(path):
         ("[w](https://semver.org/) [h](#here)", "", "[w](https://semver.org/) [h](#here)"),
     ],
 )
-def test_links_are_turned_to_where_the_site_has_the_page(text, home, expected):
+def test_links_are_rewritten_for_the_site(text, home, expected):
     assert hooks.linked(text, home) == expected
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_inline_formulas_have_nothing_that_markdown_changes(path):
+    """GitHub reads Markdown first: an escape loses its backslash, `}_` may open emphasis."""
+    text = re.sub(r"^ *```.*?^ *```$|`[^`]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
+    formulas = re.findall(r"\$([^$]+)\$", text)
+    assert text.count("$") == 2 * len(formulas)
+    assert not [f for f in formulas if re.search(r"\\[^a-zA-Z]|}_|[*|<>]|^ | $", f)]
+
+
+@pytest.mark.parametrize(
+    "page, parts",
+    [
+        (r'a <span class="arithmatex">\(h_t\)</span> b', ["a <math", 'display="inline"', " b"]),
+        ('<div class="arithmatex">a &lt; b</div>', ['<div class="formula"><math', "&#x0003C;"]),
+        ("<code>$h$</code>", ["<code>$h$</code>"]),
+    ],
+)
+def test_latex_becomes_mathml(page, parts):
+    assert all(part in hooks.typeset(page) for part in parts)
+
+
+@pytest.mark.parametrize("latex", [r"\begin{aligned} a &amp;= b \end{aligned}", r"\nonsense"])
+def test_latex_that_is_not_supported_is_an_error(latex):
+    with pytest.raises(ValueError, match="does not support"):
+        hooks.typeset(f'<div class="arithmatex">{latex}</div>')
+
+
+def test_the_font_of_formulas_is_installed():
+    assert hooks.math_font().exists()
 
 
 @pytest.mark.parametrize("module", hooks.MODULES)
 def test_exported_names_are_the_public_ones(module):
     package = importlib.import_module(module)
-    known = {n for n in hooks.exported(module) if not n.startswith("_")}
-    assert known and all(hasattr(package, name) for name in known)
-    homed = {n for n, v in vars(package).items() if getattr(v, "__module__", None) == module}
-    assert {n for n in homed if not n.startswith("_")} <= known
+    exported = {n for n in hooks.exported(module) if not n.startswith("_")}
+    assert exported and all(hasattr(package, name) for name in exported)
+    defined = {n for n, v in vars(package).items() if getattr(v, "__module__", None) == module}
+    assert {n for n in defined if not n.startswith("_")} <= exported
 
 
-def test_a_name_without_an_entry_is_found():
+def test_a_name_without_an_entry_is_reported():
     entries = "".join(
         f'<h2 id="{module}.{name}">' for module in hooks.MODULES for name in hooks.exported(module)
     )
@@ -69,5 +100,5 @@ def test_a_name_without_an_entry_is_found():
         ('<script src="assets/x.js"></script><a href="https://example.org">there</a>', 0),
     ],
 )
-def test_what_a_page_loads_from_the_network_is_found(html, count):
+def test_what_a_page_loads_from_the_network_is_reported(html, count):
     assert len(hooks.loads({"page.html": html})) == count
