@@ -1,7 +1,7 @@
-"""What the library refuses or leaves out, each as a piece of code that shows it.
+"""What the library refuses or leaves out, each with a short program that shows it.
 
 The outcome of a record is what its code prints, or the error it raises. `test_limits.py` runs
-every one and holds `docs/limits.md` to the outcome.
+every record and compares `docs/limits.md` with the outcomes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ x = jnp.asarray([1.0, -0.5])
 
 
 class Cell(brainstate.nn.Module):
-    """Three units, an input weight, a recurrent weight, and the step that is asked about."""
+    """Three units, an input weight, a recurrent weight, and the step of the example."""
 
     def __init__(self, step):
         super().__init__()
@@ -50,16 +50,16 @@ def recurrent(x, h, w, u):
     return 0.9 * h + jnp.tanh(matmul(x, w) + matmul(h, u))
 
 
-def told(learner, name):
+def certify(learner, name):
     print(learner.report.parameters[name,])
 '''
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit: what it is called, the code that meets it, whether it raises, what to do.
+    """A limit: its title, the code that shows it, whether it raises, what to do.
 
-    `instead`, if given, is code that says the same and prints a certificate that is exact.
+    `instead` is optional code for the same purpose that prints an exact certificate.
     """
 
     title: str
@@ -92,14 +92,14 @@ REFUSED = [
 
         learn(step)
         """,
-        "Use `lax.scan` or `fori_loop` with a fixed number of turns. A state may pass through a "
-        "`while_loop`; a trained operator may not.",
+        "Use `lax.scan` or `fori_loop` with a fixed number of iterations. A state may pass through "
+        "a `while_loop`; a trained operator may not be inside one.",
         """
         def step(x, h, w, u):
             return 0.9 * h + lax.fori_loop(0, 3, lambda i, y: y + matmul(x, w), jnp.zeros(3))
 
 
-        told(learn(step), "w")
+        certify(learn(step), "w")
         """,
     ),
     refused(
@@ -107,7 +107,7 @@ REFUSED = [
         """
         learn(lambda x, h, w, u: 0.9 * h + jnp.tanh(x @ w))
         """,
-        "Use an operator for at least one weight that should have a memory: `matmul(x, w)`.",
+        "Use an operator for at least one weight: `matmul(x, w)`.",
     ),
     refused(
         "A step that writes a parameter",
@@ -120,7 +120,7 @@ REFUSED = [
 
         braintrace.compile(Writing(leaky), "d_rtrl", x)
         """,
-        "Decay the weights in the optimizer. Something that the step itself changes is a state.",
+        "Apply weight decay in the optimizer. A value that the step itself changes is a state.",
     ),
     refused(
         "A trace that depends on a callback",
@@ -135,7 +135,7 @@ REFUSED = [
 
         learn(step)
         """,
-        "Call it outside of `update` and pass the value as an input.",
+        "Call it outside `update` and pass the value as an input.",
     ),
     refused(
         "A backward rule that is not linear",
@@ -155,7 +155,8 @@ REFUSED = [
         """
         learn(recurrent, "rtrl", memory_limit=100)
         """,
-        "Take a rule that keeps less, or raise the limit; the default of RTRL and SnAp is 4 GiB.",
+        "Use a rule with smaller traces, or raise the limit; the default of RTRL and SnAp is 4 "
+        "GiB.",
     ),
     refused(
         "A pattern that spreads over too many units",
@@ -163,8 +164,8 @@ REFUSED = [
         step = lambda x, h, w, u: 0.9 * jnp.roll(h, 1) + matmul(x, w)
         learn(step, snap_max_jacobian_elements=8)
         """,
-        "A state that rotates reaches every unit; it is followed exactly up to this limit. Raise "
-        "it if the memory is there.",
+        "A weight onto a rotating state affects every unit, which is exact up to this limit. Raise "
+        "the limit if there is enough memory.",
     ),
     refused(
         "Windows of a mapped learner",
@@ -181,8 +182,8 @@ REFUSED = [
         """
         learn(leaky, "three_factor", vjp_method="multi-step")
         """,
-        "`three_factor`, `osttp`, `decolle` and `stllr` go step by step: a modulator has no place "
-        "in reverse mode inside a window.",
+        "`three_factor`, `osttp`, `decolle` and `stllr` have no windows: reverse mode inside a "
+        "window cannot use their signal.",
     ),
     refused(
         "KFRTRL and control flow",
@@ -194,8 +195,8 @@ REFUSED = [
 
         learn(step, "kf_rtrl")
         """,
-        "All other rules take operators in branches and scans. KFRTRL also needs an operator that "
-        "is linear in its input.",
+        "All other rules support operators in branches and scans. KFRTRL also requires operators "
+        "that are linear in their input.",
     ),
     refused(
         "UORO and complex numbers",
@@ -217,8 +218,8 @@ REFUSED = [
         model.step = lambda x, h, w, u: 0.9 * h + x @ w
         learner(x)
         """,
-        "Build a new learner. Changes that leave the structure alone (a time step, a gain) are "
-        "seen at every call.",
+        "Build a new learner. Changes that do not affect the structure (a time step, a gain) take "
+        "effect at the next call.",
     ),
 ]
 
@@ -226,54 +227,54 @@ LEFT_OUT = [
     left_out(
         "Recurrent weights",
         """
-        told(learn(recurrent), "w")
+        certify(learn(recurrent), "w")
         """,
-        "Take windows (`vjp_method='multi-step'`), `snap` or `rtrl`; or accept it, as D-RTRL does.",
+        "Use windows (`vjp_method='multi-step'`), `snap` or `rtrl`, or accept the approximation.",
     ),
     left_out(
         "A weight behind a weight",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h + matmul(jnp.tanh(matmul(x, w)), u)), "w")
+        certify(learn(lambda x, h, w, u: 0.9 * h + matmul(jnp.tanh(matmul(x, w)), u)), "w")
         """,
-        "`w` reaches the state through `u` only. The same: windows, `snap` or `rtrl`.",
+        "`w` affects the state only through `u`. Use windows, `snap` or `rtrl`.",
     ),
     left_out(
         "Plain weights",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h + jnp.tanh(matmul(x, w) + h @ u)), "u")
+        certify(learn(lambda x, h, w, u: 0.9 * h + jnp.tanh(matmul(x, w) + h @ u)), "u")
         """,
-        "Use `matmul(h, u)`. Then `u` has a trace.",
+        "Use `matmul(h, u)`; then `u` has a trace.",
     ),
     left_out(
         "Weights computed from states",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w * jnp.tanh(h)) + matmul(x, w)), "w")
+        certify(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w * jnp.tanh(h)) + matmul(x, w)), "w")
         """,
-        "Move the factor behind the operator if you can. RTRL follows either.",
+        "If possible, apply the factor to the result of the operator. RTRL is exact for both.",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w) * (1 + jnp.tanh(h))), "w")
+        certify(learn(lambda x, h, w, u: 0.9 * h + matmul(x, w) * (1 + jnp.tanh(h))), "w")
         """,
     ),
     left_out(
-        "Weights with a factor that varies, under rules that filter the input",
+        "Weights with a time-varying factor, under rules that filter the input",
         """
         def step(x, h, w, u):
             return 0.9 * h + matmul(x, w) + matmul(x, w * (x > 0)[:, None])
 
 
-        told(learn(step, "pp_prop", decay_or_rank=0.9), "w")
+        certify(learn(step, "pp_prop", decay_or_rank=0.9), "w")
         """,
-        "A filtered input and a filtered tail cannot stand for a weight whose factor changes "
-        "element by element: `pp_prop`, `ottt`, `otpe` in its approximate mode, `stllr` and "
-        "`kf_rtrl` learn it within the step. A rule with a trace per weight follows a factor that "
-        "no state enters: a mask, a gain computed from the input, an expert chosen by an index. "
-        "(Not a choice among the columns of a weight: any output could then read any of them.)",
+        "A filtered input and a filtered tail cannot represent a weight whose factor changes per "
+        "element: `pp_prop`, `ottt`, `otpe` in its approximate mode, `stllr` and `kf_rtrl` train "
+        "it within the step. Rules with a per-weight trace support factors that do not depend on "
+        "states: a mask, a gain computed from the input, an expert selected by an index. (They do "
+        "not support selecting columns of a weight: any output could then read any column.)",
         """
         def step(x, h, w, u):
             return 0.9 * h + matmul(x, w) + matmul(x, w * (x > 0)[:, None])
 
 
-        told(learn(step), "w")
+        certify(learn(step), "w")
         """,
     ),
     left_out(
@@ -284,27 +285,27 @@ LEFT_OUT = [
             return new - new.mean()
 
 
-        told(learn(step), "w")
+        certify(learn(step), "w")
         """,
-        "Normalise the input, the weights, or what the step returns; a sum over a neuron's own "
-        "synapses is kept. Here the mean can be taken off the weights:",
+        "Normalise the input, the weights, or the output of the step; a sum over the synapses of "
+        "one neuron is kept. Here the mean can be subtracted from the weights:",
         """
         def step(x, h, w, u):
             return 0.9 * h + matmul(x, w - w.mean(1, keepdims=True))
 
 
-        told(learn(step), "w")
+        certify(learn(step), "w")
         """,
     ),
     left_out(
         "A permutation that depends on data",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h[jnp.argsort(h)] + matmul(x, w)), "w")
+        certify(learn(lambda x, h, w, u: 0.9 * h[jnp.argsort(h)] + matmul(x, w)), "w")
         """,
-        "Any unit may go to any place, which a trace of one number per weight cannot follow. RTRL "
-        "does; a fixed permutation is followed by all rules:",
+        "Any unit may move to any position, which a trace with one entry per weight cannot "
+        "represent. RTRL can; fixed permutations are supported by all rules:",
         """
-        told(learn(lambda x, h, w, u: 0.9 * h[jnp.asarray([2, 0, 1])] + matmul(x, w)), "w")
+        certify(learn(lambda x, h, w, u: 0.9 * h[jnp.asarray([2, 0, 1])] + matmul(x, w)), "w")
         """,
     ),
     left_out(
@@ -321,13 +322,14 @@ LEFT_OUT = [
                 return self.h.value
 
 
-        told(braintrace.compile(Two(leaky), "d_rtrl", x), "w")
+        certify(braintrace.compile(Two(leaky), "d_rtrl", x), "w")
         """,
-        "Kept edges are chosen by the shape of the states: beside its own position, a neighbour of "
-        "the same shape is dropped. Give `g` another shape, or keep it in the order of `h`.",
+        "The kept part of the Jacobian is chosen per shape of the states: next to a unit's own "
+        "position, neighbours of the same shape are dropped. Give `g` another shape, or store it "
+        "in the order of `h`.",
     ),
     left_out(
-        "A sum over many places of a channel",
+        "A sum over many elements of a channel",
         """
         class Memory(Cell):
             def init_state(self, batch_size=None, **kwargs):
@@ -339,11 +341,11 @@ LEFT_OUT = [
                 return self.s.value
 
 
-        told(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
+        certify(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
         """,
-        "A sum that stays with one column of `w`, as in a delta rule or a short convolution, is "
-        "followed up to 64 places per column; then each place would cost a row and a column of "
-        "`D`. With fewer places it is exact:",
+        "A sum over elements that belong to one column of `w`, as in a delta rule or a short "
+        "convolution, is supported for up to 64 elements per column, since each element adds a row "
+        "and a column to `D`. With fewer elements it is exact:",
         """
         class Memory(Cell):
             def init_state(self, batch_size=None, **kwargs):
@@ -355,7 +357,7 @@ LEFT_OUT = [
                 return self.s.value
 
 
-        told(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
+        certify(braintrace.compile(Memory(leaky), "d_rtrl", x), "w")
         """,
     ),
     left_out(
@@ -371,13 +373,13 @@ LEFT_OUT = [
                 return self.s.value
 
 
-        told(braintrace.compile(Delta(leaky), "d_rtrl", x), "w")
+        certify(braintrace.compile(Delta(leaky), "d_rtrl", x), "w")
         """,
-        "Every element of the key reaches every row of the memory, so the columns of `w` meet. "
-        "What gives the values and the rates is exact beside it. Windows, `snap` or `rtrl`.",
+        "Every element of the key affects every row of the memory, so the columns of `w` interact. "
+        "Weights of the values and the rates are exact. Use windows, `snap` or `rtrl`.",
     ),
     left_out(
-        "The next layer's memory",
+        "The states of the next layer",
         """
         class Layers(Cell):
             def init_state(self, batch_size=None, **kwargs):
@@ -390,13 +392,14 @@ LEFT_OUT = [
                 return self.r.value
 
 
-        told(braintrace.compile(Layers(leaky), "d_rtrl", x), "w")
+        certify(braintrace.compile(Layers(leaky), "d_rtrl", x), "w")
         """,
-        "What `w` did to the second layer in earlier steps is a path through `u`. What it does in "
-        "the present step is there. Windows keep it inside of them.",
+        "The effect of `w` on the second layer in earlier steps goes through `u` and is dropped; "
+        "its effect within the current step is included. Windows keep these paths inside the "
+        "window.",
     ),
     left_out(
-        "What `step_fn` does before the learner call, or keeps for itself",
+        "Parameters and states that `step_fn` uses outside the learner call",
         """
         learner = learn(leaky)
         learner.gain = brainstate.ParamState(jnp.ones(2))
@@ -411,18 +414,19 @@ LEFT_OUT = [
 
         weights = {("gain",): learner.gain, **learner.param_states}
         learner.etrace_grad(jnp.stack([x, x]), step_fn=loss, weights=weights)
-        told(learner, "gain")
-        told(learner, "w")
+        certify(learner, "gain")
+        certify(learner, "w")
         """,
-        "The analysis sees `update`; around it, the gradient is that of single steps, under every "
-        "rule and for every block size. The report names it after the first driver call, which "
-        "`strict=True` makes an error. Put it into `update`. A read-out after the call is exact.",
+        "The analysis covers `update`. For the rest of `step_fn` the gradient is that of single "
+        "steps, under every rule and for every block size. The report lists it after the first "
+        "call, and `strict=True` makes it an error. Move it into `update`. A read-out after the "
+        "learner call is exact.",
     ),
 ]
 
-BESIDE = [
+OTHER = [
     left_out(
-        "The gradient by an entry state is zero",
+        "The gradient with respect to an entry state is zero",
         """
         learner = learn(leaky)
 
@@ -434,27 +438,27 @@ BESIDE = [
 
         print(brainstate.transform.grad(loss, argnums=0)(jnp.zeros(3)))
         """,
-        "State crosses learner calls without a gradient: that is what makes memory constant. "
-        "Differentiate the model itself if you need it.",
+        "No gradient is propagated between learner calls, which keeps memory constant. "
+        "Differentiate the model itself if you need this gradient.",
     ),
     left_out(
-        "Rules that go step by step",
+        "Rules without blocks",
         """
         for rule in ("d_rtrl", "eprop", "snap", "rtrl", "uoro", "kf_rtrl"):
             print(f"{rule:8} blocks: {not learn(leaky, rule).rule.one_by_one}")
         """,
-        "The numbers are the same, without the speed of blocks. So it is for DNI, for OTPE with "
-        "`trace_clip_abs`, for a learner made with `vmap=True`, and for a `step_fn` that feeds the "
-        "learner from the model's own states.",
+        "They are evaluated step by step: the same results, without the speed of blocks. The same "
+        "holds for DNI, for OTPE with `trace_clip_abs`, for a learner compiled with `vmap=True`, "
+        "and for a `step_fn` that feeds the learner from the model's own states.",
     ),
 ]
 
 SECTIONS = {
-    "Refused": ("The compiler raises, and says where and what to do.", REFUSED),
+    "Refused": ("The compiler raises an error that says where, why, and what to do.", REFUSED),
     "Left out": (
-        "It learns, and the certificate names what the gradient does not have. `strict=True` turns "
-        "these into errors.",
+        "The model compiles, and the certificate lists the paths missing from the gradient. "
+        "`strict=True` turns these into errors.",
         LEFT_OUT,
     ),
-    "Good to know": ("Neither refused nor less exact, and still a surprise to some.", BESIDE),
+    "Other behaviour": ("Neither an error nor an approximation, but possibly unexpected.", OTHER),
 }

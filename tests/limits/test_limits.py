@@ -1,4 +1,4 @@
-"""Every limit happens as `docs/limits.md` says. `BRAINTRACE_WRITE=1` writes the page anew."""
+"""Every limit behaves as `docs/limits.md` says. `BRAINTRACE_WRITE=1` regenerates the page."""
 
 import contextlib
 import functools
@@ -18,9 +18,9 @@ LIMITS = [limit for _, limits in SECTIONS.values() for limit in limits]
 
 @functools.cache
 def namespace() -> dict:
-    found = {"__name__": "model"}
-    exec(compile(PREAMBLE.strip(), "preamble.py", "exec"), found)
-    return found
+    names = {"__name__": "model"}
+    exec(compile(PREAMBLE.strip(), "preamble.py", "exec"), names)
+    return names
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def outcome(code: str) -> tuple[bool, str]:
 
 
 def folded(line: str) -> str:
-    """A line of at most 90 characters, or several with what follows indented."""
+    """The line wrapped at 90 characters, with an indent for continuation lines."""
     start = re.match(r"  (where|why|do): +| *", line)[0]
     indent = " " * (len(start) if start.strip() else len(start) + 4)
     return textwrap.fill(line, 90, subsequent_indent=indent, break_on_hyphens=False)
@@ -63,10 +63,10 @@ def page() -> str:
 HEAD = """\
 # Limits
 
-What the library does not do, each with the code that shows it and what happens. The page is written
-by `tests/limits`, which runs all of it: `BRAINTRACE_WRITE=1 pytest tests/limits` after a change.
+What the library does not support, each with a short program and its outcome. The page is generated
+and checked by `tests/limits`: run `BRAINTRACE_WRITE=1 pytest tests/limits` after a change.
 
-All examples use this small model; `told` prints what the certificate says about a parameter.
+All examples use this small model; `certify` prints the certificate of a parameter.
 
 <!-- no-run -->
 ```python
@@ -84,17 +84,19 @@ def test_limit_is_refused_or_left_out_as_recorded(limit):
         assert "why:" in text and "do:" in text, text
 
 
-MENDED = [limit for limit in LIMITS if limit.instead]
+FIXED = [limit for limit in LIMITS if limit.instead]
 
 
-@pytest.mark.parametrize("limit", MENDED, ids=lambda limit: limit.title)
+@pytest.mark.parametrize("limit", FIXED, ids=lambda limit: limit.title)
 def test_what_to_do_instead_is_exact(limit):
     raised, text = outcome(limit.instead)
     assert not raised and text.endswith("; exact"), text
 
 
-def test_page_says_what_happens():
+def test_page_matches_outcomes():
     text = page()
     if os.environ.get("BRAINTRACE_WRITE") == "1":
         PAGE.write_text(text, "utf-8")
-    assert PAGE.read_text("utf-8") == text, "docs/limits.md is old: BRAINTRACE_WRITE=1 writes it"
+    assert PAGE.read_text("utf-8") == text, (
+        "docs/limits.md is outdated: BRAINTRACE_WRITE=1 regenerates it"
+    )

@@ -1,14 +1,14 @@
-"""One example of every layer and cell of `braintrace.nn`: the rows of docs/cells.md.
+r"""One example of every layer and cell of `braintrace.nn`: the rows of docs/cells.md.
 
-    @entry("h = φ(W[x, h])")
+    @entry(r"$h = \phi(W [x, h])$")
     def MyCell():
         return nn.MyCell(3, 4), X
 
 The function has the name of the class and returns a module and an example of its input, with a
 leading batch axis; `entry(equation, "option")` makes a row of its own for an option. Inputs of a
 run are random numbers times the example; of an example of integers, random integers up to its
-largest. The time step is 1 ms. Layers without a state are put into leaky units. Write equations
-without a vertical bar: they stand in a table.
+largest. The time step is 1 ms. Layers without a state are put into leaky units. Equations are
+LaTeX without a vertical bar, since they are cells of a table.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ X = jnp.ones((BATCH, 3))
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The equation of a layer, and a maker of (module, input)."""
+    """The equation of a layer, and a function that returns (module, input)."""
 
     equation: str
     make: Callable[[], tuple[Any, Any]]
@@ -49,58 +49,58 @@ def entry(equation: str, option: str = ""):
 # ----------------------------------------------------------------------------- layers, read-outs
 
 
-@entry("y = W x + b")
+@entry(r"$y = W x + b$")
 def Linear():
     return nn.Linear(3, 4), X
 
 
-@entry("y = (abs(W) sign) x")
+@entry(r"$y = (\mathrm{sign} \odot \lvert W \rvert) x$")
 def SignedWLinear():
     return nn.SignedWLinear(3, 4), X
 
 
-@entry("y = gain standard(W) x + b")
+@entry(r"$y = \mathrm{gain} \cdot \mathrm{standardise}(W) x + b$")
 def ScaledWSLinear():
     return nn.ScaledWSLinear(3, 4), X
 
 
-@entry("y = S x, trained where S has entries")
+@entry(r"$y = S x$ with trained nonzero entries of $S$")
 def SparseLinear():
     pattern = scipy.sparse.csr_array(np.array([[1.0, 0, 2, 0], [0, 3, 0, 4], [5, 0, 0, 6]]) / 3)
     return nn.SparseLinear(pattern), X
 
 
-@entry("y = A B x / rank")
+@entry(r"$y = A B x / \mathrm{rank}$")
 def LoRA():
     return nn.LoRA(3, 2, 4), X
 
 
-@entry("y = W x + b in each group")
+@entry(r"$y = W x + b$ per group")
 def GroupedLinear():
     return nn.GroupedLinear(2, 3, 2), jnp.ones((BATCH, 2, 3))
 
 
-@entry("y = table[x]")
+@entry(r"$y = \mathrm{table}[x]$")
 def Embedding():
     return nn.Embedding(5, 4), jnp.full(BATCH, 4)
 
 
-@entry("y = K * x")
+@entry(r"$y = K \ast x$")
 def Conv1d():
     return nn.Conv1d((4, 2), 3, 2), jnp.ones((BATCH, 4, 2))
 
 
-@entry("y = K * x")
+@entry(r"$y = K \ast x$")
 def Conv2d():
     return nn.Conv2d((3, 3, 1), 2, 2), jnp.ones((BATCH, 3, 3, 1))
 
 
-@entry("y = K * x")
+@entry(r"$y = K \ast x$")
 def Conv3d():
     return nn.Conv3d((2, 2, 2, 1), 2, 2), jnp.ones((BATCH, 2, 2, 2, 1))
 
 
-@entry("r = exp(-dt/τ) r + W x")
+@entry(r"$r = e^{-dt / \tau} r + W x$")
 def LeakyRateReadout():
     return nn.LeakyRateReadout(3, 4), X
 
@@ -108,55 +108,59 @@ def LeakyRateReadout():
 # ----------------------------------------------------------------------- the state passes weights
 
 
-@entry("h = φ(W[x, h])")
+@entry(r"$h = \phi(W [x, h])$")
 def ValinaRNNCell():
     return nn.ValinaRNNCell(3, 4, activation="tanh"), X
 
 
-@entry("z = φ(x); f = σ(W_u[z, h]); h = f h + (1 - f) z")
+@entry(r"$z = \phi(x)$; $f = \sigma(W_u [z, h])$; $h = f h + (1 - f) z$")
 def MinimalRNNCell():
     return nn.MinimalRNNCell(3, 4), X
 
 
-@entry("z, r = σ(Wz, Wr [x, h]); h = (1 - z) h + z φ(Wh[x, r h])")
+@entry(r"$z, r = \sigma(W_z, W_r [x, h])$; $h = (1 - z) h + z \phi(W_h [x, r h])$")
 def GRUCell():
     return nn.GRUCell(3, 4), X
 
 
-@entry("z, r = σ(Wz, Wr [x, h]); h = (1 - z) h + z φ(Wx x + r Wh h)")
+@entry(r"$z, r = \sigma(W_z, W_r [x, h])$; $h = (1 - z) h + z \phi(W_x x + r W_h h)$")
 def GRUResetAfterCell():
     return nn.GRUResetAfterCell(3, 4), X
 
 
-@entry("f = σ(Wf[x, h]); h = (1 - f) h + f φ(Wh[x, f h])")
+@entry(r"$f = \sigma(W_f [x, h])$; $h = (1 - f) h + f \phi(W_h [x, f h])$")
 def MGUCell():
     return nn.MGUCell(3, 4), X
 
 
-@entry("f, i = σ(Wf, Wi [x, h]); h = f φ(h) + i φ(Wh x)")
+@entry(r"$f, i = \sigma(W_f, W_i [x, h])$; $h = f \phi(h) + i \phi(W_h x)$")
 def CFNCell():
     return nn.CFNCell(3, 4), X
 
 
-@entry("i, g, f, o = Wi, Wg, Wf, Wo [x, h]; c = σ(f + 1) c + σ(i) φ(g); h = σ(o) φ(c)")
+@entry(
+    r"$i, g, f, o = W_i, W_g, W_f, W_o [x, h]$; $c = \sigma(f + 1) c + \sigma(i) \phi(g)$; "
+    r"$h = \sigma(o) \phi(c)$"
+)
 def LSTMCell():
     return nn.LSTMCell(3, 4), X
 
 
 @entry(
-    "u, f, r, o = Wu, Wf, Wr, Wo [x, h]; f' = σ(f + b); r' = σ(r - b); "
-    "g = 2 r' f' + (1 - 2 r') f'²; c = g c + (1 - g) φ(u); h = σ(o) φ(c)"
+    r"$u, f, r, o = W_u, W_f, W_r, W_o [x, h]$; $\hat f = \sigma(f + b)$; "
+    r"$\hat r = \sigma(r - b)$; $g = 2 \hat r \hat f + (1 - 2 \hat r) \hat f^2$; "
+    r"$c = g c + (1 - g) \phi(u)$; $h = \sigma(o) \phi(c)$"
 )
 def URLSTMCell():
     return nn.URLSTMCell(3, 4), X
 
 
-@entry("z = σ(W_z[x, h]); h = (1 - z) h + z W_x x")
+@entry(r"$z = \sigma(W_z [x, h])$; $h = (1 - z) h + z W_x x$")
 def MiniGRU():
     return nn.MiniGRU(3, 4), X
 
 
-@entry("f, i = σ(W_f, W_i [x, h]); h = f h + i W_x x")
+@entry(r"$f, i = \sigma(W_f, W_i [x, h])$; $h = f h + i W_x x$")
 def MiniLSTM():
     return nn.MiniLSTM(3, 4), X
 
@@ -164,32 +168,46 @@ def MiniLSTM():
 # ------------------------------------------------------------------- element-wise in the state
 
 
-@entry("z = σ(Wz x); h = (1 - z) h + z g(Wh x)")
+@entry(r"$z = \sigma(W_z x)$; $h = (1 - z) h + z g(W_h x)$")
 def MinGRUCell():
     return nn.MinGRUCell(3, 4, activation="positive"), X
 
 
-@entry("f, i = σ(Wf, Wi x); h = f/(f + i) h + i/(f + i) g(Wh x)")
+@entry(r"$f, i = \sigma(W_f, W_i x)$; $h = \frac{f}{f + i} h + \frac{i}{f + i} g(W_h x)$")
 def MinLSTMCell():
     return nn.MinLSTMCell(3, 4), X
 
 
-@entry("λ = exp(-exp(ν) + i exp(θ)); h = λ h + exp(γ) B x; y = Re(C h) + D x")
+@entry(
+    r"$\lambda = \exp(-e^\nu + i e^\theta)$; $h = \lambda h + e^\gamma B x$; "
+    r"$y = \mathrm{Re}(C h) + D x$"
+)
 def LRUCell():
     return nn.LRUCell(3, 4), X
 
 
-@entry("r, i = σ(Wr, Wi x); a = exp(-c softplus(Λ) r); h = a h + sqrt(1 - a²) i Wu x")
+@entry(
+    r"$r, i = \sigma(W_r, W_i x)$; $a = \exp(-c \cdot \mathrm{softplus}(\Lambda) r)$; "
+    r"$h = a h + \sqrt{1 - a^2} i W_u x$"
+)
 def RGLRUCell():
     return nn.RGLRUCell(3, 4), X
 
 
-@entry("Λ' = exp(Λ Δ); h = Λ' h + (Λ' - 1)/Λ B x; y = 2 Re(C h) + D x")
+@entry(
+    r"$\bar\Lambda = \exp(\Lambda \Delta)$; "
+    r"$h = \bar\Lambda h + \frac{\bar\Lambda - 1}{\Lambda} B x$; "
+    r"$y = 2 \mathrm{Re}(C h) + D x$"
+)
 def S5Cell():
     return nn.S5Cell(3, 4), X
 
 
-@entry("Λ' = (1 + Λ Δ/2)/(1 - Λ Δ/2); h = Λ' h + Δ/(1 - Λ Δ/2) B x; y as above", "bilinear")
+@entry(
+    r"$\bar\Lambda = \frac{1 + \Lambda \Delta / 2}{1 - \Lambda \Delta / 2}$; "
+    r"$h = \bar\Lambda h + \frac{\Delta}{1 - \Lambda \Delta / 2} B x$; $y$ as above",
+    "bilinear",
+)
 def S5Cell():  # noqa: F811
     return nn.S5Cell(3, 4, discretization="bilinear"), X
 
@@ -197,34 +215,40 @@ def S5Cell():  # noqa: F811
 # ----------------------------------------------------- spiking: z the last spikes, y the new ones
 
 
-@entry("V = α reset(V) + W x + U z; y = V > V_th")
+@entry(r"$V = \alpha R(V) + W x + U z$; $y = \Theta(V - V_\mathrm{th})$")
 def LIFCell():
     return nn.LIFCell(3, 4), X
 
 
-@entry("V = α reset(V) + W x; y = V > V_th", "recurrent=False")
+@entry(r"$V = \alpha R(V) + W x$; $y = \Theta(V - V_\mathrm{th})$", "recurrent=False")
 def LIFCell():  # noqa: F811
     return nn.LIFCell(3, 4, recurrent=False), X
 
 
-@entry("V = α reset(V) + W x + U z; a = ρ a + z; y = V > V_th + β a")
+@entry(
+    r"$V = \alpha R(V) + W x + U z$; $a = \rho a + z$; "
+    r"$y = \Theta(V - V_\mathrm{th} - \beta a)$"
+)
 def ALIFCell():
     return nn.ALIFCell(3, 4), X
 
 
 @entry(
-    "V = α reset(V) + W x + U z - (1 - α) w; y = V > V_th; "
-    "w = ρ w + (1 - ρ) (a reset(V) + b y) of the new V"
+    r"$V = \alpha R(V) + W x + U z - (1 - \alpha) w$; $y = \Theta(V - V_\mathrm{th})$; "
+    r"$w = \rho w + (1 - \rho) (a R(V) + b y)$ with the new $V$"
 )
 def AdLIFCell():
     return nn.AdLIFCell(3, 4), X
 
 
-@entry("Ik = ρk Ik + Ak z; V = α reset(V) + W x + U z + I1 + I2; y = V > V_th")
+@entry(
+    r"$I_k = \rho_k I_k + A_k z$; $V = \alpha R(V) + W x + U z + I_1 + I_2$; "
+    r"$y = \Theta(V - V_\mathrm{th})$"
+)
 def GIFCell():
     return nn.GIFCell(3, 4), X
 
 
-@entry("V = α reset(V) + W x; y = V > V_th")
+@entry(r"$V = \alpha R(V) + W x$; $y = \Theta(V - V_\mathrm{th})$")
 def LeakySpikeReadout():
     return nn.LeakySpikeReadout(3, 4), X
