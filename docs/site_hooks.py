@@ -30,10 +30,11 @@ _MEMBERS = re.compile(r"^<!-- members of (?P<module>[\w.]+) -->$", re.MULTILINE)
 _ENTRY = re.compile(r"^::: (?P<name>[\w.]+)$", re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(?P<latex>.*?)</\1>', re.DOTALL)
 _MO = re.compile("<mo>(?P<sign>[^<]*)</mo>")
-# As TeX sets them: ∂ and / without space around them, ‖ at the height of a line.
+# As TeX sets them: ∂, / and | without space around them, | and ‖ at the height of a line.
 _SIGNS = {
     "&#x02202;": 'lspace="0" rspace="0"',
     "&#x0002F;": 'lspace="0" rspace="0"',
+    "&#x0007C;": 'lspace="0" rspace="0" stretchy="false"',
     "&#x02016;": 'stretchy="false"',
 }
 _LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*\"")
