@@ -1,12 +1,20 @@
 """Online learning for plain functions of arrays."""
 
-from ._blocks import calls_per_block as calls_per_block
-from ._blocks import scan_blocks as scan_blocks
 from ._blocks import step_bytes as step_bytes
 from ._blocks import varying_bytes as varying_bytes
 from ._checks import check_mask as check_mask
 from ._learner import Carry as Carry
 from ._learner import Online as Online
 from ._learner import online as online
+from ._loop import Bodies as Bodies
+from ._loop import Body as Body
+from ._loop import Mode as Mode
+from ._loop import Options as Options
+from ._loop import Position as Position
+from ._loop import Stream as Stream
+from ._loop import Updates as Updates
+from ._loop import Weights as Weights
+from ._loop import run_gradient as run_gradient
+from ._loop import run_outputs as run_outputs
+from ._loop import run_updates as run_updates
 from ._progress import ticking as ticking
-from ._sequence import masked_gradient as masked_gradient

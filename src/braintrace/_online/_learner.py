@@ -17,7 +17,8 @@ from ._blocks import nbytes
 from ._checks import check_exact, check_mask, check_traces, length_of
 from ._plan import Plan, Signature, make_plan
 from ._progress import ticking
-from ._sequence import (
+from ._loop import (
+    Mode,
     Options,
     Position,
     Stream,
@@ -25,9 +26,9 @@ from ._sequence import (
     Weights,
     run_gradient,
     run_outputs,
-    run_steps,
     run_updates,
 )
+from ._sequence import Arrays, bodies_of, ended, run_steps
 from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
@@ -156,8 +157,8 @@ class Online:
             if plan.reusable:
                 self._plans[signature] = plan
         self._last = plan
-        stream = Stream(tuple(leaves))
-        return plan, _Arrays(Weights(trained, fixed), tuple(hidden), tuple(others), stream)
+        stream = Stream(Arrays(tuple(leaves)))
+        return plan, _Arrays(Weights(trained, fixed), (tuple(hidden), tuple(others)), stream)
 
     def _compiled(self) -> Plan:
         if self._last is None:
@@ -210,13 +211,13 @@ class Online:
 
         def one(weights: Weights, at: Position, inputs: Any, extra: Any) -> Any:
             inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
-            stream = Stream(inputs, extra=extra)
             window = None if self.window is None else 1
-            ran, at = run_steps(plan, plan.rule.record, weights, at, stream, window)
+            arrays = Arrays(inputs, extra=extra)
+            ran, at = run_steps(plan, plan.rule.record, weights, at, arrays, window, Mode())
             return at, [a[0] for a in ran.outs]
 
         run = plan.compile(Online.__call__, None, one)
-        at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.inputs, extra)
+        at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.arrays.inputs, extra)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def scan(self, params: Any, carry: Carry, xs: Any, **extra: Any) -> tuple[Carry, Any]:
@@ -235,7 +236,7 @@ class Online:
         options = Options(self.window)
 
         def run(weights: Weights, at: Position, stream: Stream) -> Any:
-            return run_outputs(plan, weights, at, stream, options)
+            return run_outputs(bodies_of(plan, None, stream), weights, at, stream, options)
 
         at, outs = plan.compile(Online.scan, None, run)(
             arrays.weights, arrays.at(carry), arrays.stream
@@ -284,7 +285,9 @@ class Online:
                 options = replace(chosen, tick=tick, fresh=bool(fresh))
 
                 def run(weights: Weights, at: Position, stream: Stream) -> Any:
-                    return run_gradient(plan, checked, weights, at, stream, options)
+                    bodies = bodies_of(plan, checked, stream)
+                    grads, at, results = run_gradient(bodies, weights, at, stream, options)
+                    return grads, at if keep_traces else ended(plan, at), results
 
                 call = plan.compile(gradient, options, run)
                 grads, at, results = call(arrays.weights, arrays.at(carry), arrays.stream)
@@ -333,18 +336,21 @@ class Online:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             layout = plan.signature.params
 
-            def update(grads: list[Any], trained: list[Any], own: Any) -> tuple[list[Any], Any]:
+            def update(grads: list[Any], trained: list[Any], own: Any, at: Position) -> Any:
                 tree = layout.only_trained
                 updates, own = optimizer.update(tree(grads), own, tree(trained))
-                steps = jax.tree.leaves(updates)
-                return [(p + u).astype(p.dtype) for p, u in zip(trained, steps, strict=True)], own
+                pairs = zip(trained, jax.tree.leaves(updates), strict=True)
+                return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
             with ticking(progress, arrays.stream.length) as tick:
                 options = replace(chosen, tick=tick)
 
                 def run(weights: Weights, at: Position, stream: Stream, own: Any) -> Any:
-                    updates = Updates(update, every)
-                    return run_updates(plan, checked, weights, at, stream, options, updates, own)
+                    bodies = bodies_of(plan, checked, stream)
+                    trained, own, at, results = run_updates(
+                        bodies, weights, at, stream, options, Updates(update, every), own
+                    )
+                    return trained, own, at if keep_traces else ended(plan, at), results
 
                 call = plan.compile(train, options, run)
                 trained, opt, at, results = call(
@@ -365,7 +371,7 @@ class Online:
         first = jax.tree.map(lambda a: a[0], inputs)
         plan, arrays, extra = self._fit(params, carry, first, extra)
         leaves = tuple(map(jnp.asarray, jax.tree.leaves(inputs)))
-        stream = Stream(leaves, targets, check_mask(mask, length), extra or None)
+        stream = Stream(Arrays(leaves, targets, extra or None), check_mask(mask, length))
         return plan, replace(arrays, stream=stream)
 
     def _fit(
@@ -397,7 +403,7 @@ class Online:
         return plan, arrays, extra
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
-        return Carry(plan.signature.state.join(at.hidden, at.others), at.traces, at.steps)
+        return Carry(plan.signature.state.join(*at.states), at.traces, at.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,12 +411,11 @@ class _Arrays:
     """The arrays of a call, out of their pytrees; inputs of one step or of a sequence."""
 
     weights: Weights
-    hidden: tuple[Any, ...]
-    others: tuple[Any, ...]
+    states: tuple[tuple[Any, ...], tuple[Any, ...]]  # floating ones, others
     stream: Stream
 
     def at(self, carry: Carry) -> Position:
-        return Position(self.hidden, self.others, carry.traces, carry.steps)
+        return Position(self.states, carry.traces, carry.steps)
 
 
 def _options(window: int | None, block_size: Any, memory_budget: Any, keep: bool) -> Options:

@@ -1,0 +1,334 @@
+"""The loop over a sequence: outputs, gradients or updates, block by block.
+
+A gradient is training without an optimizer; a window is a call of several steps in which nothing is
+cut; a step is a call of one. All of it is a pure function of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..graph import HiddenParamOpRelation as Relation
+from ._blocks import calls_per_block, joined, scan_blocks
+
+Array = jax.Array
+Tick = Callable[[Any], None]
+WAITING = 8  # steps that wait beside a trace before they are folded in
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
+
+    states: Any
+    traces: list[Any]
+    count: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The arrays of a sequence with a leading axis of time, or of calls; without any it is one."""
+
+    arrays: Any
+    mask: Any = None
+
+    @property
+    def length(self) -> int:
+        leaves = jax.tree.leaves(self)
+        return leaves[0].shape[0] if leaves else 1
+
+    def at(self, start: int, stop: int) -> Stream:
+        return jax.tree.map(lambda a: a[start:stop], self)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Arrays to differentiate by, and whatever else stays the same over a sequence."""
+
+    trained: list[Any]
+    fixed: Any
+
+
+for _record in (Position, Stream, Weights):
+    _names = [f.name for f in fields(_record)]
+    jax.tree_util.register_dataclass(_record, data_fields=_names, meta_fields=[])
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a sequence is run.
+
+    Attributes:
+        window: steps per call, in which reverse mode is complete; None for single steps.
+        block_size: steps per block, None to choose.
+        memory_budget: bytes that the values of one block may take.
+        keep: whether the traces afterwards are wanted.
+        tick: called on the host after every block with the number of calls in it.
+        fresh: whether the traces before the first step are zero for certain.
+        mean: whether gradients are divided by the number of steps, or the sum of the mask.
+        per_call: in windows, the leaves of results with one entry per call; others have one per
+            step.
+    """
+
+    window: int | None = None
+    block_size: int | None = None
+    memory_budget: int | None = None
+    keep: bool = True
+    tick: Tick | None = None
+    fresh: bool = False
+    mean: bool = False
+    per_call: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """How weights change every so many steps: `update` is a function
+
+    (grads, trained, own, position) -> (trained, own, position).
+    """
+
+    update: Callable[[list[Any], list[Any], Any, Position], tuple[list[Any], Any, Position]]
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How a block is run: see `engine.run_block`. `substitute` is per call, None without a mask."""
+
+    keep: bool = True
+    fresh: Any = None
+    substitute: Array | None = None
+
+
+class Body(Protocol):
+    """Calls of a step function as a pure function of arrays.
+
+    Attributes:
+        record: the rule.
+        relations: what has a trace; empty where traces are not to wait.
+        step_bytes: memory that the values of one step take.
+        one_by_one: whether calls are taken one after another.
+        own_signal: whether a call has a gradient that does not come from its loss.
+        adds_constants: whether a backward rule around the model adds a constant to a cotangent: it
+            counts in its own call only, so that no other call may be evaluated in its place.
+    """
+
+    @property
+    def record(self) -> Any: ...
+    @property
+    def relations(self) -> Sequence[Relation]: ...
+    @property
+    def step_bytes(self) -> int: ...
+    @property
+    def one_by_one(self) -> bool: ...
+    @property
+    def own_signal(self) -> bool: ...
+    @property
+    def adds_constants(self) -> bool: ...
+
+    def run(
+        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
+    ) -> tuple[Any, Array, Position]:
+        """Run a block of calls: results, the losses to differentiate, the position after it.
+
+        Results have a leading axis of calls; where they are differentiated, the first is the loss.
+        """
+        ...
+
+
+Bodies = Callable[[int | None], Body]  # by the size of a window
+
+
+def run_outputs(
+    bodies: Bodies, weights: Weights, at: Position, stream: Stream, options: Options
+) -> tuple[Position, Any]:
+    """The results of all calls; differentiated, the sum of the calls' online gradients."""
+    at = replace(at, count=jnp.asarray(at.count))
+    out = []
+    for part, window in _parts(stream, options.window):
+        body = bodies(window)
+
+        def block(at: Position, part: Stream, body: Body = body) -> tuple[Position, Any]:
+            results, _, at = body.run(body.record, weights, at, part.arrays, Mode())
+            return at, results
+
+        size = _calls(body, part, window, at, options)
+        at, results = scan_blocks(block, at, part, part.length, size)
+        out.append(_in_time(results, window, options))
+    return at, joined(out)
+
+
+def run_gradient(
+    bodies: Bodies,
+    weights: Weights,
+    at: Position,
+    stream: Stream,
+    options: Options,
+    record: Any = None,
+) -> tuple[list[Any], Position, Any]:
+    """The gradient of the summed losses; the position after; the results of all calls."""
+    at = replace(at, count=jnp.asarray(at.count))
+    totals = [jnp.zeros_like(p) for p in weights.trained]
+    out = []
+    parts = _parts(stream, options.window)
+    for part, window in parts:
+        body = bodies(window)
+        size = _calls(body, part, window, at, options)
+        single = len(parts) == 1 and size == part.length
+        keep = options.keep or not single  # one block of which no trace is wanted builds none
+
+        def block(carry, part, body=body, keep=keep, fresh=single and options.fresh):
+            totals, at = carry
+            start = True if fresh else at.count == 0
+            rule = body.record if record is None else record
+            grads, at, results = block_gradient(body, rule, weights, at, part, keep, start)
+            if options.tick is not None:
+                jax.debug.callback(options.tick, part.length)
+            return ([t + g for t, g in zip(totals, grads, strict=True)], at), results
+
+        (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
+        out.append(_in_time(results, window, options))
+    if options.mean:
+        size = stream.length if stream.mask is None else jnp.maximum(stream.mask.sum(), 1)
+        totals = [t * jnp.asarray(1.0 / size, t.dtype) for t in totals]
+    return totals, at, joined(out)
+
+
+def run_updates(
+    bodies: Bodies,
+    weights: Weights,
+    at: Position,
+    stream: Stream,
+    options: Options,
+    updates: Updates,
+    own: Any,
+) -> tuple[list[Any], Any, Position, Any]:
+    """Change the weights after every so many steps; `own` is the optimizer's state.
+
+    Returns:
+        trained parameters, the optimizer's own state, the position after, results of all calls.
+    """
+    every, inner = updates.every, replace(options, keep=True, fresh=False)
+    body = bodies(options.window if options.window is None else min(options.window, every))
+
+    def once(record: Any) -> Callable:
+        def block(carry, piece):
+            trained, own, at = carry
+            now = replace(weights, trained=trained)
+            grads, at, results = run_gradient(bodies, now, at, piece, inner, record)
+            return updates.update(grads, trained, own, at), results
+
+        return block
+
+    def several(carry, piece):
+        """As many updates as wait beside the traces."""
+        trained, own, at = carry
+        length, pending = piece.length, body.record.pending
+        opened = pending.open(body.relations, at.traces, length)
+        pieces = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), piece)
+        carry = (trained, own, replace(at, traces=opened))
+        (trained, own, at), results = lax.scan(once(pending.rule), carry, pieces)
+        folded = pending.fold(body.relations, at.traces)
+        results = jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), results)
+        return (trained, own, replace(at, traces=folded)), results
+
+    at = replace(at, count=jnp.asarray(at.count))
+    carry, out = (weights.trained, own, at), []
+    group = _waiting(body, every) * every
+    grouped = stream.length // group * group if group > every else 0
+    parts = ((0, grouped, group, several), (grouped, stream.length, every, once(None)))
+    for start, stop, size, block in parts:
+        if start < stop:
+            piece = stream.at(start, stop)
+            carry, results = scan_blocks(block, carry, piece, stop - start, size)
+            out.append(results)
+    trained, own, at = carry
+    return trained, own, at, joined(out)
+
+
+def block_gradient(
+    body: Body,
+    record: Any,
+    weights: Weights,
+    at: Position,
+    stream: Stream,
+    keep: bool,
+    fresh: Any,
+) -> tuple[list[Any], Position, Any]:
+    """The gradient of one block by the trained weights."""
+    count, mask = stream.length, stream.mask
+    active = substitute = None
+    own_signal = body.own_signal
+    if mask is not None:
+        active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)
+        if own_signal or not body.adds_constants:
+            substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
+    mode = Mode(keep, fresh, substitute)
+
+    def total(trained: list[Any]) -> tuple[Any, Any]:
+        now = replace(weights, trained=trained)
+        results, losses, new = body.run(record, now, at, stream.arrays, mode)
+        if mask is not None:
+            losses = jnp.where(mask == 0, 0, mask * losses)
+        return jnp.sum(losses), (new, results)
+
+    grads, (new, results) = jax.grad(total, has_aux=True)(weights.trained)
+    if active is not None:
+        grads = [_counted(g, active.any(), own_signal) for g in grads]
+    return grads, new, results
+
+
+def _counted(gradient: Array, counts: Array, own_signal: bool) -> Array:
+    """The gradient of a block in which some call counts, or none: then NaN is nothing.
+
+    A loss that does not count has a gradient of zeros, and penalties; but not a signal beside it.
+    """
+    return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)
+
+
+def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]]:
+    """A sequence as calls: whole windows, and the shorter last one."""
+    if window is None:
+        return [(stream, None)]
+    length = stream.length
+    whole = length // window * window
+    cut = lambda a, size: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
+    parts = [(0, whole, window), (whole, length, length - whole)]
+    return [
+        (jax.tree.map(lambda a, s=size: cut(a, s), stream.at(start, stop)), size)
+        for start, stop, size in parts
+        if start < stop
+    ]
+
+
+def _in_time(results: Any, window: int | None, options: Options) -> Any:
+    """Results of calls, (calls, window, ...), along time."""
+    if window is None:
+        return results
+    leaves, tree = jax.tree.flatten(results)
+    flat = [
+        a if i in options.per_call else a.reshape((-1, *a.shape[2:])) for i, a in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, flat)
+
+
+def _calls(body: Body, part: Stream, window: int | None, at: Position, options: Options) -> int:
+    """How many calls make a block."""
+    if body.one_by_one:
+        return 1
+    sizes = (options.block_size, options.memory_budget, options.keep)
+    return calls_per_block(body.step_bytes, window or 1, part.length, at.traces, *sizes)
+
+
+def _waiting(body: Body, steps: int) -> int:
+    """How many updates, of so many steps each, wait before the traces are rewritten."""
+    if not body.relations or body.record.pending is None or steps > WAITING // 2:
+        return 1
+    fits = all(r.slots.table is None and r.operator.is_affine for r in body.relations)
+    return WAITING // steps if fits else 1

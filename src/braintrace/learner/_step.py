@@ -1,0 +1,479 @@
+"""The user's step function as the body of the loop over a sequence.
+
+It is traced with a placeholder where it calls the learner. What it does before and after the call
+depends on no state of the model, so it is evaluated for all calls of a block at once; the engine
+runs a block of steps in between. A step function for which that is not so (it feeds the learner its
+own results, calls it twice or inside of a transformation) is traced with the real call, and its
+calls are taken one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._jaxpr import (
+    Equation,
+    Misplaced,
+    Placeholder,
+    Program,
+    Var,
+    cannot_be_mapped,
+    deep_equations,
+    evaluate,
+    fingerprint,
+)
+from .._online import Mode, Position, Weights, step_bytes, varying_bytes
+from ..engine import StepValues, BlockResult, TimeAxes, Values, needed, evaluate_all_steps, run_block, unroll
+from ..frontend import Traced, trace_function
+from ..graph import Graph, affine_equations, bits_of, reach
+from ..graph import HiddenParamOpRelation as Relation
+from ._data import Call
+
+Array = jax.Array
+placeholder = Placeholder("braintrace_learner")
+
+
+# ------------------------------------------------------------------------------------- tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a placeholder stands for."""
+
+    graph: Graph
+    timed: tuple[bool, ...]
+    length: int | None
+    extra: tuple[bool, ...]
+    names: Any
+
+    def shapes(self) -> tuple[Any, ...]:
+        """Shapes of results and of new states, per step or per window."""
+        step = self.graph.step
+        lead = () if self.length is None else (self.length,)
+        outs = step.program.outputs
+        results = [jax.ShapeDtypeStruct((*lead, *o.shape), o.dtype) for o in outs[: step.n_outs]]
+        states = [outs[leaf.output] for leaf in (*step.hidden, *step.others)]
+        return (*results, *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in states))
+
+
+def placeholder_call(
+    mappable: bool,
+    graph: Graph,
+    call: Call,
+    values: Values,
+    extra: tuple[bool, ...],
+    names: Any,
+) -> tuple[list[Any], Values]:
+    """Results and new states of a learner call that is put in later."""
+    marker = Marker(graph, call.timed, call.length, extra, names)
+    states = (*values.params, *values.hidden, *values.others)
+    given = (*values.consts, *values.args, *states, *values.extra)
+    flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in given]
+    step, first = graph.step, len(values.consts) + len(values.args) + len(values.params)
+    n, k = step.n_outs, len(step.hidden)
+    leaves = enumerate((*step.hidden, *step.others))
+    same = tuple((n + i, first + i) for i, leaf in leaves if step.exit(leaf) is step.entry(leaf))
+    mapped = (0,) * len(flat) if mappable else None
+    out = placeholder.bind(*flat, marker=marker, outs=marker.shapes(), mapped=mapped, same=same)
+    new = Values(
+        values.consts, values.args, values.params, tuple(out[n : n + k]), tuple(out[n + k :])
+    )
+    return out[:n], new
+
+
+def trace_placed(step: Callable[..., Any], slices: Sequence[Any]) -> Traced | None:
+    """Trace a step function whose calls are placeholders; None if one cannot stand there."""
+    try:
+        return trace_function(step, *slices)
+    except Misplaced:
+        return None
+
+
+def operands(call: Equation, items: Sequence[Any]) -> Values:
+    """What belongs to each operand of a placeholder, sorted by kind."""
+    marker: Marker = call.params["marker"]
+    step = marker.graph.step
+    counts = [
+        len(step.program.consts),
+        step.n_args,
+        len(step.params),
+        len(step.hidden),
+        len(step.others),
+        len(marker.extra),
+    ]
+    parts, at = [], 0
+    for n in counts:
+        parts.append(tuple(items[at : at + n]))
+        at += n
+    return Values(*parts)
+
+
+# --------------------------------------------------------------------------------------- bodies
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """All arrays of states that a step function touches, whatever the size of its windows.
+
+    `keys` are the id of a state and the number of the array in it; `changed` those that a call
+    changes, `trained` the weights.
+    """
+
+    keys: tuple[tuple[int, int], ...]
+    changed: tuple[int, ...]
+    trained: tuple[int, ...]
+
+    def filled(self, weights: Weights, at: Position) -> list[Any]:
+        """The values of all cells, weights to be differentiated by."""
+        values = list(weights.fixed["cells"])
+        for i, value in zip(self.trained, weights.trained, strict=True):
+            values[i] = value
+        for i, value in zip(self.changed, at.states, strict=True):
+            # A weight that a call changes: its value is the state's, its derivative the weight's.
+            own = values[i] - lax.stop_gradient(values[i]) if i in self.trained else None
+            values[i] = value if own is None else value + own
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class CallBody:
+    """A step function traced with its real calls of the learner; traces are among its states."""
+
+    traced: Traced
+    record: Any
+    own_signal: bool
+    window: int | None
+    cells: Cells
+    relations: Sequence[Relation] = ()
+    one_by_one = True
+    adds_constants = True
+    step_bytes = 1
+
+    @property
+    def key(self) -> Any:
+        """What the compiled loop depends on."""
+        return fingerprint(self.traced.program, self.traced.consts), self.window, self.cells
+
+    @property
+    def changed(self) -> list[int]:
+        return [i for i, leaf in enumerate(self.traced.leaves) if leaf.written]
+
+    def run(
+        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
+    ) -> tuple[Any, Any, Position]:
+        traced, n = self.traced, len(self.traced.results)
+        values, numbers = self.cells.filled(weights, at), numbers_of(traced, self.cells)
+        flat = [a[0] for a in jax.tree.leaves(arrays)]
+        consts = weights.fixed["consts"][self.window]
+        outs = evaluate(traced.program, consts, [*flat, *(values[i] for i in numbers)])
+        new = dict(zip(numbers, outs[n:], strict=True))
+        states = [new.get(i, values[i]) for i in self.cells.changed]
+        results = jax.tree.unflatten(traced.out_tree, [jnp.expand_dims(a, 0) for a in outs[:n]])
+        return results, results[0], replace(at, states=states)
+
+
+def numbers_of(traced: Traced, cells: Cells) -> list[int]:
+    """The cells of the leaves of a traced step function."""
+    number = {key: i for i, key in enumerate(cells.keys)}
+    return [number[id(leaf.state), leaf.index] for leaf in traced.leaves]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where the one learner call is in a step function, and whose the states are.
+
+    `hidden` and `others` are numbers of the state leaves that the learner owns, `outer` of those
+    that the step function itself changes.
+    """
+
+    call: Equation
+    hidden: tuple[int, ...]
+    others: tuple[int, ...]
+    outer: tuple[int, ...]
+    penalised: bool
+
+
+def split_at_call(traced: Traced, private: Collection[int]) -> Split | None:
+    """Where the learner call is; None if calls cannot be evaluated side by side.
+
+    `private` are the ids of the learner's own states, which a placeholder does not touch.
+    """
+    if any(id(leaf.state) in private for leaf in traced.leaves):
+        return None
+    equations = list(deep_equations(traced.program))
+    calls = [e for e in equations if e.primitive is placeholder]
+    if len(calls) != 1 or calls[0] not in traced.program.equations:
+        return None
+    if any(e.effects for e in equations) or any(map(cannot_be_mapped, traced.program.equations)):
+        return None
+    call = calls[0]
+    graph: Graph = call.params["marker"].graph
+    mapped = call.params["mapped"]
+    if graph.effects or graph.unmapped or (mapped is not None and max(mapped, default=0) > 1):
+        return None  # effects happen once and in order
+    inputs = operands(call, call.inputs)
+    number = {leaf.entry: i for i, leaf in enumerate(traced.leaves)}
+    number_of = lambda atom: number.get(atom, -1) if isinstance(atom, Var) else -1
+    owned = [number_of(a) for a in (*inputs.hidden, *inputs.others)]
+    states = call.outputs[graph.step.n_outs :]
+    if -1 in owned or len(set(owned)) != len(owned):
+        return None
+    unchanged = {k - graph.step.n_outs for k, _ in call.params["same"]}
+    for k, (i, new) in enumerate(zip(owned, states, strict=True)):
+        leaf = traced.leaves[i]
+        if leaf.exit is not new and not (k in unchanged and leaf.exit is leaf.entry):
+            return None
+    outer = tuple(i for i, s in enumerate(traced.leaves) if s.written and i not in owned)
+    trained = [number_of(a) for a in inputs.params]
+    if -1 in trained or set(trained) & set(outer):
+        return None
+    # What the step function feeds the learner, or keeps for itself, must not depend on the model.
+    seeds = dict.fromkeys(call.outputs, 1) | {traced.leaves[i].entry: 1 for i in owned}
+    rest = tuple(e for e in traced.program.equations if e is not call)
+    without = replace(traced.program, equations=rest)
+    late = reach(without, seeds, differentiable=False)
+    early = (*inputs.consts, *inputs.args, *inputs.extra, *(traced.leaves[i].exit for i in outer))
+    if any(bits_of(a, late) for a in early):
+        return None
+    n, penalised = len(graph.step.hidden), bool(affine_equations(without, without.outputs))
+    return Split(call, tuple(owned[:n]), tuple(owned[n:]), outer, penalised)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitBody:
+    """A step function around its one learner call, evaluated for many calls at once."""
+
+    traced: Traced
+    split: Split
+    record: Any
+    own_signal: bool
+    window: int | None
+    cells: Cells
+    one_by_one: bool
+    single: bool
+
+    @property
+    def key(self) -> Any:
+        """What the compiled loop depends on."""
+        s = self.split
+        program = fingerprint(self.traced.program, self.traced.consts)
+        numbers = (s.hidden, s.others, s.outer, s.call.params["mapped"])
+        return program, self.marker, numbers, self.window, self.cells, self.one_by_one, self.single
+
+    @property
+    def marker(self) -> Marker:
+        return self.split.call.params["marker"]
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        return (*self.split.hidden, *self.split.others, *self.split.outer)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the learner is mapped over samples."""
+        return any(self.split.call.params["mapped"] or ())
+
+    @property
+    def relations(self) -> Sequence[Relation]:
+        return () if self.is_mapped else self.marker.graph.relations
+
+    @property
+    def adds_constants(self) -> bool:
+        return self.split.penalised
+
+    @cached_property
+    def step_bytes(self) -> int:
+        call = self.split.call
+        params = {a for a in operands(call, call.inputs).params if isinstance(a, Var)}
+        samples = call.outputs[0].shape[0] if self.is_mapped and call.outputs else 1
+        return samples * step_bytes(self.marker.graph) + varying_bytes(self.traced.program, params)
+
+    def run(
+        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
+    ) -> tuple[Any, Any, Position]:
+        traced, program, split = self.traced, self.traced.program, self.split
+        sequences = jax.tree.leaves(arrays)
+        count, size = sequences[0].shape[0], self.marker.length or 1
+        consts, numbers = weights.fixed["consts"][self.window], numbers_of(traced, self.cells)
+        filled = self.cells.filled(weights, at)
+        states = [filled[i] for i in numbers]
+        entering, last = self._own_states(*lax.stop_gradient((consts, states)), sequences, count)
+
+        def values_with(outs: Sequence[Any] | None, index: Any) -> StepValues:
+            values = StepValues()
+            pick = (lambda a: a) if index is None else (lambda a: a[index])
+            for var, value in zip(program.consts, consts, strict=True):
+                values.add(var, value, False)
+            for var, value in zip(traced.arguments, sequences, strict=True):
+                values.add(var, pick(value), True)
+            for i, leaf in enumerate(traced.leaves):
+                if i in entering:
+                    values.add(leaf.entry, pick(entering[i]), True)
+                elif i not in split.hidden and i not in split.others:
+                    values.add(leaf.entry, states[i], False)
+            if outs is not None:
+                for var, value in zip(split.call.outputs, outs, strict=True):
+                    values.add(var, value, True)
+            return values
+
+        steps = mode.substitute
+        if steps is not None and self.single and size > 1:
+            steps = (steps[:, None] * size + jnp.arange(size)).reshape(-1)
+        ran = self._engine(
+            record, values_with(None, None), states, at.traces, replace(mode, substitute=steps)
+        )
+
+        def finished(outs: Sequence[Any], after: Values, index: Any) -> list[Any]:
+            values = values_with(self._per_call(outs, after), index)
+            for kind, leaves in (("hidden", split.hidden), ("others", split.others)):
+                for i, value in zip(leaves, getattr(ran.before, kind), strict=True):
+                    value = value[::size]
+                    values.add(traced.leaves[i].entry, value if index is None else value[index], True)
+            evaluate_all_steps(needed(program, traced.results, values), values, count)
+            return [_all(values, a, count) for a in traced.results]
+
+        results = finished(ran.outs, ran.after, None)
+        counted = results
+        if mode.substitute is not None:
+            counted = finished(*ran.credited, mode.substitute)
+        new = dict(last)
+        for leaves, exits in ((split.hidden, ran.after.hidden), (split.others, ran.after.others)):
+            new |= {i: value[-1] for i, value in zip(leaves, exits, strict=True)}
+        by_cell = {numbers[i]: value for i, value in new.items()}
+        changed = [by_cell.get(i, filled[i]) for i in self.cells.changed]
+        position = Position(changed, ran.traces, lax.stop_gradient(at.count + count))
+        return jax.tree.unflatten(traced.out_tree, results), counted[0], position
+
+    def _own_states(
+        self, consts: Sequence[Any], states: Sequence[Any], sequences: Any, count: int
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """The step function's own states: before every call, and at the end."""
+        traced, outer = self.traced, self.split.outer
+        if not outer:
+            return {}, {}
+        values = StepValues()
+        for var, value in zip(traced.program.consts, consts, strict=True):
+            values.add(var, value, False)
+        for var, value in zip(traced.arguments, sequences, strict=True):
+            values.add(var, value, True)
+        for i, leaf in enumerate(traced.leaves):
+            if i not in outer:
+                values.add(leaf.entry, states[i], False)
+        carried = [(traced.leaves[i].entry, traced.leaves[i].exit) for i in outer]
+        last = unroll(traced.program, values, carried, [states[i] for i in outer], count)
+        entering = {i: _all(values, traced.leaves[i].entry, count) for i in outer}
+        return entering, dict(zip(outer, last, strict=True))
+
+    def _engine(
+        self, record: Any, values: StepValues, states: Sequence[Any], traces: list[Any], mode: Mode
+    ) -> BlockResult:
+        """The block of steps, for one learner or for all samples of a mapped one."""
+        call, marker, size = self.split.call, self.marker, self.marker.length or 1
+        count = next(iter(values.timed.values())).shape[0]
+        inputs = operands(call, call.inputs)
+        early = (*inputs.consts, *inputs.args, *inputs.extra)
+        evaluate_all_steps(needed(self.traced.program, early, values), values, count)
+
+        def read(atom: Any, per_step: bool = False) -> tuple[Any, bool]:
+            if isinstance(atom, Var) and atom in values.timed:
+                value = values.timed[atom]
+                if per_step:
+                    return value.reshape((count * size, *value.shape[2:])), True
+                return (value if size == 1 else jnp.repeat(value, size, axis=0)), True
+            value = values.shared[atom] if isinstance(atom, Var) else atom.value
+            if per_step:  # the same sequence in every window
+                return jnp.tile(value, (count, *(1,) * (jnp.ndim(value) - 1))), True
+            return value, False
+
+        windows = marker.length is not None
+        entries = {leaf.entry: i for i, leaf in enumerate(self.traced.leaves)}
+        consts = [read(a) for a in inputs.consts]
+        args = [read(a, windows and t) for a, t in zip(inputs.args, marker.timed, strict=True)]
+        extra = [read(a, windows and t) for a, t in zip(inputs.extra, marker.extra, strict=True)]
+        kinds = (consts, args, extra)
+        arrays = Values(
+            tuple(v for v, _ in consts),
+            tuple(v for v, _ in args),
+            tuple(states[entries[a]] for a in inputs.params if isinstance(a, Var)),
+            tuple(states[i] for i in self.split.hidden),
+            tuple(states[i] for i in self.split.others),
+            tuple(v for v, _ in extra),
+        )
+        timed = [tuple(t for _, t in kind) for kind in kinds]
+        window = None if self.single else size
+        axes = TimeAxes(count * size, timed[0], timed[1], window, timed[2], marker.names)
+
+        def run(arrays: Values, traces: list[Any]) -> BlockResult:
+            return run_block(
+                marker.graph,
+                record,
+                arrays,
+                traces,
+                axes,
+                keep=mode.keep,
+                fresh=mode.fresh,
+                chosen=mode.substitute,
+            )
+
+        if not self.is_mapped:
+            return run(arrays, traces)
+        return _for_samples(run, arrays, traces, operands(call, call.params["mapped"]), timed)
+
+    def _per_call(self, outs: Sequence[Any], after: Values) -> list[Any]:
+        """Results and new states of the learner, one entry per call of it."""
+        if self.marker.length is None:
+            return [*outs, *after.hidden, *after.others]
+        size = self.marker.length
+        split = [a.reshape((-1, size, *a.shape[1:])) for a in outs]
+        return [*split, *(a[size - 1 :: size] for a in (*after.hidden, *after.others))]
+
+
+def _for_samples(
+    run: Callable[..., BlockResult], arrays: Values, traces: list[Any], mapped: Values, timed: Any
+) -> BlockResult:
+    """A block of steps for every sample: their axis is the first, or the second after time."""
+    place = lambda flags, times: tuple(
+        (1 if t else 0) if f else None for f, t in zip(flags, times, strict=True)
+    )
+    never = lambda flags: place(flags, [False] * len(flags))
+    axes = Values(
+        place(mapped.consts, timed[0]),
+        place(mapped.args, timed[1]),
+        never(mapped.params),
+        never(mapped.hidden),
+        never(mapped.others),
+        place(mapped.extra, timed[2]),
+    )
+
+    def one(arrays: Values, traces: list[Any]) -> Any:
+        ran = run(arrays, traces)
+        states = [(v.hidden, v.others) for v in (ran.before, ran.after, ran.credited[1])]
+        return (ran.outs, ran.credited[0], states), ran.traces
+
+    (outs, credited, states), traces = jax.vmap(one, (axes, 0), (1, 0))(arrays, traces)
+
+    def put(hidden: Sequence[Any], others: Sequence[Any]) -> Values:
+        # A state that all samples share is the same for each of them.
+        shared = lambda new, flags: tuple(
+            a if f else a[:, 0] for a, f in zip(new, flags, strict=True)
+        )
+        new = shared(hidden, mapped.hidden), shared(others, mapped.others)
+        return replace(arrays, hidden=new[0], others=new[1])
+
+    before, after, counted = (put(*pair) for pair in states)
+    return BlockResult(outs, before, after, traces, (credited, counted))
+
+
+def _all(values: StepValues, atom: Any, count: int) -> Any:
+    """A value with its axis of calls."""
+    if isinstance(atom, Var) and atom in values.timed:
+        return values.timed[atom]
+    value = values.shared[atom] if isinstance(atom, Var) else jnp.asarray(atom.value)
+    return jnp.broadcast_to(value, (count, *value.shape))
