@@ -751,8 +751,9 @@ class Misplaced(Exception):
 class Placeholder(Primitive):
     """Stands in a trace for a computation that is put in later: no derivative, no evaluation.
 
-    The parameter `outs` are the shapes of its results; `mapped` says whether a `vmap` is around it,
-    None that none may be; `same` are pairs of numbers, of results that are operands as they are.
+    The parameter `outs` are the shapes of its results; `mapped` counts the `vmap`s that map each
+    operand, None says that none may; `same` are pairs of numbers, of results that are operands as
+    they are.
     """
 
     multiple_results = True
@@ -776,6 +777,7 @@ class Placeholder(Primitive):
         (size,) = {a.shape[i] for a, i in pairs if i is not None}
         moved = [jax.numpy.moveaxis(a, i, 0) if i else a for a, i in pairs]
         outs = tuple(jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for o in outs)
-        results = self.bind(*moved, outs=outs, mapped=True, same=same, **params)
+        mapped = tuple(n + (i is not None) for n, (_, i) in zip(mapped, pairs, strict=True))
+        results = self.bind(*moved, outs=outs, mapped=mapped, same=same, **params)
         given = {k: (operands[i], axes[i]) for k, i in same}
         return zip(*(given.get(k, (o, 0)) for k, o in enumerate(results)), strict=True)

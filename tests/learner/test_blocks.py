@@ -99,8 +99,7 @@ def plain(algo):
 
 def in_blocks(algo):
     """Whether a sequence was run in blocks."""
-    parts = jax.tree.leaves(list(algo.executor._runs))
-    return any(isinstance(part, str) and part == "gradient" for part in parts)
+    return algo.last_run.in_blocks
 
 
 def outcome(algo, step, sequences, eager=False, mask=None, **options):

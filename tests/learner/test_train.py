@@ -44,8 +44,7 @@ ADAM = optax.adam(1e-2)
 
 
 def trained_in_blocks(algo):
-    parts = jax.tree.leaves(list(algo.executor._runs))
-    return any(isinstance(part, str) and part == "train" for part in parts)
+    return algo.last_run.in_blocks
 
 
 def kept(algo):

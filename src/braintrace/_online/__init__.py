@@ -17,4 +17,5 @@ from ._loop import Weights as Weights
 from ._loop import run_gradient as run_gradient
 from ._loop import run_outputs as run_outputs
 from ._loop import run_updates as run_updates
+from ._loop import window_sizes as window_sizes
 from ._progress import ticking as ticking

@@ -15,8 +15,6 @@ from ..graph import CompilationReport, ControlFlowPolicy, check_policy
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
 from ._checks import check_exact, check_mask, check_traces, length_of
-from ._plan import Plan, Signature, make_plan
-from ._progress import ticking
 from ._loop import (
     Mode,
     Options,
@@ -28,6 +26,8 @@ from ._loop import (
     run_outputs,
     run_updates,
 )
+from ._plan import Plan, Signature, make_plan
+from ._progress import ticking
 from ._sequence import Arrays, bodies_of, ended, run_steps
 from ._tree import is_weak, shape_of, split, strong
 

@@ -43,6 +43,10 @@ class Stream:
         leaves = jax.tree.leaves(self)
         return leaves[0].shape[0] if leaves else 1
 
+    def mean_scale(self) -> Any:
+        """One over the number of steps that count."""
+        return 1.0 / (self.length if self.mask is None else jnp.maximum(self.mask.sum(), 1))
+
     def at(self, start: int, stop: int) -> Stream:
         return jax.tree.map(lambda a: a[start:stop], self)
 
@@ -178,6 +182,8 @@ def run_gradient(
     out = []
     parts = _parts(stream, options.window)
     for part, window in parts:
+        if out and window is not None:  # the last window is after all others: effects have an order
+            part = jax.tree.map(lambda a, at=at: jnp.where(at.count < 0, 0, a), part)
         body = bodies(window)
         size = _calls(body, part, window, at, options)
         single = len(parts) == 1 and size == part.length
@@ -195,8 +201,7 @@ def run_gradient(
         (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
         out.append(_in_time(results, window, options))
     if options.mean:
-        size = stream.length if stream.mask is None else jnp.maximum(stream.mask.sum(), 1)
-        totals = [t * jnp.asarray(1.0 / size, t.dtype) for t in totals]
+        totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
     return totals, at, joined(out)
 
 
@@ -290,6 +295,17 @@ def _counted(gradient: Array, counts: Array, own_signal: bool) -> Array:
     A loss that does not count has a gradient of zeros, and penalties; but not a signal beside it.
     """
     return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)
+
+
+def window_sizes(length: int, window: int | None, every: int | None = None) -> list[int | None]:
+    """The sizes of the windows that a sequence is cut into, or each of its updates."""
+    if window is None:
+        return [None]
+    pieces = [length] if every is None else [every, length % every]
+    if every is not None and length < every:
+        pieces = [length]
+    sizes = [n for p in pieces for n in (window if p >= window else 0, p % window) if n]
+    return list(dict.fromkeys(sizes))
 
 
 def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]]:

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from .._errors import dotted, message
-from .._jaxpr import is_traced
+from .._jaxpr import deep_equations
 from ..engine import TimeAxes, Values, init_traces, run_block
-from ..frontend import ETraceGraph
+from ..frontend import ETraceGraph, Traced
 from ..graph import (
     MOST_ENTRIES,
     CompilationReport,
@@ -35,7 +35,6 @@ from ..rules import (
     credit_of,
     with_signal,
 )
-from ._around import Around, around, stand_in, trace_step
 from ._batch import (
     Shapes,
     check_states,
@@ -46,7 +45,6 @@ from ._batch import (
     with_batch,
 )
 from ._beginning import LAST, begin_again, strengthen
-from ._blocks import calls_in_block, gradient
 from ._checkpoint import CheckpointMixin
 from ._checks import (
     check_arguments,
@@ -64,9 +62,10 @@ from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
 from ._outside import outside
-from ._sequences import check_read, named_states, states_of
+from ._run import RunInfo
+from ._sequences import check_read, named_states
 from ._signal import SignalMixin
-from ._train import train
+from ._step import is_placeholder, placeholder_call
 from ._views import TraceViewsMixin
 
 Array = jax.Array
@@ -130,6 +129,7 @@ class ETraceAlgorithm(
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
+        self.last_run: RunInfo | None = None  # how the last sequence was run
         self._outside: Outside | None = None  # what the last step function did besides
         self._instead: Instead | None = None  # what a call does in place of the engine
         self._example: Any = None
@@ -309,86 +309,43 @@ class ETraceAlgorithm(
         finally:
             self._instead, mode.value = before, value
 
-    # --------------------------------------------------------------------------------- blocks
+    # ------------------------------------------------------------------------------- sequences
 
-    def _planned(
-        self, step: Callable, sequences: Any, weights: Any, mapped: bool | None = None
-    ) -> Around | None:
-        """The step function as something to run in blocks, None where that is not possible.
+    calls_in_blocks = True  # whether many calls may be evaluated at once
 
-        `mapped` is False where the learner may be mapped (brainstate's own `vmap` remembers which
-        states a call touches, and a placeholder touches no traces).
-
-        Raises:
-            CompilationError: the learner is strict, and the step function uses weights in a way
-                that is not learned exactly.
-        """
-        called: list[bool] = []
-
+    @contextmanager
+    def _placing(self, called: list[bool], mappable: bool = False) -> Iterator[None]:
         def placed(rule: Any, *given: Any) -> Any:
             called.append(True)
-            return stand_in(mapped, *given)
+            return placeholder_call(mappable, *given)
 
         with self.instead(placed):
-            traced = trace_step(step, jax.tree.map(lambda a: a[0], sequences), called)
+            yield
+
+    def _judge(self, traced: Traced | None, called: list[bool], weights: Any) -> bool:
+        """Certify a step function; whether weights are used in a way that blocks would credit.
+
+        In a block, RTRL goes back through the steps after the one that uses a weight.
+        """
+        calls = traced is None or any(map(is_placeholder, deep_equations(traced.program)))
+        if not calls and not called:  # a function that was traced before calls nothing again
+            raise ValueError(
+                message(
+                    "step_fn does not call the learner.",
+                    why="what it differentiates has no traces: the model by itself knows one step",
+                    do="call the learner in it, `learner(x)` in place of `model(x)`",
+                )
+            )
         trained = named_states(weights, self.path_to_states)
         if traced is not None:
             check_read(trained, self.param_states, [leaf.state for leaf in traced.leaves])
         states = {**self.states(), **self.graph.module_info.states, **self.path_to_states}
         private = {id(s) for s in (*self.etraces.values(), self.running_index)}
-        besides = outside(traced, states, {**self.param_states, **trained}, private)
-        self._outside = besides
+        self._outside = outside(traced, states, {**self.param_states, **trained}, private)
+        besides = self._outside
         if self.strict and (besides.dropped or besides.everywhere):
             check_exact(self.report, type(self).__name__, trained)
-        # In a block, RTRL would go back through the steps after the one that uses a weight.
-        several = isinstance(self.rule, FullInfluence) and trained.keys() & besides.dropped.keys()
-        if traced is None or several:
-            return None
-        return around(traced, private)
-
-    def _in_blocks(self, step, mask, sequences, weights, options):
-        block_size, budget, keep, tick = options
-        plan = self._planned(step, sequences, weights)
-        if plan is None or block_size == 1 or self._alone(mask):
-            return None
-        states, rebuild = states_of(weights)
-        count = jax.tree.leaves(sequences)[0].shape[0]
-        traces = [t.value for t in self.etraces.values()]
-        per_block = calls_in_block(plan, count, traces, (block_size, budget, keep))
-        found = gradient(self, plan, sequences, mask, states, per_block, keep, tick)
-        if found is None:
-            return None
-        grads, results = found
-        return rebuild(grads), jax.tree.unflatten(plan.traced.out_tree, results)
-
-    def _trained(self, step, mask, sequences, weights, options):
-        optimizer, per_update, reduction, tick = options
-        plan = self._planned(step, sequences, weights)
-        if plan is None or self._alone(mask):
-            return None
-        found = train(self, plan, sequences, mask, weights, optimizer, per_update, reduction, tick)
-        return None if found is None else jax.tree.unflatten(plan.traced.out_tree, found)
-
-    def _alone(self, mask: Any) -> bool:
-        """Whether steps are not taken together."""
-        # What does not count must not be met on the way back, and RTRL goes all of it.
-        return self.rule.one_by_one or (mask is not None and isinstance(self.rule, FullInfluence))
-
-    def is_fresh(self) -> Any:
-        """Whether the traces are zero; True only where that is known while tracing.
-
-        Without a trace it is an array, so that one program serves both.
-        """
-        index = self.running_index.value
-        traced = any(is_traced(a) for s in self.etraces.values() for a in jax.tree.leaves(s.value))
-        known = isinstance(index, np.ndarray)
-        return True if known and traced and index == 0 else jnp.asarray(index == 0)
-
-    def advance_traces(self, traces: list[Any], calls: int) -> None:
-        """Store the traces after some calls."""
-        for state, value in zip(self.etraces.values(), traces, strict=True):
-            state.value = value
-        self.running_index.value = lax.stop_gradient(self.running_index.value + calls)
+        return self.rule.per_parameter and bool(trained.keys() & besides.dropped.keys())
 
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import brainstate
@@ -144,15 +144,20 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
                 )
             )
 
-    def _in_blocks(self, step, mask, sequences, weights, options):
+    @property
+    def _learner(self) -> Any:
+        return self.module
+
+    @contextlib.contextmanager
+    def _placing(self, called: list[bool]) -> Iterator[None]:
+        # A mapped function remembers which states a call touches; a placeholder touches no traces.
         real = self.vmapped_fn
         self.vmapped_fn = brainstate.nn.Vmap(self.module, vmap_states="new").vmapped_fn
         try:
-            self.module._planned(step, sequences, weights, mapped=False)
+            with self.module._placing(called, mappable=True):
+                yield
         finally:
             self.vmapped_fn = real
-
-    _trained = _in_blocks
 
     def forget_past(self) -> None:
         """Zero the traces of every sample."""

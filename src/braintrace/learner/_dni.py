@@ -46,6 +46,7 @@ class DNI(ParamDimVjpAlgorithm):
 
     __module__ = "braintrace"
     signals = ("bootstrapped",)
+    calls_in_blocks = False  # each adds the guess at its own end
 
     def __init__(
         self,
@@ -93,10 +94,6 @@ class DNI(ParamDimVjpAlgorithm):
     def _check_extra(self, extra: dict[str, Any]) -> None:
         if not extra:
             raise no_synthesizer()
-
-    def _planned(self, step: Any, sequences: Any, weights: Any, mapped: bool | None = None) -> None:
-        """Calls are not put together: each adds the guess at its own end."""
-        super()._planned(step, sequences, weights, mapped)
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         assert self.synthesizer is not None

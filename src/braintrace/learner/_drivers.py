@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._online import check_mask, masked_gradient, ticking
+from .._online import Options, Stream, check_mask, ticking, window_sizes
+from ..frontend import Traced, trace_function
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
+from ._run import RunInfo, SequenceRun, sequence_run
 from ._sequences import (
     check_choice,
     check_takes,
     chunk_of,
     count_of,
-    joined,
-    leaves_of,
     length_of,
     loss_of,
+    states_of,
     text,
-    values_of,
+    tree_of,
     weights_of,
-    windows_of,
-    write_leaves,
 )
+from ._step import Split, split_at_call, trace_placed
 
 
 class SequenceDriverMixin:
@@ -111,69 +112,33 @@ class SequenceDriverMixin:
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = chunk_of(chunk_size)
-        length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_grad")
+        length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_grad")
         check_choice("reduction", reduction, ("mean", "sum"))
         check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
         count_of("block_size", block_size, "steps")
         count_of("memory_budget", memory_budget, "bytes")
         weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
 
-        step = _losses_of(step_fn, has_aux, chunk)
-        parts = windows_of((counted, *sequences), length, chunk)
-        total, results = None, []
         with ticking(progress, -(-length // chunk)) as tick:
-            for part in parts:
-                keep = keep_traces or part is not parts[-1]
-                options = (block_size, memory_budget, keep, tick)
-                found = self._in_blocks(step, part[0], part[1:], weights, options)
-                if found is None:
-                    found = self._one_by_one(step, part[0], part[1:], weights, tick)
-                grads, result = found
-                total = grads if total is None else jax.tree.map(jnp.add, total, grads)
-                results.append(result)
+            run = self._sequence(_losses_of(step_fn, has_aux, chunk), stream, weights, chunk)
+            options = Options(
+                block_size=block_size,
+                memory_budget=memory_budget,
+                keep=keep_traces,
+                tick=tick,
+                mean=reduction == "mean",
+            )
+            leaves, (losses, aux) = run.gradient(options)
         if not keep_traces:
             self.forget_past()
-        losses, aux = joined(results, parts, chunk)
-
-        mask = jnp.ones(length) if counted is None else counted
-        scale = 1.0 / jnp.maximum(mask.sum(), 1) if reduction == "mean" else 1.0
-        grads = jax.tree.map(lambda g: g * jnp.asarray(scale, g.dtype), total)
+        grads = tree_of(weights, leaves)
+        weighted = losses if stream.mask is None else losses * stream.mask
         if loss_output == "masked":
-            losses = losses * mask
+            losses = weighted
         elif loss_output == "scalar":
-            losses = (losses * mask).sum() * scale
+            losses = weighted.sum() * (stream.mean_scale() if reduction == "mean" else 1.0)
         out = (grads, *([losses] if return_value else []), *([aux] if has_aux else []))
         return out[0] if len(out) == 1 else out
-
-    def _in_blocks(
-        self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
-    ) -> tuple[Any, Any] | None:
-        """Gradients of a part of the sequence by blocks, None where that is not possible."""
-        return None
-
-    def _one_by_one(
-        self, step: Callable, mask: Any, sequences: Any, weights: Any, tick: Any
-    ) -> tuple[Any, Any]:
-        """Gradients of a part of the sequence, call after call."""
-
-        def weighted(m, *slices):
-            loss, aux = step(*slices)
-            total = jnp.sum(loss if m is None else jnp.where(m == 0, 0, m * loss))
-            return total, (loss, aux)
-
-        grad = brainstate.transform.grad(weighted, weights, has_aux=True, check_states=False)
-
-        def body(total, slices):
-            grads, result = grad(*slices)
-            if mask is not None:
-                counts, own = jnp.any(slices[0] != 0), self._has_own_signal
-                grads = jax.tree.map(lambda g: masked_gradient(g, counts, own), grads)
-            if tick is not None:
-                jax.debug.callback(tick, 1)
-            return jax.tree.map(jnp.add, total, grads), result
-
-        total = jax.tree.map(jnp.zeros_like, values_of(weights))
-        return brainstate.transform.scan(body, total, (mask, *sequences))
 
     def etrace_train(
         self,
@@ -225,51 +190,14 @@ class SequenceDriverMixin:
                     "make it a multiple",
                 )
             )
-        length, counted = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
+        length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
         check_choice("reduction", reduction, ("mean", "sum"))
         weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
-        step = _losses_of(step_fn, has_aux, chunk)
-        arrays = (counted, *sequences)
-        # An update of windows that do not fill it may have a shorter one: it is a case of its own.
-        whole = length if chunk == 1 else length // every * every
-        head = windows_of(jax.tree.map(lambda a: a[:whole], arrays), whole, chunk)
-        tail = windows_of(jax.tree.map(lambda a: a[whole:], arrays), length - whole, chunk)
-        tail = tail if whole < length else []
-        results = []
         with ticking(progress, -(-length // chunk)) as tick:
-            for part in head:
-                update = optimizer_of(optimizer, weights, self)
-                options = (update, every // chunk, reduction, tick)
-                found = self._trained(step, part[0], part[1:], weights, options)
-                if found is None:
-                    found = self._trained_one_by_one(step, part[0], part[1:], weights, options)
-                results.append(found)
-            if tail:
-                update = optimizer_of(optimizer, weights, self)
-                results += self._last_update(step, tail, weights, (update, reduction, tick))
-        losses, aux = joined(results, head + tail, chunk)
+            run = self._sequence(_losses_of(step_fn, has_aux, chunk), stream, weights, chunk, every)
+            update = optimizer_of(optimizer, weights, self)
+            losses, aux = run.train(Options(tick=tick, mean=reduction == "mean"), update, every)
         return (losses, aux) if has_aux else losses
-
-    def _last_update(self, step: Callable, parts: list, weights: Any, options: tuple) -> list[Any]:
-        """One update from all of some parts of the sequence."""
-        optimizer, reduction, tick = options
-        total, size, results = None, 0.0, []
-        for mask, *sequences in parts:
-            found = self._in_blocks(step, mask, sequences, weights, (None, None, True, tick))
-            if found is None:
-                found = self._one_by_one(step, mask, sequences, weights, tick)
-            grads, result = found
-            total = grads if total is None else jax.tree.map(jnp.add, total, grads)
-            size = size + (result[0].size if mask is None else mask.sum())
-            results.append(result)
-        if reduction == "mean":
-            weight = 1.0 / jnp.maximum(size, 1)
-            total = jax.tree.map(lambda g: g * jnp.asarray(weight, g.dtype), total)
-        old = leaves_of(weights, values_of(weights))
-        new, own = optimizer(optimizer.consts, leaves_of(weights, total), old, optimizer.own)
-        write_leaves(weights, new)
-        optimizer.write(own)
-        return results
 
     def init_optimizer(self, optimizer: Any, weights: Any = None) -> None:
         """Make the state of an optimizer, so that `etrace_train` can be called inside of `jit`.
@@ -282,50 +210,10 @@ class SequenceDriverMixin:
         self.optimizer = self.optimizer_state = None
         optimizer_of(optimizer, weights, self)
 
-    def _trained(
-        self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
-    ) -> Any:
-        """Train on a part of the sequence by blocks, None where that is not possible."""
-        return None
-
-    def _trained_one_by_one(
-        self, step: Callable, mask: Any, sequences: Any, weights: Any, options: tuple
-    ) -> Any:
-        """Train on a part of the sequence, call after call."""
-        optimizer, per_update, reduction, tick = options
-        own = brainstate.LongTermState(optimizer.own)
-
-        def update(piece):
-            m = piece[0]
-            grads, results = self._one_by_one(step, m, piece[1:], weights, tick)
-            if reduction == "mean":
-                size = jax.tree.leaves(results)[0].size if m is None else jnp.maximum(m.sum(), 1)
-                grads = jax.tree.map(lambda g: g * jnp.asarray(1.0 / size, g.dtype), grads)
-            old = leaves_of(weights, values_of(weights))
-            flat = leaves_of(weights, grads)
-            new, own.value = optimizer(optimizer.consts, flat, old, own.value)
-            write_leaves(weights, new)
-            return results
-
-        def scanned(pieces):
-            return brainstate.transform.for_loop(update, pieces)
-
-        count = jax.tree.leaves(sequences)[0].shape[0]
-        whole = count // per_update * per_update
-        out = []
-        if whole:
-            split = lambda a: a[:whole].reshape((whole // per_update, per_update, *a.shape[1:]))
-            found = scanned(jax.tree.map(split, (mask, *sequences)))
-            out.append(jax.tree.map(lambda a: a.reshape((whole, *a.shape[2:])), found))
-        if whole < count:
-            out.append(update(jax.tree.map(lambda a: a[whole:], (mask, *sequences))))
-        optimizer.write(own.value)
-        return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *out)
-
     def _checked(
         self, sequences: tuple, step_fn: Any, mask: Any, chunk: int, name: str
-    ) -> tuple[int, Any]:
-        """Length of the sequences, and the mask as numbers."""
+    ) -> tuple[int, Stream]:
+        """Length of the sequences, and their arrays with the mask."""
         if step_fn is None or not callable(step_fn):
             raise TypeError(
                 text(
@@ -346,7 +234,7 @@ class SequenceDriverMixin:
                     "build the learner with vjp_method='multi-step'",
                 )
             )
-        return length, counted
+        return length, Stream(sequences, counted)
 
     def etrace_evolve(
         self,
@@ -363,7 +251,7 @@ class SequenceDriverMixin:
             chunk_size: steps per window; the default `step_fn` wraps windows in `MultiStepData`.
             return_outputs: whether to return what `step_fn` returned, stacked over time.
         """
-        length = length_of(sequences)
+        length_of(sequences)
         chunk = chunk_of(chunk_size)
         self._check_windows(chunk)
         if step_fn is None:
@@ -372,9 +260,74 @@ class SequenceDriverMixin:
         else:
             _check_slices(step_fn, len(sequences), "etrace_evolve")
             call = step_fn
-        parts = windows_of(sequences, length, chunk)
-        results = [brainstate.transform.for_loop(lambda *s: call(*s), *part) for part in parts]
-        return joined(results, parts, chunk) if return_outputs else None
+        run = self._sequence(call, Stream(sequences), None, chunk)
+        results = run.outputs(Options())
+        return results if return_outputs else None
+
+    # --------------------------------------------------------------------------------- planning
+
+    @property
+    def _learner(self) -> Any:
+        """The learner of one call; a mapped one has another inside."""
+        return self
+
+    @contextmanager
+    def _placing(self, called: list[bool]) -> Iterator[None]:
+        """Let calls of the learner be placeholders; each leaves an entry in `called`."""
+        raise NotImplementedError
+        yield
+
+    def _sequence(
+        self, step: Callable, stream: Stream, weights: Any, chunk: int, every: int | None = None
+    ) -> SequenceRun:
+        """The step function as something to run over a sequence.
+
+        Raises:
+            ValueError: the step function never calls the learner.
+            CompilationError: the learner is strict, and the step function uses weights in a way
+                that is not learned exactly.
+        """
+        learner, several = self._learner, False
+        splits: dict[int | None, Split] = {}
+        placed: dict[int | None, Traced] = {}
+        chosen = [] if weights is None else weights
+        window = None if chunk == 1 else chunk
+        slices = {
+            size: jax.tree.map(lambda a, s=size: a[0] if s is None else a[:s], stream.arrays)
+            for size in window_sizes(stream.length, window, every)
+        }
+        reasons: list[str] = []
+        for size, arguments in slices.items():
+            called: list[bool] = []
+            with self._placing(called):
+                traced = trace_placed(step, arguments)
+            if weights is not None:
+                several |= learner._judge(traced, called, weights)
+            if traced is None:
+                reasons.append("the learner is called inside of a derivative or a vmap")
+                continue
+            private = {id(s) for s in (*learner.etraces.values(), learner.running_index)}
+            split = split_at_call(traced, private)
+            if isinstance(split, str):
+                reasons.append(split)
+                continue
+            placed[size], splits[size] = traced, split
+            written = {id(traced.leaves[i].state) for i in split.changed}
+            if not written.isdisjoint(map(id, states_of(chosen)[0])):
+                reasons.append("step_fn changes a weight")
+        if not learner.calls_in_blocks:
+            reasons.append(f"{type(learner).__name__} looks at the end of every call")
+        if reasons:
+            learner.last_run = RunInfo(False, reasons[0])
+            real = {size: trace_function(step, *arguments) for size, arguments in slices.items()}
+            return sequence_run(learner, chosen, stream, window, real, None, True)
+        rule = learner.rule
+        if rule.one_by_one:
+            reasons.append("a step of the rule needs the trace of the step before")
+        elif several or (stream.mask is not None and rule.per_parameter):
+            reasons.append("the rule goes back through all steps of a block")
+        learner.last_run = RunInfo(not reasons, *reasons[:1])
+        return sequence_run(learner, chosen, stream, window, placed, splits, bool(reasons))
 
 
 def _check_slices(step_fn: Callable[..., Any], count: int, name: str) -> None:

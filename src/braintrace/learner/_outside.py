@@ -17,7 +17,7 @@ from .._errors import dotted
 from .._jaxpr import Equation, Program, Var, deep_equations
 from ..frontend import StateLeaf, Traced
 from ..graph import Dropped, Outside, bits_of, numbers_of, reach
-from ._around import placeholder, slots
+from ._step import is_placeholder, operands
 
 Path = tuple[Any, ...]
 
@@ -41,7 +41,9 @@ def outside(
         weights: the parameters of the model and whatever else is differentiated, by path.
         private: ids of the learner's own states.
     """
-    calls = [] if traced is None else [e for e in deep_equations(traced.program) if _called(e)]
+    calls = (
+        [] if traced is None else [e for e in deep_equations(traced.program) if is_placeholder(e)]
+    )
     if traced is None or not calls:
         return Outside(frozenset(), {path: (_UNSEEN,) for path in weights}, ())
     found = _Walk(traced, calls, states, weights).found()
@@ -49,10 +51,6 @@ def outside(
         more = Dropped("what step_fn itself does to the learner's traces")
         return replace(found, everywhere=(*found.everywhere, more))
     return found
-
-
-def _called(eqn: Equation) -> bool:
-    return eqn.primitive is placeholder
 
 
 class _Walk:
@@ -73,7 +71,7 @@ class _Walk:
         }
         seeds |= {out: 1 << self.new for call in calls for out in call.outputs}
         seeds = {var: bit for var, bit in seeds.items() if var.is_inexact}
-        self.bits = reach(traced.program, seeds, through=lambda e: not _called(e))
+        self.bits = reach(traced.program, seeds, through=lambda e: not is_placeholder(e))
         self.same = self.unchanged()
         self.hidden = {n for call in calls for n in self.leaves_of(call, "hidden")}
         self.stale = self.outdated()
@@ -87,7 +85,7 @@ class _Walk:
         """For every value the leaf that it is, as `update` made it; several bits: it is none."""
         made = list(self.traced.arguments)
         for program in _programs(self.traced.program):
-            plain = [e for e in program.equations if not e.bodies and not _called(e)]
+            plain = [e for e in program.equations if not e.bodies and not is_placeholder(e)]
             made += [*program.consts, *(v for e in plain for v in e.outputs)]
         seeds = dict.fromkeys(made, 1 << self.new)
         seeds |= {leaf.entry: 1 << n for n, leaf in enumerate(self.traced.leaves)}
@@ -105,7 +103,7 @@ class _Walk:
             before: set[Var] = set()
             for eqn in program.equations:
                 inside = (e for body in eqn.bodies for e in deep_equations(body.program))
-                if _called(eqn) or any(map(_called, inside)):
+                if is_placeholder(eqn) or any(map(is_placeholder, inside)):
                     taken = {a for a in eqn.inputs if isinstance(a, Var)}
                     found |= taken & before
                     before |= taken
@@ -126,7 +124,7 @@ class _Walk:
         everywhere: list[Dropped] = []
         dropped: dict[Path, tuple[Dropped, ...]] = {}
         for call in self.calls:
-            values = slots(call)
+            values = operands(call, call.inputs)
             taken |= self.of((*values.consts, *values.args))
             for kind in ("params", "others", "hidden"):
                 for n, value in zip(self.leaves_of(call, kind), getattr(values, kind), strict=True):
@@ -176,7 +174,7 @@ class _Walk:
         return dotted(path) if path else f"a {type(leaf.state).__name__} of its own"
 
     def reading(self, var: Var) -> Iterable[Equation]:
-        used = (e for e in self.traced.program.equations if not _called(e))
+        used = (e for e in self.traced.program.equations if not is_placeholder(e))
         return (e for e in used if any(a is var for a in e.inputs))
 
     def line(self, value: Any) -> str | None:

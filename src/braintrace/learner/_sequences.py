@@ -263,35 +263,3 @@ def values_of(weights: Any) -> Any:
     """The values of the states in `weights`, in their places."""
     states, rebuild = states_of(weights)
     return rebuild([s.value for s in states])
-
-
-def windows_of(sequences: tuple[Any, ...], length: int, chunk: int) -> list[tuple[Any, ...]]:
-    """The sequences stacked over calls: the full windows, and the shorter last one."""
-    if chunk == 1:
-        return [sequences]
-    whole = length // chunk * chunk
-    cut = lambda a, size: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
-    parts = []
-    if whole:
-        parts.append(jax.tree.map(lambda a: cut(a[:whole], chunk), sequences))
-    if whole < length:
-        parts.append(jax.tree.map(lambda a: cut(a[whole:], length - whole), sequences))
-    return parts
-
-
-def joined(results: list[Any], parts: list[Any], chunk: int) -> Any:
-    """Results of parts of the sequences, stacked over calls, in one time order.
-
-    In windows, a leaf whose second axis counts the steps of its window is joined along time; any
-    other has one entry per window.
-    """
-    if chunk == 1:
-        return results[0]
-    sizes = [jax.tree.leaves(part)[0].shape[1] for part in parts]
-
-    def join(*leaves):
-        timed = all(a.shape[1:2] == (n,) for a, n in zip(leaves, sizes, strict=True))
-        flat = [a.reshape((-1, *a.shape[2:])) if timed else a for a in leaves]
-        return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
-
-    return jax.tree.map(join, *results)

@@ -22,7 +22,6 @@ from .._jaxpr import (
     Equation,
     Misplaced,
     Placeholder,
-    Program,
     Var,
     cannot_be_mapped,
     deep_equations,
@@ -30,7 +29,16 @@ from .._jaxpr import (
     fingerprint,
 )
 from .._online import Mode, Position, Weights, step_bytes, varying_bytes
-from ..engine import StepValues, BlockResult, TimeAxes, Values, needed, evaluate_all_steps, run_block, unroll
+from ..engine import (
+    BlockResult,
+    StepValues,
+    TimeAxes,
+    Values,
+    evaluate_all_steps,
+    needed,
+    run_block,
+    unroll,
+)
 from ..frontend import Traced, trace_function
 from ..graph import Graph, affine_equations, bits_of, reach
 from ..graph import HiddenParamOpRelation as Relation
@@ -41,6 +49,11 @@ placeholder = Placeholder("braintrace_learner")
 
 
 # ------------------------------------------------------------------------------------- tracing
+
+
+def is_placeholder(eqn: Equation) -> bool:
+    """Whether an equation is a call of the learner."""
+    return eqn.primitive is placeholder
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +133,16 @@ def operands(call: Equation, items: Sequence[Any]) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """All arrays of states that a step function touches, whatever the size of its windows.
+    """The arrays of states that a step function touches, by number, whatever its window.
 
-    `keys` are the id of a state and the number of the array in it; `changed` those that a call
-    changes, `trained` the weights.
+    `changed` are those that a call changes, `trained` those of the weights.
     """
 
-    keys: tuple[tuple[int, int], ...]
     changed: tuple[int, ...]
     trained: tuple[int, ...]
 
-    def filled(self, weights: Weights, at: Position) -> list[Any]:
-        """The values of all cells, weights to be differentiated by."""
+    def values(self, weights: Weights, at: Position) -> list[Any]:
+        """The arrays of all cells, to be differentiated by the weights."""
         values = list(weights.fixed["cells"])
         for i, value in zip(self.trained, weights.trained, strict=True):
             values[i] = value
@@ -144,45 +155,41 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class CallBody:
-    """A step function traced with its real calls of the learner; traces are among its states."""
+    """A step function traced with its real calls of the learner; traces are among its states.
+
+    `numbers` are the cells of the leaves of the traced function, `place` is that of its constants.
+    """
 
     traced: Traced
     record: Any
     own_signal: bool
     window: int | None
     cells: Cells
-    relations: Sequence[Relation] = ()
-    one_by_one = True
-    adds_constants = True
-    step_bytes = 1
+    numbers: tuple[int, ...]
+    place: int
+    relations: tuple[Relation, ...] = ()
+    one_by_one: bool = True
+    adds_constants: bool = True
+    step_bytes: int = 1
 
     @property
     def key(self) -> Any:
         """What the compiled loop depends on."""
-        return fingerprint(self.traced.program, self.traced.consts), self.window, self.cells
-
-    @property
-    def changed(self) -> list[int]:
-        return [i for i, leaf in enumerate(self.traced.leaves) if leaf.written]
+        program = fingerprint(self.traced.program, self.traced.consts)
+        return program, self.window, self.cells, self.numbers
 
     def run(
         self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
     ) -> tuple[Any, Any, Position]:
         traced, n = self.traced, len(self.traced.results)
-        values, numbers = self.cells.filled(weights, at), numbers_of(traced, self.cells)
+        values = self.cells.values(weights, at)
         flat = [a[0] for a in jax.tree.leaves(arrays)]
-        consts = weights.fixed["consts"][self.window]
-        outs = evaluate(traced.program, consts, [*flat, *(values[i] for i in numbers)])
-        new = dict(zip(numbers, outs[n:], strict=True))
+        consts = weights.fixed["consts"][self.place]
+        outs = evaluate(traced.program, consts, [*flat, *(values[i] for i in self.numbers)])
+        new = dict(zip(self.numbers, outs[n:], strict=True))
         states = [new.get(i, values[i]) for i in self.cells.changed]
         results = jax.tree.unflatten(traced.out_tree, [jnp.expand_dims(a, 0) for a in outs[:n]])
-        return results, results[0], replace(at, states=states)
-
-
-def numbers_of(traced: Traced, cells: Cells) -> list[int]:
-    """The cells of the leaves of a traced step function."""
-    number = {key: i for i, key in enumerate(cells.keys)}
-    return [number[id(leaf.state), leaf.index] for leaf in traced.leaves]
+        return results, results[0], Position(states, at.traces, at.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,41 +206,47 @@ class Split:
     outer: tuple[int, ...]
     penalised: bool
 
+    @property
+    def changed(self) -> tuple[int, ...]:
+        return (*self.hidden, *self.others, *self.outer)
 
-def split_at_call(traced: Traced, private: Collection[int]) -> Split | None:
-    """Where the learner call is; None if calls cannot be evaluated side by side.
+
+def split_at_call(traced: Traced, private: Collection[int]) -> Split | str:
+    """Where the learner call is; if many calls cannot be evaluated at once, the reason.
 
     `private` are the ids of the learner's own states, which a placeholder does not touch.
     """
     if any(id(leaf.state) in private for leaf in traced.leaves):
-        return None
+        return "step_fn reads or writes the learner's own traces"
     equations = list(deep_equations(traced.program))
-    calls = [e for e in equations if e.primitive is placeholder]
+    calls = [e for e in equations if is_placeholder(e)]
     if len(calls) != 1 or calls[0] not in traced.program.equations:
-        return None
+        return "step_fn calls the learner more than once, or inside of control flow"
     if any(e.effects for e in equations) or any(map(cannot_be_mapped, traced.program.equations)):
-        return None
+        return "step_fn has side effects or calls Python"
     call = calls[0]
     graph: Graph = call.params["marker"].graph
     mapped = call.params["mapped"]
-    if graph.effects or graph.unmapped or (mapped is not None and max(mapped, default=0) > 1):
-        return None  # effects happen once and in order
+    if graph.effects or graph.unmapped:  # once per step, and in order
+        return "the model has side effects or calls Python"
+    if mapped is not None and max(mapped, default=0) > 1:
+        return "the learner is mapped more than once"
     inputs = operands(call, call.inputs)
     number = {leaf.entry: i for i, leaf in enumerate(traced.leaves)}
     number_of = lambda atom: number.get(atom, -1) if isinstance(atom, Var) else -1
     owned = [number_of(a) for a in (*inputs.hidden, *inputs.others)]
     states = call.outputs[graph.step.n_outs :]
     if -1 in owned or len(set(owned)) != len(owned):
-        return None
+        return "step_fn changes the model's states before it calls the learner"
     unchanged = {k - graph.step.n_outs for k, _ in call.params["same"]}
     for k, (i, new) in enumerate(zip(owned, states, strict=True)):
         leaf = traced.leaves[i]
         if leaf.exit is not new and not (k in unchanged and leaf.exit is leaf.entry):
-            return None
+            return "step_fn changes the model's states after it called the learner"
     outer = tuple(i for i, s in enumerate(traced.leaves) if s.written and i not in owned)
     trained = [number_of(a) for a in inputs.params]
     if -1 in trained or set(trained) & set(outer):
-        return None
+        return "step_fn changes a parameter of the model"
     # What the step function feeds the learner, or keeps for itself, must not depend on the model.
     seeds = dict.fromkeys(call.outputs, 1) | {traced.leaves[i].entry: 1 for i in owned}
     rest = tuple(e for e in traced.program.equations if e is not call)
@@ -241,7 +254,9 @@ def split_at_call(traced: Traced, private: Collection[int]) -> Split | None:
     late = reach(without, seeds, differentiable=False)
     early = (*inputs.consts, *inputs.args, *inputs.extra, *(traced.leaves[i].exit for i in outer))
     if any(bits_of(a, late) for a in early):
-        return None
+        return (
+            "step_fn's input of the learner, or a state of its own, depends on the model's states"
+        )
     n, penalised = len(graph.step.hidden), bool(affine_equations(without, without.outputs))
     return Split(call, tuple(owned[:n]), tuple(owned[n:]), outer, penalised)
 
@@ -256,6 +271,8 @@ class SplitBody:
     own_signal: bool
     window: int | None
     cells: Cells
+    numbers: tuple[int, ...]
+    place: int
     one_by_one: bool
     single: bool
 
@@ -264,16 +281,13 @@ class SplitBody:
         """What the compiled loop depends on."""
         s = self.split
         program = fingerprint(self.traced.program, self.traced.consts)
-        numbers = (s.hidden, s.others, s.outer, s.call.params["mapped"])
-        return program, self.marker, numbers, self.window, self.cells, self.one_by_one, self.single
+        states = (s.hidden, s.others, s.outer, s.call.params["mapped"])
+        cells = (self.cells, self.numbers)
+        return program, self.marker, states, cells, self.window, self.one_by_one, self.single
 
     @property
     def marker(self) -> Marker:
         return self.split.call.params["marker"]
-
-    @property
-    def changed(self) -> tuple[int, ...]:
-        return (*self.split.hidden, *self.split.others, *self.split.outer)
 
     @property
     def is_mapped(self) -> bool:
@@ -301,9 +315,8 @@ class SplitBody:
         traced, program, split = self.traced, self.traced.program, self.split
         sequences = jax.tree.leaves(arrays)
         count, size = sequences[0].shape[0], self.marker.length or 1
-        consts, numbers = weights.fixed["consts"][self.window], numbers_of(traced, self.cells)
-        filled = self.cells.filled(weights, at)
-        states = [filled[i] for i in numbers]
+        consts, cells = weights.fixed["consts"][self.place], self.cells.values(weights, at)
+        states = [cells[i] for i in self.numbers]
         entering, last = self._own_states(*lax.stop_gradient((consts, states)), sequences, count)
 
         def values_with(outs: Sequence[Any] | None, index: Any) -> StepValues:
@@ -335,7 +348,9 @@ class SplitBody:
             for kind, leaves in (("hidden", split.hidden), ("others", split.others)):
                 for i, value in zip(leaves, getattr(ran.before, kind), strict=True):
                     value = value[::size]
-                    values.add(traced.leaves[i].entry, value if index is None else value[index], True)
+                    values.add(
+                        traced.leaves[i].entry, value if index is None else value[index], True
+                    )
             evaluate_all_steps(needed(program, traced.results, values), values, count)
             return [_all(values, a, count) for a in traced.results]
 
@@ -346,8 +361,8 @@ class SplitBody:
         new = dict(last)
         for leaves, exits in ((split.hidden, ran.after.hidden), (split.others, ran.after.others)):
             new |= {i: value[-1] for i, value in zip(leaves, exits, strict=True)}
-        by_cell = {numbers[i]: value for i, value in new.items()}
-        changed = [by_cell.get(i, filled[i]) for i in self.cells.changed]
+        by_cell = {self.numbers[i]: value for i, value in new.items()}
+        changed = [by_cell.get(i, cells[i]) for i in self.cells.changed]
         position = Position(changed, ran.traces, lax.stop_gradient(at.count + count))
         return jax.tree.unflatten(traced.out_tree, results), counted[0], position
 

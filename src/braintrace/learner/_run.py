@@ -1,0 +1,230 @@
+"""A learner, a step function and a sequence as one compiled loop: states in, states out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._jaxpr import fingerprint, is_traced
+from .._online import (
+    Options,
+    Position,
+    Stream,
+    Updates,
+    Weights,
+    run_gradient,
+    run_outputs,
+    run_updates,
+)
+from ..frontend import Traced
+from ._optimizers import Optimizer
+from ._sequences import leaves_of, states_of, values_of, write_leaves
+from ._step import CallBody, Cells, Split, SplitBody
+
+Array = jax.Array
+Cell = tuple[brainstate.State, int]  # one array of a state
+NOT_COUNTED = np.zeros((), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """How a sequence was run: many calls of the step function at once, or why not."""
+
+    in_blocks: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SequenceRun:
+    """A step function over a sequence, and the states that it reads and writes.
+
+    `bodies` are by the size of a window; `split` says that many of their calls may be evaluated at
+    once, the traces being apart from other states.
+    """
+
+    learner: Any
+    weights: Any
+    stream: Stream
+    window: int | None
+    bodies: Mapping[int | None, SplitBody | CallBody]
+    states: list[Cell]
+    cells: Cells
+    split: bool
+
+    def outputs(self, options: Options) -> Any:
+        """What the step function returns, along time; the states move on."""
+
+        def run(bodies, weights, at, stream, options, own):
+            return None, *run_outputs(bodies, weights, at, stream, options)
+
+        return self._call("outputs", options, run)[1]
+
+    def gradient(self, options: Options) -> tuple[list[Array], Any]:
+        """The gradients by all arrays of the weights, and what the step function returns."""
+
+        def run(bodies, weights, at, stream, options, own):
+            return run_gradient(bodies, weights, at, stream, options)
+
+        return self._call("gradient", options, run)
+
+    def train(self, options: Options, optimizer: Optimizer, every: int) -> Any:
+        """Update the weights every so many steps; returns what the step function returns."""
+        changed = {cell: j for j, cell in enumerate(self.cells.changed)}
+        both = [(k, changed[i]) for k, i in enumerate(self.cells.trained) if i in changed]
+
+        def run(bodies, weights, at, stream, options, own):
+            own, consts = own
+
+            def update(grads, trained, own, at):
+                old, states = list(trained), list(at.states)
+                for k, j in both:  # a weight that the step function changes, too
+                    old[k] = states[j]
+                new, own = optimizer(consts, grads, old, own)
+                for k, j in both:
+                    states[j] = new[k]
+                return new, own, replace(at, states=states)
+
+            updates = Updates(update, every)
+            trained, own, at, results = run_updates(
+                bodies, weights, at, stream, options, updates, own
+            )
+            return (trained, own), at, results
+
+        key = ("train", every, fingerprint(optimizer.program, optimizer.consts))
+        arrays = (optimizer.own, optimizer.consts)
+        (trained, own), results = self._call(key, options, run, arrays)
+        write_leaves(self.weights, trained)
+        optimizer.write(own)
+        return results
+
+    def _call(
+        self, key: Any, options: Options, run: Callable[..., Any], own: Any = ()
+    ) -> tuple[Any, Any]:
+        """Compile the loop once for all that it depends on, and run it on the present arrays."""
+        learner, bodies = self.learner, self.bodies
+        fresh = self.split and is_fresh(learner)
+        options = replace(options, window=self.window, fresh=fresh, per_call=self._per_call())
+
+        def loop(trained, fixed, states, count, stream, own, traces):
+            at = Position(states, traces, count)
+            return run(bodies.__getitem__, Weights(trained, fixed), at, stream, options, own)
+
+        etraces = list(learner.etraces.values()) if self.split else []
+        whole = (key, options, *(body.key for body in bodies.values()))
+        compiled = learner.executor.compiled(whole, loop, 6 if only_ours(etraces) else None)
+        values = [jax.tree.leaves(state.value)[i] for state, i in self.states]
+        moving = [values[i] for i in self.cells.changed]
+        away = {*self.cells.changed, *self.cells.trained}
+        fixed = {
+            "consts": [body.traced.consts for body in bodies.values()],
+            "cells": [None if i in away else value for i, value in enumerate(values)],
+        }
+        trained = leaves_of(self.weights, values_of(self.weights))
+        count = learner.running_index.value if self.split else NOT_COUNTED
+        found, at, results = compiled(
+            trained, fixed, moving, jnp.asarray(count), self.stream, own, [t.value for t in etraces]
+        )
+        write_cells([self.states[i] for i in self.cells.changed], at.states)
+        for state, value in zip(etraces, at.traces, strict=True):
+            state.value = value
+        if self.split:
+            learner.running_index.value = at.count
+        return found, results
+
+    def _per_call(self) -> frozenset[int]:
+        """Results of a window without an axis of its steps."""
+        return frozenset(
+            i
+            for size, body in self.bodies.items()
+            for i, atom in enumerate(body.traced.results)
+            if size is not None and atom.shape[:1] != (size,)
+        )
+
+
+def sequence_run(
+    learner: Any,
+    weights: Any,
+    stream: Stream,
+    window: int | None,
+    traced: Mapping[int | None, Traced],
+    splits: Mapping[int | None, Split] | None,
+    one_by_one: bool,
+) -> SequenceRun:
+    """Put the traced step functions of all windows together.
+
+    Without `splits` these make real calls, and the traces are states like others.
+    """
+    states: list[Cell] = []
+    number: dict[tuple[int, int], int] = {}
+
+    def cell(state: brainstate.State, index: int) -> int:
+        key = (id(state), index)
+        if key not in number:
+            number[key] = len(states)
+            states.append((state, index))
+        return number[key]
+
+    numbers = {
+        size: tuple(cell(leaf.state, leaf.index) for leaf in t.leaves) for size, t in traced.items()
+    }
+    trained = tuple(
+        cell(state, i)
+        for state in states_of(weights)[0]
+        for i in range(len(jax.tree.leaves(state.value)))
+    )
+    changed: dict[int, None] = {}
+    for size, t in traced.items():
+        written = (i for i, leaf in enumerate(t.leaves) if leaf.written)
+        places = written if splits is None else splits[size].changed
+        changed |= dict.fromkeys(numbers[size][i] for i in places)
+    cells = Cells(tuple(changed), trained)
+    rule, own_signal = learner.rule, learner._has_own_signal
+    single = learner.vjp_method == "single-step"
+    bodies: dict[int | None, SplitBody | CallBody] = {}
+    for place, (size, t) in enumerate(traced.items()):
+        common = (rule, own_signal, size, cells, numbers[size], place)
+        if splits is None:
+            bodies[size] = CallBody(t, *common)
+        else:
+            bodies[size] = SplitBody(t, splits[size], *common, one_by_one, single)
+    return SequenceRun(learner, weights, stream, window, bodies, states, cells, splits is not None)
+
+
+def is_fresh(learner: Any) -> bool:
+    """Whether the traces are zero, as far as that is certain while tracing.
+
+    Without a trace it is looked up in the loop, so that one program serves both.
+    """
+    index = learner.running_index.value
+    leaves = [a for s in learner.etraces.values() for a in jax.tree.leaves(s.value)]
+    return isinstance(index, np.ndarray) and any(map(is_traced, leaves)) and bool(index == 0)
+
+
+def only_ours(states: Iterable[brainstate.State]) -> bool:
+    """Whether nobody else holds the arrays of these states, so that their memory may be reused."""
+    unshared = brainstate.ShortTermState({"": jnp.zeros(())})
+    most = _holders(unshared)
+    return all(held <= limit for s in states for held, limit in zip(_holders(s), most, strict=True))
+
+
+def _holders(state: brainstate.State) -> tuple[int, int]:
+    value = state.value
+    leaves = jax.tree.leaves(value)
+    return sys.getrefcount(value), max(map(sys.getrefcount, leaves), default=0)
+
+
+def write_cells(cells: list[Cell], arrays: list[Any]) -> None:
+    """Store new arrays in states."""
+    new: dict[int, tuple[brainstate.State, list[Any]]] = {}
+    for (state, index), array in zip(cells, arrays, strict=True):
+        flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
+        flat[index] = array
+    for state, flat in new.values():
+        state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
