@@ -32,16 +32,26 @@ MAY_IMPORT = {
     "engine": CORE | {"rules"},
     "online": CORE | {"rules", "engine"},
     "frontend": CORE | {"precision"},
-    "learner": LEARNING | {"precision", "version"},
+    "checkpoint": {"errors", "jaxpr", "frontend", "version"},
+    "learner": LEARNING | {"precision", "checkpoint"},
     "show": {"precision", "errors", "learner"},
     "verify": LEARNING | {"precision", "nn", "version"},
     "cli": LEARNING | {"nn", "show", "verify", "version", "init"},
     "legacy": {"errors", "jaxpr", "ops"},
-    "public": LEARNING | {"nn", "show", "verify"},
+    "public": LEARNING | {"checkpoint"} | {"nn", "show", "verify"},
     "init": {"precision", "public", "version", "legacy"},
     "main": {"cli"},
 }
-MAY_IMPORT_BRAINSTATE = {"frontend", "learner", "nn", "show", "verify", "cli", "legacy"}
+MAY_IMPORT_BRAINSTATE = {
+    "frontend",
+    "checkpoint",
+    "learner",
+    "nn",
+    "show",
+    "verify",
+    "cli",
+    "legacy",
+}
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
 # Names a room may not say. The lookarounds let ordinary words through: convert, exploration.
 UNSPEAKABLE = {

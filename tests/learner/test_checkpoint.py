@@ -57,8 +57,8 @@ def learner_of(rule="d_rtrl", units=4, seed=0, **options):
 
 def everything(learner, optimizer=None):
     """All numbers that training depends on, by name."""
-    from braintrace.learner._contents import states_in
-    from braintrace.learner._optimizer_contents import states_under
+    from braintrace.checkpoint._contents import states_in
+    from braintrace.checkpoint._optimizer import states_under
 
     inner = getattr(learner, "module", learner)
     found = {**states_in(inner)}

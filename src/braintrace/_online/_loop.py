@@ -179,7 +179,7 @@ def run_gradient(
     """The gradient of the summed losses; the position after; the results of all calls."""
     at = replace(at, count=jnp.asarray(at.count))
     totals = [jnp.zeros_like(p) for p in weights.trained]
-    out = []
+    out: list[Any] = []
     parts = _parts(stream, options.window)
     for part, window in parts:
         if out and window is not None:  # the last window is after all others: effects have an order

@@ -1,11 +1,12 @@
 """The learner: a thin stateful shell around the engine."""
 
 from .._precision import brainstate as _loaded  # noqa: F401
+from ..checkpoint import Checkpoint as Checkpoint
+from ..frontend import floating as floating
 from ..rules import ETraceConfig as ETraceConfig
 from ._algorithm import EligibilityTrace as EligibilityTrace
 from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
-from ._checkpoint import Checkpoint as Checkpoint
 from ._compile import ETraceVmap as ETraceVmap
 from ._compile import compile as compile
 from ._data import MultiStepData as MultiStepData
@@ -39,7 +40,6 @@ from ._random import KFRTRL as KFRTRL
 from ._random import UORO as UORO
 from ._random import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from ._sequences import check_takes as check_takes
-from ._sequences import floating as floating
 from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient
 from ._synthetic import train_synthetic_gradient as train_synthetic_gradient

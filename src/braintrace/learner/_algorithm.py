@@ -15,8 +15,19 @@ from jax import lax
 
 from .._errors import dotted, message
 from .._jaxpr import deep_equations
+from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, init_traces, run_block
-from ..frontend import ETraceGraph, Traced
+from ..frontend import (
+    ETraceGraph,
+    Marker,
+    Operands,
+    Traced,
+    check_read,
+    is_placeholder,
+    named_states,
+    outside,
+    placeholder_call,
+)
 from ..graph import (
     MOST_ENTRIES,
     CompilationReport,
@@ -45,7 +56,6 @@ from ._batch import (
     with_batch,
 )
 from ._beginning import LAST, begin_again, strengthen
-from ._checkpoint import CheckpointMixin
 from ._checks import (
     check_arguments,
     check_exact,
@@ -61,11 +71,8 @@ from ._checks import (
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
-from ._outside import outside
 from ._run import RunInfo
-from ._sequences import check_read, named_states
 from ._signal import SignalMixin
-from ._step import is_placeholder, placeholder_call
 from ._views import TraceViewsMixin
 
 Array = jax.Array
@@ -315,9 +322,15 @@ class ETraceAlgorithm(
 
     @contextmanager
     def _placing(self, called: list[bool], mappable: bool = False) -> Iterator[None]:
-        def placed(rule: Any, *given: Any) -> Any:
+        def placed(
+            rule: Any, graph: Graph, call: Call, values: Values, extra: Any, names: Any
+        ) -> tuple[list[Any], Values]:
             called.append(True)
-            return placeholder_call(mappable, *given)
+            marker = Marker(graph, call.timed, call.length, extra, names)
+            kinds = (values.params, values.hidden, values.others)
+            arrays = Operands(values.consts, values.args, *kinds, values.extra)
+            outs, hidden, others = placeholder_call(marker, arrays, mappable)
+            return outs, replace(values, hidden=hidden, others=others)
 
         with self.instead(placed):
             yield

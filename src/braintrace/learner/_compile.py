@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
+from ..checkpoint import CheckpointMixin
 from ..rules import ETraceConfig
 from ._algorithm import ETraceAlgorithm, cleared
 from ._beginning import LAST, begin_again
-from ._checkpoint import CheckpointMixin
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI

@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from .._online import Options, Stream, check_mask, ticking, window_sizes
-from ..frontend import Traced, trace_function
+from ..frontend import (
+    Split,
+    Traced,
+    split_at_call,
+    states_of,
+    trace_function,
+    trace_placed,
+    tree_of,
+    weights_of,
+)
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
@@ -23,12 +32,8 @@ from ._sequences import (
     count_of,
     length_of,
     loss_of,
-    states_of,
     text,
-    tree_of,
-    weights_of,
 )
-from ._step import Split, split_at_call, trace_placed
 
 
 class SequenceDriverMixin:

@@ -11,8 +11,7 @@ import jax
 
 from .._errors import message
 from .._jaxpr import Program, evaluate, is_traced, trace
-from ..frontend import trace_function
-from ._sequences import leaves_of, states_of, tree_of, values_of
+from ..frontend import leaves_of, states_of, trace_function, tree_of, values_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)

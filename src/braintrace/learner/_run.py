@@ -23,10 +23,9 @@ from .._online import (
     run_outputs,
     run_updates,
 )
-from ..frontend import Traced
+from ..frontend import Split, Traced, leaves_of, states_of, values_of, write_leaves
 from ._optimizers import Optimizer
-from ._sequences import leaves_of, states_of, values_of, write_leaves
-from ._step import CallBody, Cells, Split, SplitBody
+from ._step import CallBody, Cells, SplitBody
 
 Array = jax.Array
 Cell = tuple[brainstate.State, int]  # one array of a state

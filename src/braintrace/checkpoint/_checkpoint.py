@@ -15,7 +15,7 @@ from .._version import __version__
 from ._archive import read, write
 from ._contents import Name, identity, states_in
 from ._leaves import decoded, described, described_as, differences, encoded, is_leaf
-from ._optimizer_contents import to_load, to_save
+from ._optimizer import to_load, to_save
 from ._structure import packed, unpacked
 
 OPTIMIZER = "optimizer"

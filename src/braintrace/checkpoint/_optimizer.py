@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from .._errors import message
+from ..frontend import values_of, weights_of
 from ._contents import Name, states_in
-from ._sequences import values_of, weights_of
 
 
 @dataclass(frozen=True, slots=True)

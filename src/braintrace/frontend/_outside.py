@@ -15,9 +15,9 @@ import brainstate
 
 from .._errors import dotted
 from .._jaxpr import Equation, Program, Var, deep_equations
-from ..frontend import StateLeaf, Traced
 from ..graph import Dropped, Outside, bits_of, numbers_of, reach
-from ._step import is_placeholder, operands
+from ._function import StateLeaf, Traced
+from ._placeholder import is_placeholder, operands
 
 Path = tuple[Any, ...]
 
