@@ -21,7 +21,7 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace.learner import _archive
+from braintrace.checkpoint import _archive
 
 SIZE = 2
 XS = jnp.asarray(np.random.default_rng(0).standard_normal((10, SIZE, 3)))
@@ -435,7 +435,7 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from braintrace.learner import _archive
+from braintrace.checkpoint import _archive
 
 path, names = sys.argv[1], ("open", "write", "fsync", "close", "replace")
 real = {name: getattr(os, name) for name in names}

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from thinned import some
 
 import braintrace as bt
+from thinned import some
 
 B, T = 3, 7
 RULES = {
@@ -56,7 +56,9 @@ def sequence(seed=3):
 
 def make(rule, **options):
     inputs = jnp.zeros((B, 2))
-    return bt.compile(Net(), rule, inputs, batch_size=B, vmap=True, **RULES.get(rule, {}), **options)
+    return bt.compile(
+        Net(), rule, inputs, batch_size=B, vmap=True, **RULES.get(rule, {}), **options
+    )
 
 
 def single_calls(learner, step, arrays, mask=None):
@@ -113,7 +115,12 @@ def test_weights_learn_while_the_sequence_runs(every):
     learner, other, (xs, ys) = make("d_rtrl"), make("d_rtrl"), sequence()
     step = lambda net: lambda x, y: jnp.sum((net(x) - y) ** 2)
     losses = learner.etrace_train(
-        xs, ys, step_fn=step(learner), optimizer=optax.sgd(0.01), update_every=every, reduction="sum"
+        xs,
+        ys,
+        step_fn=step(learner),
+        optimizer=optax.sgd(0.01),
+        update_every=every,
+        reduction="sum",
     )
     assert learner.module.last_run.in_blocks and losses.shape == (T,)
     weights = other.param_states

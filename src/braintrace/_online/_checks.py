@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,13 +11,20 @@ import numpy as np
 
 from .._errors import CompilationError, NotSupportedError, message
 from .._jaxpr import is_traced
-from ..graph import CompilationReport, DiagnosticKind, Graph
+from ..graph import DiagnosticKind, Graph, ParameterReport
 from ._blocks import nbytes
 from ._tree import Layout
 
 _USE_AN_OPERATOR = (
     "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
     "weights to be trained online"
+)
+_USE_ANOTHER_RULE = (
+    "use rtrl (exact, memory parameters x states), change the model, or leave out strict=True: in "
+    "one window over the whole sequence nothing is left out"
+)
+_USE_LESS_MEMORY = (
+    "use d_rtrl, snap with a small n or windows, make the batch smaller, or raise memory_limit"
 )
 _HINTS = {
     DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
@@ -26,22 +33,25 @@ _HINTS = {
 }
 
 
-def check_exact(report: CompilationReport, rule: str) -> None:
-    """Refuse a step whose gradient leaves something out."""
-    bad = [p for p in report.parameters.values() if not p.exact]
+def check_exact(
+    parameters: Iterable[ParameterReport], rule: str, do: str = _USE_ANOTHER_RULE
+) -> None:
+    """Refuse parameters whose gradient leaves something out; `do` is what the user can do."""
+    bad = [p for p in parameters if not p.exact]
     if bad:
         raise CompilationError(
             message(
                 f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
                 where=next((d.line for p in bad for d in p.dropped if d.line), None),
                 why="\n         ".join(line for p in bad for line in str(p).splitlines()),
-                do="use rtrl (exact, memory parameters x states), change the model, or leave out "
-                "strict=True: in one window over the whole sequence nothing is left out",
+                do=do,
             )
         )
 
 
-def check_memory(limit: int | None, graph: Graph, traces: Any, rule: str) -> None:
+def check_memory(
+    limit: int | None, graph: Graph, traces: Any, rule: str, do: str = _USE_LESS_MEMORY
+) -> None:
     """Refuse traces that need more bytes than allowed, before any is allocated."""
     total = nbytes(traces)
     if limit is None or total <= limit:
@@ -55,8 +65,7 @@ def check_memory(limit: int | None, graph: Graph, traces: Any, rule: str) -> Non
             f"{rule} would store {total:,} bytes of traces.",
             why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
             f"memory_limit is {limit:,} bytes",
-            do="use d_rtrl, snap with a small n or windows, make the batch smaller, or raise "
-            "memory_limit",
+            do=do,
         )
     )
 

@@ -153,7 +153,7 @@ class Online:
             how = (self.control_flow, self.memory_limit, self.window is not None)
             plan = make_plan(self.step, self.rule, signature, *how)
             if self.strict:
-                check_exact(plan.report(), self.rule.name)
+                check_exact(plan.report().parameters.values(), self.rule.name)
             if plan.reusable:
                 self._plans[signature] = plan
         self._last = plan

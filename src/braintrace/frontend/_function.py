@@ -49,15 +49,15 @@ class Traced:
             state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
 
 
-def trace_function(function: Callable[..., Any], *args: Any) -> Traced:
-    """Trace a function of arrays and states."""
+def trace_function(function: Callable[..., Any], *args: Any, pruned: bool = True) -> Traced:
+    """Trace a function of arrays and states; `pruned` leaves out what no result depends on."""
     stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
     stateful.make_jaxpr(*args)
     key = stateful.get_arg_cache_key(*args)
     trace = stateful.get_state_trace_by_cache(key)
     out_shapes, _ = stateful.get_out_shapes_by_cache(key)
     program, consts = flatten(stateful.get_jaxpr_by_cache(key))
-    program = prune(program)
+    program = prune(program) if pruned else program
     n_args, n_outs = len(jax.tree.leaves(args)), len(jax.tree.leaves(out_shapes))
     leaves, at = [], 0
     for state, written in zip(trace.states, trace.been_writen, strict=True):

@@ -15,6 +15,7 @@ from jax import lax
 
 from .._errors import dotted, message
 from .._jaxpr import deep_equations
+from .._online import check_memory
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, init_traces, run_block
 from ..frontend import (
@@ -57,11 +58,11 @@ from ._batch import (
 )
 from ._beginning import LAST, begin_again, strengthen
 from ._checks import (
+    USE_LESS_MEMORY,
     check_arguments,
     check_exact,
     check_layout,
     check_lockstep,
-    check_memory,
     check_precision,
     check_relations,
     check_trace,
@@ -200,7 +201,8 @@ class ETraceAlgorithm(
         info = graph.module_info
         values = Values(info.consts, (), info.leaves("params"), (), ())
         traces = jax.eval_shape(lambda v: init_traces(graph.analysis, self.rule, v), values)
-        check_memory(self.memory_limit, graph, traces, type(self).__name__)
+        limits = (self.memory_limit, graph.analysis, traces, type(self).__name__)
+        check_memory(*limits, USE_LESS_MEMORY)
         self._state_shapes = state_shapes(graph)
         for (i, path), trace in zip(self._traced(), traces, strict=True):
             key = f"{i}:{'.'.join(map(str, path))}"

@@ -13,6 +13,7 @@ import saiunit as u
 
 from .._errors import CompilationError, NotSupportedError, dotted, message
 from .._jaxpr import deep_equations, is_of_outer_trace, is_traced
+from .._online import check_exact as refuse_inexact
 from ..frontend import ETraceGraph
 from ..graph import CompilationReport, DiagnosticKind, Graph, bits_of
 from ._data import Call
@@ -20,6 +21,16 @@ from ._data import Call
 _USE_AN_OPERATOR = (
     "use a layer of braintrace.nn, or write braintrace.matmul(x, w) (or another operator of "
     "braintrace) instead of x @ w for the weights to be trained online"
+)
+_BE_EXACT = (
+    "use RTRL (exact for what `update` computes, memory parameters x states), change the model (a "
+    "weight of a plain product goes into braintrace.matmul, a bias too; what step_fn does before "
+    "the learner call, or keeps, into `update`), or leave out strict=True: in one window over the "
+    "whole sequence nothing is left out, whatever the rule"
+)
+USE_LESS_MEMORY = (
+    "use D_RTRL, SnAp with a small n or windows (vjp_method='multi-step'), make the batch smaller, "
+    "or raise memory_limit"
 )
 _MARKED = {
     "dot_general": "braintrace.nn.Linear or braintrace.matmul(x, w) for the plain product",
@@ -47,39 +58,8 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
 
     A parameter that `update` does not use is judged when a step function uses it.
     """
-    known = [p for p in report.parameters.values() if among is None or p.path in among]
-    bad = [p for p in known if not p.exact and p.how != "none"]
-    if bad:
-        raise CompilationError(
-            message(
-                f"strict=True, and {rule} does not learn {len(bad)} parameter(s) exactly.",
-                where=next((d.line for p in bad for d in p.dropped if d.line), None),
-                why="\n         ".join(line for p in bad for line in str(p).splitlines()),
-                do="use RTRL (exact for what `update` computes, memory parameters x states), "
-                "change the model (a weight of a plain product goes into braintrace.matmul, a bias "
-                "too; what step_fn does before the learner call, or keeps, into `update`), or "
-                "leave out strict=True: in one window over the whole sequence nothing is left out, "
-                "whatever the rule",
-            )
-        )
-
-
-def check_memory(limit: int | None, graph: ETraceGraph, traces: Any, rule: str) -> None:
-    """Refuse traces that need more bytes than allowed, before any is allocated."""
-    total = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(traces))
-    if limit is None or total <= limit:
-        return
-    weights = sum(graph.module_info.step.entry(leaf).size for leaf in graph.module_info.step.params)
-    states = sum(graph.module_info.step.entry(leaf).size for leaf in graph.module_info.step.hidden)
-    raise NotSupportedError(
-        message(
-            f"{rule} would store {total:,} bytes of traces.",
-            why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
-            f"memory_limit is {limit:,} bytes",
-            do="use D_RTRL, SnAp with a small n or windows (vjp_method='multi-step'), make the "
-            "batch smaller, or raise memory_limit",
-        )
-    )
+    judged = [p for p in report.parameters.values() if among is None or p.path in among]
+    refuse_inexact((p for p in judged if p.how != "none"), rule, _BE_EXACT)
 
 
 def check_relations(graph: ETraceGraph, everything: bool = False) -> None:

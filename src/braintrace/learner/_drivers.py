@@ -324,7 +324,9 @@ class SequenceDriverMixin:
             reasons.append(f"{type(learner).__name__} looks at the end of every call")
         if reasons:
             learner.last_run = RunInfo(False, reasons[0])
-            real = {size: trace_function(step, *arguments) for size, arguments in slices.items()}
+            # Not pruned: an operation without use may be there to refuse a second derivative.
+            trace = lambda arguments: trace_function(step, *arguments, pruned=False)
+            real = {size: trace(arguments) for size, arguments in slices.items()}
             return sequence_run(learner, chosen, stream, window, real, None, True)
         rule = learner.rule
         if rule.one_by_one:

@@ -116,8 +116,11 @@ class SequenceRun:
             return run(bodies.__getitem__, Weights(trained, fixed), at, stream, options, own)
 
         etraces = list(learner.etraces.values()) if self.split else []
-        whole = (key, options, *(body.key for body in bodies.values()))
-        compiled = learner.executor.compiled(whole, loop, 6 if only_ours(etraces) else None)
+        compiled: Any = jax.jit(loop)
+        if self.split:
+            keys = (body.key for body in bodies.values() if isinstance(body, SplitBody))
+            whole = (key, options, *keys)
+            compiled = learner.executor.compiled(whole, loop, 6 if only_ours(etraces) else None)
         values = [jax.tree.leaves(state.value)[i] for state, i in self.states]
         moving = [values[i] for i in self.cells.changed]
         away = {*self.cells.changed, *self.cells.trained}

@@ -77,12 +77,6 @@ class CallBody:
     adds_constants: bool = True
     step_bytes: int = 1
 
-    @property
-    def key(self) -> Any:
-        """What the compiled loop depends on."""
-        program = fingerprint(self.traced.program, self.traced.consts)
-        return program, self.window, self.cells, self.numbers
-
     def run(
         self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
     ) -> tuple[Any, Any, Position]:
