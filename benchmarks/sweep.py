@@ -65,7 +65,7 @@ def is_network(spec: tuple) -> bool:
 
 
 def set_up() -> None:
-    sys.path[:0] = [str(ROOT / "tests" / "fuzz"), str(ROOT / "src")]
+    sys.path[:0] = [str(ROOT / path) for path in ("tests/fuzz", "tests", "src")]
     import brainstate
     import jax
 

@@ -26,10 +26,8 @@ from programs import Choose, numbers, pulled, spike
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
-from braintrace.verify._dense import dense
-from braintrace.verify._options import definition
-from braintrace.verify._rules import rule_on
 from braintrace.verify._sequence import restored
+from oracle import definition, dense, rule_on
 
 T, N, N_OPERATORS = 4, 3, 3
 

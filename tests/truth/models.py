@@ -21,7 +21,7 @@ import scipy.sparse
 from jax import lax
 
 import braintrace as bt
-from braintrace.verify._dense import dense
+from oracle import dense
 
 T = 5
 

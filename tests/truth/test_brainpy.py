@@ -25,8 +25,7 @@ from braintrace._errors import dotted
 from braintrace.frontend._names import named_states
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
-from braintrace.verify._dense import dense
-from braintrace.verify._reference import rule_on
+from oracle import dense, rule_on
 from thinned import some
 
 T, N, TIGHT = 8, 3, 1e-9

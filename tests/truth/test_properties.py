@@ -11,10 +11,8 @@ from models import Net, step_fn
 import braintrace as bt
 from braintrace._jaxpr import bind
 from braintrace.verify._compare import comparison, online_grad
-from braintrace.verify._dense import dense, vector
-from braintrace.verify._observe import run_step
-from braintrace.verify._reference import rule_on
-from braintrace.verify._structure import Structure
+from braintrace.verify._sequence import vector
+from oracle import Structure, dense, rule_on, run_step
 
 N, STEPS = 4, 4
 MASK = jnp.array([1.0, 0.0, 1.0, 1.0])

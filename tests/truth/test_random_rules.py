@@ -13,10 +13,7 @@ from models import Draw, Net, T, matmul, spike, step_fn
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import _window_losses, comparison, online_grad
-from braintrace.verify._dense import dense
-from braintrace.verify._estimates import kf_step, uoro_step
-from braintrace.verify._options import definition
-from braintrace.verify._rules import rule_on
+from oracle import definition, dense, kf_step, rule_on, uoro_step
 from thinned import QUICK
 
 TIGHT = 1e-9

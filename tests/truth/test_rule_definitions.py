@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from models import EXACT, RECURRENT, Draw, Net, T, matmul, sigmoid, step_fn
 
-from braintrace.verify import bptt_grad, reference_grad
+from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison
-from braintrace.verify._dense import dense
-from braintrace.verify._estimates import kf_step, uoro_step
-from braintrace.verify._options import definition, rule_name
-from braintrace.verify._rules import rule_on
-from braintrace.verify._structure import Structure
-from braintrace.verify._together import together
+from oracle import (
+    Structure,
+    definition,
+    dense,
+    kf_step,
+    reference_grad,
+    rule_name,
+    rule_on,
+    together,
+    uoro_step,
+)
 from thinned import some
 
 TIGHT = 1e-10

@@ -23,11 +23,8 @@ from models import (
 )
 
 import braintrace as bt
-from braintrace.verify import compare
 from braintrace.verify._compare import _window_losses, comparison, online_grad
-from braintrace.verify._dense import dense
-from braintrace.verify._options import definition
-from braintrace.verify._rules import rule_on
+from oracle import compare_to_rule, definition, dense, rule_on
 from thinned import QUICK, some
 
 TIGHT = 1e-9
@@ -349,7 +346,7 @@ SEEN = [r for r in RULES if RULES[r].called_with is None and RULES[r].name != "r
 @pytest.mark.parametrize("rule", SEEN)
 def test_compare_knows_the_rule(rule):
     learner = learner_of("leaky", rule)
-    found = compare(learner, step_fn, *case("leaky").sequences, against="reference")
+    found = compare_to_rule(learner, step_fn, *case("leaky").sequences)
     assert found.max_error <= TIGHT
 
 
@@ -359,7 +356,7 @@ def test_compare_says_what_it_cannot_know():
     random.compile_graph(case("alif").x0)
     for learner, name in ((signals, "hidden_group_state"), (random, "alif")):
         with pytest.raises(ValueError, match="reference_grad"):
-            compare(learner, step_fn, *case(name).sequences, against="reference")
+            compare_to_rule(learner, step_fn, *case(name).sequences)
 
 
 # ------------------------------------------------------------------------ the battery of all rules

@@ -8,9 +8,9 @@ import pytest
 from models import EXACT, RECURRENT, Net, step_fn
 
 import braintrace as bt
-from braintrace.verify import bptt_grad, compare, finite_difference_grad, reference_grad
+from braintrace.verify import bptt_grad, compare, finite_difference_grad
 from braintrace.verify._compare import comparison
-from braintrace.verify._dense import dense
+from oracle import compare_to_rule, dense, reference_grad
 
 SMOOTH = ["three_states", "complex_state", "operand_expressions", "lstm", "excitation_inhibition"]
 
@@ -90,8 +90,9 @@ def test_references_leave_model_and_learner_as_they_were():
     learner(c.x0)
     states = [*c.model.states().values(), *learner.states().values(), brainstate.random.DEFAULT]
     before = [jax.tree.map(np.asarray, jax.tree.leaves(s.value)) for s in states[:-1]]
-    for against in ("bptt", "reference", "finite"):
+    for against in ("bptt", "finite"):
         compare(learner, step_fn, *c.sequences, against=against)
+    compare_to_rule(learner, step_fn, *c.sequences)
     after = [jax.tree.map(np.asarray, jax.tree.leaves(s.value)) for s in states[:-1]]
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert [a.dtype for x in before for a in x] == [a.dtype for x in after for a in x]
@@ -141,7 +142,7 @@ def test_compare_runs_windows():
     c = RECURRENT["vanilla"]()
     learner = bt.D_RTRL(c.model, vjp_method="multi-step")
     learner.compile_graph(c.x0)
-    result = compare(learner, step_fn, *c.sequences, chunk_size=3, against="reference")
+    result = compare_to_rule(learner, step_fn, *c.sequences, chunk_size=3)
     assert result.max_error < 1e-9
 
 
@@ -168,14 +169,6 @@ loss = lambda net, x: net(x).sum()
         (lambda: bptt_grad(linear(), lambda net, x: net(x), XS), ValueError, "float64[1]"),
         (lambda: bptt_grad(linear(), loss, XS, weights=linear().w), ValueError, "belong"),
         (lambda: bptt_grad(linear(), lambda x: x.sum(), XS), TypeError, "learner.etrace_grad"),
-        (lambda: reference_grad("kalman", linear(), loss, XS), ValueError, "kalman"),
-        (lambda: reference_grad("snap", linear(), loss, XS), TypeError, "n"),
-        (lambda: reference_grad("snap", linear(), loss, XS, n=0), ValueError, "n=0"),
-        (lambda: reference_grad(bt.D_RTRL, linear(), loss, XS, decay=1), TypeError, "decay"),
-        (lambda: reference_grad("pp_prop", linear(), loss, XS), TypeError, "decay_or_rank"),
-        (lambda: reference_grad("d_rtrl", linear(), loss, XS, chunk_size=2), ValueError, "2"),
-        (lambda: reference_grad("d_rtrl", linear(), loss, XS, chunk_size=0), ValueError, "0"),
-        (lambda: reference_grad("d_rtrl", linear(), loss, XS, vjp_method="x"), ValueError, "'x'"),
         (lambda: compare(linear(), loss, XS), TypeError, "Net"),
         (lambda: finite_difference_grad(linear(), loss, XS, entries={"q": [0]}), ValueError, "q"),
     ],
@@ -188,3 +181,23 @@ def test_compare_refuses_unknown_references():
     learner = bt.D_RTRL(linear())
     learner.compile_graph(XS[0])
     refuse(lambda: compare(learner, loss, XS, against="luck"), ValueError, "luck")
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "error", "word"),
+    [
+        ("kalman", {}, ValueError, "kalman"),
+        ("snap", {}, TypeError, "n"),
+        ("snap", {"n": 0}, ValueError, "n=0"),
+        (bt.D_RTRL, {"decay": 1}, TypeError, "d_rtrl takes"),
+        ("pp_prop", {}, TypeError, "decay_or_rank"),
+        ("ottt", {"leak": 0.5, "mode": "B"}, ValueError, "'B'"),
+        ("otpe", {"leak": 0.5, "mode": "A"}, ValueError, "'A'"),
+        ("d_rtrl", {"chunk_size": 2}, ValueError, "2"),
+        ("d_rtrl", {"chunk_size": 0}, ValueError, "0"),
+        ("d_rtrl", {"vjp_method": "x"}, ValueError, "'x'"),
+    ],
+)
+def test_mistakes_with_rules_are_errors(rule, options, error, word):
+    with pytest.raises(error, match=word):
+        reference_grad(rule, linear(), loss, XS, **options)

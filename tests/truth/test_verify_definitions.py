@@ -10,12 +10,10 @@ from models import EXACT, RECURRENT, Draw, Net, T, spike_by_pullback, step_fn
 
 import braintrace as bt
 from braintrace import element_wise, matmul
-from braintrace.verify import bptt_grad, compare, reference_grad
+from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison
-from braintrace.verify._dense import dense
-from braintrace.verify._rules import rule_on
 from braintrace.verify._sequence import at
-from braintrace.verify._structure import Structure
+from oracle import Structure, compare_to_rule, dense, reference_grad, rule_on
 from thinned import some
 
 RULES = [
@@ -383,7 +381,7 @@ def test_compare_knows_snap_and_rtrl(rule):
     c = EXACT["three_states"]()  # where D-RTRL is both
     learner = rule(c.model)
     learner.compile_graph(c.x0)
-    result = compare(learner, step_fn, *c.sequences, against="reference")
+    result = compare_to_rule(learner, step_fn, *c.sequences)
     assert result.max_error < 1e-9
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
-from braintrace.verify._dense import dense
-from braintrace.verify._reference import rule_on
+from oracle import dense, rule_on
 from thinned import QUICK
 
 T = 4

@@ -12,8 +12,6 @@ from .._errors import dotted, message
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
-from ._options import options_of, rule_name
-from ._reference import reference_grad
 from ._sequence import Grads, Path, StepFn, at, check, restored
 
 
@@ -68,7 +66,7 @@ def compare(
         *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
         chunk_size: steps per window, for a multi-step learner.
         block_size: steps per block, as for `etrace_grad`; 1 steps the traces one by one.
-        against: 'bptt', 'reference' (the rule's defining equations) or 'finite' differences.
+        against: 'bptt', or 'finite' differences.
 
     Returns:
         Relative error and cosine of every parameter's gradient; printed, a small table.
@@ -96,19 +94,12 @@ def compare(
         truth = bptt_grad(model, step_fn, *sequences)
     elif against == "finite":
         truth = finite_difference_grad(model, step_fn, *sequences)
-    elif against == "reference":
-        rule = rule_name(type(learner))
-        options, method = options_of(learner, rule), learner.vjp_method
-        chunk = chunk_size or 1
-        truth = reference_grad(
-            rule, model, step_fn, *sequences, vjp_method=method, chunk_size=chunk, **options
-        )
     else:
         raise ValueError(
             message(
                 f"unknown reference {against!r}.",
-                why="known are 'bptt', 'reference', 'finite'",
-                do="choose one of them",
+                why="a learner is compared with BPTT or with finite differences",
+                do="choose 'bptt' or 'finite'",
             )
         )
     sizes = {"chunk_size": chunk_size, "block_size": block_size}

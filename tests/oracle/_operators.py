@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from .._jaxpr import Equation, Program, Var, bind, trace
-from ..graph import Kinds, folded_equations, replaced
-from ..ops import ETPPrimitive
+from braintrace._jaxpr import Equation, Program, Var, bind, trace
+from braintrace.graph import Kinds, folded_equations, replaced
+from braintrace.ops import ETPPrimitive
+
 from ._unroll import Written, calls_operator, entries
 
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._control import guards
-from .._jaxpr import (
+from braintrace._control import guards
+from braintrace._jaxpr import (
     Atom,
     Const,
     Equation,
@@ -32,7 +32,7 @@ from .._jaxpr import (
     scan_layout,
     trace,
 )
-from ..ops import ETPPrimitive
+from braintrace.ops import ETPPrimitive
 
 
 @dataclass(frozen=True, eq=False, slots=True)

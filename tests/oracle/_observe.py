@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Equation, Var, bind, evaluate
+from braintrace._jaxpr import Equation, Var, bind, evaluate
+from braintrace.verify._sequence import unvector, vector
+
 from ._bound import Bound
-from ._sequence import unvector, vector
 from ._structure import Structure
 from ._together import group_of
 

@@ -17,11 +17,12 @@ import jax
 import numpy as np
 from scipy.sparse import csgraph
 
-from .._jaxpr import Equation, Program, Var, inner_equations
+from braintrace._jaxpr import Equation, Program, Var, inner_equations
+from braintrace.verify._sequence import Path, StepFn, traced_step
+
 from ._kinds import Kind, constants, kind_of, summands
 from ._marks import OWN, kept_links, propagate, sources, structure, times
 from ._operators import Operator, find_operators, fold, reach
-from ._sequence import Path, StepFn, traced_step
 from ._unroll import written_out
 
 MOST = 64  # elements that are summed within a channel, and state elements of one

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from .._jaxpr import Equation, bind, bind_forward
+from braintrace._jaxpr import Equation, bind, bind_forward
+
 from ._structure import Structure
 
 Feedback = Mapping[Equation, Mapping[int, Any]]

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from braintrace._errors import message
+
 from ._dense import Dense
 from ._observe import DenseStep
 from ._structure import Structure

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .._jaxpr import Equation
+from braintrace._jaxpr import Equation
+
 from ._operators import Operator, reach
 from ._structure import Structure, closed
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import (
+from braintrace._jaxpr import (
     Const,
     Equation,
     Program,
@@ -29,7 +29,8 @@ from .._jaxpr import (
     prune,
     trace,
 )
-from ..ops import ETPPrimitive
+from braintrace.ops import ETPPrimitive
+
 from ._operators import reach
 from ._unroll import written_out
 

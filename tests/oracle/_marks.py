@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Const, Equation, Program, Var, bind, bind_forward, is_inexact, trace
-from ..ops import ETPPrimitive
+from braintrace._jaxpr import Const, Equation, Program, Var, bind, bind_forward, is_inexact, trace
+from braintrace.ops import ETPPrimitive
+
 from ._kinds import (
     CONTRACTIONS,
     INDEXED,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import message
+from braintrace._errors import message
+
 from ._dense import Dense
 from ._observe import DenseStep
 from ._together import made_of

@@ -38,10 +38,11 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import message
+from braintrace._errors import message
+from braintrace.verify._sequence import Grads
+
 from ._dense import Dense
 from ._filters import Filtered, Leaky, LeakyFactored, PreAndPost, Synthetic
-from ._sequence import Grads
 from ._signals import FedBack, Signalled, local, modulated, projected, states, vector_of
 from ._traces import Everything, Factored, NoTrace, OfOperators, PerWeight, Slots
 
@@ -85,9 +86,18 @@ def _fed_back(seen: Dense, memory: Any, matrices: Any) -> Any:
 
 
 def _otpe(seen: Dense, leak: float, mode: str = "full", clip: float | None = None) -> Any:
-    if mode == "approx":
-        return LeakyFactored(seen, leak)
-    return Leaky(seen, leak, clip)
+    match mode:
+        case "full":
+            return Leaky(seen, leak, clip)
+        case "approx":
+            return LeakyFactored(seen, leak)
+    raise ValueError(f"otpe has no mode {mode!r}")
+
+
+def _ottt(seen: Dense, leak: float, mode: str = "A") -> Any:
+    if mode not in ("A", "O"):
+        raise ValueError(f"ottt has no mode {mode!r}")
+    return Factored(seen, (leak if mode == "A" else 0.0, 0.0))
 
 
 def _stllr(seen: Dense, **options: float) -> Any:
@@ -121,7 +131,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "eprop": _eprop,
     "rflo": _rflo,
     "otpe": _otpe,
-    "ottt": lambda seen, leak, mode="A": Factored(seen, (leak if mode == "A" else 0.0, 0.0)),
+    "ottt": _ottt,
     "stllr": _stllr,
     "three_factor": _three_factor,
     "osttp": _osttp,

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import dotted, message
+from braintrace._errors import dotted, message
+from braintrace.verify._sequence import Path, StepFn, at, unvector, vector
+
 from ._bound import Bound, Feedback
 from ._observe import DenseStep, at_exits, elements, observe
-from ._sequence import Path, StepFn, at, unvector, vector
 from ._structure import Structure
 from ._together import readers, together
 
