@@ -7,7 +7,7 @@ programs (`_jaxpr`, `_control`, `ops`), one rewriting of the step (`graph._fold`
 
 From a step function to a gradient:
 
-    _unroll      control flow written out            _kinds, _marks   which element reads which
+    _unroll      control flow unrolled               _kinds, _marks   which element reads which
     _operators   the operators of a step             _structure       what a rule keeps and cuts
     _derivatives every derivative of a step          _dense           those of a sequence
     _traces, _filters, _signals, _rules              the rules on these matrices
@@ -16,13 +16,13 @@ From a step function to a gradient:
 
 from ._dense import Dense as Dense
 from ._dense import dense as dense
+from ._derivatives import run_step as run_step
 from ._estimates import kf_step as kf_step
 from ._estimates import uoro_step as uoro_step
-from ._observe import run_step as run_step
 from ._options import definition as definition
 from ._options import rule_name as rule_name
 from ._reference import compare_to_rule as compare_to_rule
 from ._reference import reference_grad as reference_grad
 from ._rules import rule_on as rule_on
+from ._sharing import sharing as sharing
 from ._structure import Structure as Structure
-from ._together import together as together

@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from braintrace._errors import dotted, message
 from braintrace.verify._sequence import Path, StepFn, at, unvector, vector
 
-from ._bound import Bound, Feedback
-from ._observe import DenseStep, at_exits, elements, observe
+from ._derivatives import DenseStep, at_exits, derivatives, elements
+from ._sharing import readers, sharing
 from ._structure import Structure
-from ._together import readers, together
+from ._variants import Feedback, Variants
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,21 +38,21 @@ class Dense:
     def slots(self, n: int) -> list[np.ndarray]:
         """SnAp's pattern, per steady operator (states, y), both as real vectors."""
         step = self.structure
-        rows = elements([s.entry for s in step.hidden])
+        rows = elements([leaf.entry for leaf in step.hidden])
         pairs = zip(step.slots(n), step.steady, strict=True)
-        return [found[np.ix_(rows, elements([o.y]))] for found, o in pairs]
+        return [pattern[np.ix_(rows, elements([o.y]))] for pattern, o in pairs]
 
     def by_path(self, gradient: np.ndarray) -> dict[Path, Any]:
         """A gradient vector as arrays by path, complex ones as dL/d(re) - i dL/d(im)."""
         step = self.structure
-        arrays = unvector(jnp.asarray(gradient), [s.value for s in step.params])
-        found: dict[Path, list[Any]] = {}
-        for slot, array in zip(step.params, arrays, strict=True):
-            array = jnp.conj(array) if slot.entry.is_complex else array
-            found.setdefault(slot.path, []).append(array)
+        arrays = unvector(jnp.asarray(gradient), [leaf.value for leaf in step.params])
+        leaves: dict[Path, list[Any]] = {}
+        for leaf, array in zip(step.params, arrays, strict=True):
+            array = jnp.conj(array) if leaf.entry.is_complex else array
+            leaves.setdefault(leaf.path, []).append(array)
         return {
-            path: jax.tree.unflatten(jax.tree.structure(state.value), found[path])
-            if path in found
+            path: jax.tree.unflatten(jax.tree.structure(state.value), leaves[path])
+            if path in leaves
             else jax.tree.map(jnp.zeros_like, state.value)
             for path, state in step.states.items()
         }
@@ -69,48 +68,40 @@ def dense(
     """Run the model from its present states; the model is left as it was.
 
     `folds`: whether weights with a factor that varies are traced, as rules per weight do.
-    `feedback`: what takes the place of a weight in the derivative by its operator's input, by the
-    path of the weight or the operator's number in the step.
+    `feedback`: what replaces a weight in the derivative by its operator's input, by the path of the
+    weight or the operator's number in the step.
     """
-    step = Structure.of(model, step_fn, at(sequences, 0), folds)
-    sets, bound = together(step), Bound(step, _resolved(step, feedback or {}))
-    one = jax.jit(lambda *a: observe(step, sets, bound, *a))
-    h, others = vector([s.value for s in step.hidden]), [s.value for s in step.others]
-    length = len(jax.tree.leaves(sequences)[0])
+    step = Structure(model, step_fn, at(sequences, 0), folds)
+    variants, sets = Variants(step, _resolved(step, feedback or {})), sharing(step)
+    one = jax.jit(lambda *a: derivatives(variants, sets, *a))
+    h = vector([leaf.value for leaf in step.hidden])
+    others = [leaf.value for leaf in step.others]
     steps, starts = [], []
-    for t in range(length):
+    for t in range(len(jax.tree.leaves(sequences)[0])):
         starts.append((h, others, jax.tree.leaves(at(sequences, t))))
-        found, h, others = one(*starts[-1])
-        steps.append(jax.tree.map(np.asarray, found))
+        derived, others = one(*starts[-1])
+        h = derived.h
+        steps.append(jax.tree.map(np.asarray, derived))
 
     @cache
     def exits(sets: tuple[frozenset[int], ...]) -> list[Any]:
         uncut = [()] * len(sets)
-        found = jax.jit(lambda *a: at_exits(step, sets, uncut, bound, *a))
-        return [jax.tree.map(np.asarray, found(*start)) for start in starts]
+        at_step = jax.jit(lambda *a: at_exits(variants, sets, uncut, *a))
+        return [jax.tree.map(np.asarray, at_step(*start)) for start in starts]
 
-    return Dense(step, tuple(DenseStep(**s) for s in steps), exits)
+    return Dense(step, tuple(steps), exits)
 
 
 def _resolved(step: Structure, feedback: Mapping[Any, Any]) -> Feedback:
     """Per operator which operand is replaced by what."""
     out = {}
     for key, operand in feedback.items():
-        if isinstance(key, (int, np.integer)):
-            found = list(step.operators[key : key + 1])
-        else:
-            found = readers(step, key)
-        if not found:
-            name = key if isinstance(key, (int, np.integer)) else dotted(key)
-            raise ValueError(
-                message(
-                    f"feedback for {name}: there is no such operator.",
-                    why=f"the step has {len(step.operators)} trained operators",
-                    do="give the path of a weight that an operator reads, or the operator's number",
-                )
-            )
+        numbered = isinstance(key, (int, np.integer))
+        operators = step.operators[key : key + 1] if numbered else readers(step, key)
+        if not operators:
+            raise ValueError(f"feedback for {key}: there is no such operator")
         parts = operand if isinstance(operand, (tuple, list)) else (operand,)
-        for o in found:
+        for o in operators:
             places = zip(o.trained, parts, strict=False)
             out[o.equation] = {i: jnp.asarray(part) for i, part in places}
     return out

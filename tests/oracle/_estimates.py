@@ -1,4 +1,4 @@
-"""One step of the unbiased estimates of RTRL, given their random signs.
+"""One step of the unbiased estimates of RTRL, as functions of their random signs.
 
 Letters as in `_rules`: A = dh'/dh, B = dh'/dθ, F = dh'/dy in full.
 """

@@ -1,14 +1,15 @@
 """What an equation does to the elements of one operand, decided from its name and shapes alone.
 
-POINTWISE: an output element reads the operand at its own place. MOVES: it reads one known place.
-CHOOSES: it reads some place along axes whose index is not known. SUMS: it reads many places, and
-each place is read by few outputs. FLAT: the derivative is zero. LOOPS: a `while` in which nothing
+POINTWISE: an output element reads the operand at its own place. MOVES: it reads one other place.
+INDEXES: it reads some place along axes whose index varies. SUMS: it reads many places, and each
+place is read by few outputs. FLAT: the derivative is zero. LOOPS: a `while` in which nothing
 sums or mixes. MIXES: everything else; a rule holds the operand constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -27,12 +28,11 @@ from braintrace._jaxpr import (
     inner_jaxprs,
     is_inexact,
     prune,
-    trace,
 )
 from braintrace.ops import ETPPrimitive
 
-from ._operators import reach
-from ._unroll import written_out
+from ._operators import reach, tangent_program
+from ._unroll import unroll
 
 
 class Kind(Enum):
@@ -40,7 +40,7 @@ class Kind(Enum):
 
     POINTWISE = "pointwise"
     MOVES = "moves"
-    CHOOSES = "chooses"
+    INDEXES = "indexes"
     SUMS = "sums"
     FLAT = "flat"
     LOOPS = "loops"
@@ -66,28 +66,19 @@ _MOVES = set(
     """.split()
 )
 # Moves whose places are operands, from this position on (for scatters: this one).
-INDEXED = {
-    "gather": 1,
-    "dynamic_slice": 1,
-    "dynamic_update_slice": 2,
-    "scatter": 1,
-    "scatter-add": 1,
-    "scatter_add": 1,
-    "scatter-mul": 1,
-    "scatter_mul": 1,
-    "scatter-sub": 1,
-    "scatter_sub": 1,
-    "scatter-min": 1,
-    "scatter-max": 1,
-}
+INDEXED = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "scatter": 1}
+INDEXED |= {f"scatter{by}": 1 for by in ("-add", "_add", "-mul", "_mul", "-sub", "_sub")}
+INDEXED |= {f"scatter{by}": 1 for by in ("-min", "-max")}
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
 CONTRACTIONS = {"dot_general", "conv_general_dilated"}
 WINDOWS = {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
+Constants = Mapping[Var, Any]
+"""The values of a program that depend on no input."""
 
-def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -> Kind:
-    """The kind of operand `i`; `known` are values that depend on no input, `moving` what depends
-    on states or operators."""
+
+def kind_of(eqn: Equation, i: int, constants: Constants, varying: set[Any]) -> Kind:
+    """The kind of operand `i`; `varying` is what depends on states or operators."""
     name, a = eqn.name, eqn.inputs[i]
     if name in _FLAT or not is_inexact(a.dtype):
         return Kind.FLAT
@@ -96,22 +87,24 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
     if name in _MOVES:
         return Kind.MOVES
     if name in INDEXED:
-        return Kind.MOVES if not unknown_axes(eqn, known) else Kind.CHOOSES
+        return Kind.MOVES if not dynamic_axes(eqn, constants) else Kind.INDEXES
     if name == "sort":
-        return Kind.CHOOSES  # some place along its axis
+        return Kind.INDEXES  # some place along its axis
     if name in REDUCTIONS:
         single = all(a.shape[n] == 1 for n in eqn.params["axes"])
         return Kind.MOVES if single else Kind.SUMS
     if name in WINDOWS:
         return Kind.SUMS
-    if name in CONTRACTIONS and (name != "dot_general" or _is_known(eqn.inputs[1 - i], known)):
-        if name != "dot_general" and i == 1:
-            return Kind.MIXES
-        found = reads(eqn, i, pattern(eqn, 1 - i, known))
-        one, few = found.sum(1).max(initial=0) <= 1, found.sum(0).max(initial=0) <= 1
+    if name == "conv_general_dilated" and i == 1:
+        return Kind.MIXES
+    if name == "conv_general_dilated" or (
+        name == "dot_general" and is_constant(eqn.inputs[1 - i], constants)
+    ):
+        matrix = reads(eqn, i, constants)
+        one, few = matrix.sum(1).max(initial=0) <= 1, matrix.sum(0).max(initial=0) <= 1
         return Kind.MOVES if one else Kind.SUMS if few else Kind.MIXES
     if name in ("triangular_solve", "custom_linear_solve") and i == len(eqn.inputs) - 1:
-        return Kind.POINTWISE if _divides(eqn, known) else Kind.MIXES
+        return Kind.POINTWISE if _divides(eqn, constants) else Kind.MIXES
     if name == "shard_map" and _all_pointwise(eqn):
         return Kind.POINTWISE
     if name == "dot_general":
@@ -122,35 +115,34 @@ def kind_of(eqn: Equation, i: int, known: Mapping[Var, Any], moving: set[Any]) -
         free = set(range(len(other))) - {*contracted[1 - i], *batched[1 - i]}
         return Kind.SUMS if all(other[n] == 1 for n in free) else Kind.MIXES
     if name == "while":
-        return Kind.LOOPS if _turns_apart(eqn, moving) else Kind.MIXES
+        return Kind.LOOPS if _loops_apart(eqn, varying) else Kind.MIXES
     return Kind.POINTWISE if _pushes_pointwise(eqn) else Kind.MIXES
 
 
-def pattern(eqn: Equation, i: int, known: Mapping[Var, Any]) -> Any:
-    """An operand as ones, with zeros where it is known to be zero."""
-    a = eqn.inputs[i]
-    if not _is_known(a, known):
-        return jnp.ones(a.shape)
-    return (jnp.asarray(a.value if isinstance(a, Const) else known[a]) != 0).astype(float)
+def matrices(fun: Callable, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Per result of a linear function of one array its matrix, (result, array)."""
+    size = math.prod(shape)
+    outs = jax.vmap(fun)(jnp.eye(size).reshape(size, *shape))
+    return [np.asarray(o).reshape(size, math.prod(o.shape[1:])).T for o in outs]
 
 
-def reads(eqn: Equation, i: int, other: Any) -> np.ndarray:
-    """Which elements of operand `i` each result of a contraction reads."""
-    shape = eqn.inputs[i].shape
-    size = int(np.prod(shape, dtype=np.int64))
-    one = lambda c: bind(eqn, [c, other] if i == 0 else [other, c])[0]
-    out = jax.vmap(one)(jnp.eye(size).reshape(size, *shape))
-    return np.asarray(out).reshape(size, -1).T != 0
+def reads(eqn: Equation, i: int, constants: Constants) -> np.ndarray:
+    """Which elements of operand `i` each result of a contraction reads: not where the other operand
+    is constant and zero."""
+    a = eqn.inputs[1 - i]
+    other = jnp.ones(a.shape)
+    if is_constant(a, constants):
+        other = (jnp.asarray(value_of(a, constants)) != 0).astype(float)
+    contract = lambda c: bind(eqn, [c, other] if i == 0 else [other, c])
+    return matrices(contract, eqn.inputs[i].shape)[0] != 0
 
 
-def _divides(eqn: Equation, known: Mapping[Var, Any]) -> bool:
-    """Whether a solve by a known matrix divides each element by a number."""
-    if not all(_is_known(a, known) for a in eqn.inputs[:-1]):
+def _divides(eqn: Equation, constants: Constants) -> bool:
+    """Whether a solve by a constant matrix divides each element by a number."""
+    if not all(is_constant(a, constants) for a in eqn.inputs[:-1]):
         return False
-    values = [a.value if isinstance(a, Const) else known[a] for a in eqn.inputs[:-1]]
-    shape, size = eqn.inputs[-1].shape, int(np.prod(eqn.inputs[-1].shape, dtype=np.int64))
-    out = jax.vmap(lambda c: bind(eqn, [*values, c])[0])(jnp.eye(size).reshape(size, *shape))
-    matrix = np.asarray(out).reshape(size, size)
+    values = [value_of(a, constants) for a in eqn.inputs[:-1]]
+    matrix = matrices(lambda c: bind(eqn, [*values, c]), eqn.inputs[-1].shape)[0]
     return not (matrix - np.diag(np.diag(matrix))).any()
 
 
@@ -168,8 +160,8 @@ def summands(eqn: Equation) -> float:
     return int(np.prod(sizes, dtype=np.int64))
 
 
-def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
-    """The axes (of the larger array) along which an indexed equation reads an unknown place."""
+def dynamic_axes(eqn: Equation, constants: Constants) -> tuple[int, ...]:
+    """The axes (of the larger array) along which an indexed equation reads a place that varies."""
     at = INDEXED[eqn.name]
     if eqn.name.startswith("dynamic"):
         starts = eqn.inputs[at:]
@@ -177,9 +169,9 @@ def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
         return tuple(
             n
             for n, start in enumerate(starts)
-            if not _is_known(start, known) and part[n] != eqn.inputs[0].shape[n]
+            if not is_constant(start, constants) and part[n] != eqn.inputs[0].shape[n]
         )
-    if _is_known(eqn.inputs[at], known):
+    if is_constant(eqn.inputs[at], constants):
         return ()
     numbers, full = eqn.params["dimension_numbers"], eqn.inputs[0].shape
     if eqn.name == "gather":  # an axis that is taken whole begins at 0
@@ -193,73 +185,65 @@ def unknown_axes(eqn: Equation, known: Mapping[Var, Any]) -> tuple[int, ...]:
     return tuple(n for n in places if sizes.get(n) != full[n])
 
 
-def _is_known(atom: Any, known: Mapping[Var, Any]) -> bool:
-    return isinstance(atom, Const) or atom in known
+def is_constant(atom: Any, constants: Constants) -> bool:
+    return isinstance(atom, Const) or atom in constants
 
 
-def constants(program: Program, consts: Sequence[Any]) -> dict[Var, Any]:
+def value_of(atom: Any, constants: Constants) -> Any:
+    return atom.value if isinstance(atom, Const) else constants[atom]
+
+
+def constant_values(program: Program, consts: Sequence[Any]) -> dict[Var, Any]:
     """The values that depend on no input of the program."""
-    known: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
+    constants: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
     for eqn in program.equations:
-        if not eqn.effects and all(_is_known(a, known) for a in eqn.inputs):
-            values = [a.value if isinstance(a, Const) else known[a] for a in eqn.inputs]
-            known.update(zip(eqn.outputs, bind(eqn, values), strict=True))
-    return known
+        if not eqn.effects and all(is_constant(a, constants) for a in eqn.inputs):
+            values = [value_of(a, constants) for a in eqn.inputs]
+            constants.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+    return constants
 
 
 def loop_body(eqn: Equation) -> tuple[Program, dict[Var, Any]]:
-    """The written-out body of a `while`, and its constants."""
-    body = written_out(*flatten(eqn.params["body_jaxpr"]))
-    return prune(body.program), constants(body.program, body.consts)
+    """The unrolled body of a `while`, and its constants."""
+    body = unroll(*flatten(eqn.params["body_jaxpr"]))
+    return prune(body.program), constant_values(body.program, body.consts)
 
 
-def _turns_apart(eqn: Equation, moving: set[Any]) -> bool:
-    """Whether nothing that moves is summed or mixed in a turn of a `while`."""
+def _loops_apart(eqn: Equation, varying: set[Any]) -> bool:
+    """Whether nothing that varies is summed or mixed in an iteration of a `while`."""
     if any(isinstance(e.primitive, ETPPrimitive) for e in inner_equations(eqn)):
         return False
-    body, known = loop_body(eqn)
+    body, constants = loop_body(eqn)
     n = eqn.params["body_nconsts"]
     entries = zip(body.inputs, eqn.inputs[eqn.params["cond_nconsts"] :], strict=True)
-    inside = [v for v, a in entries if a in moving and v.is_inexact]
+    inside = [v for v, a in entries if a in varying and v.is_inexact]
     while True:
-        found = reach(body, inside)
+        reached = reach(body, inside)
         carried = zip(body.inputs[n:], body.outputs, strict=True)
-        more = [v for v, o in carried if o in found and v not in inside]
+        more = [v for v, o in carried if o in reached and v not in inside]
         if not more:
             break
         inside += more
     kinds = {
-        kind_of(e, i, known, found)
+        kind_of(e, i, constants, reached)
         for e in body.equations
         for i, a in enumerate(e.inputs)
-        if a in found
+        if a in reached
     }
     return not kinds & {Kind.SUMS, Kind.MIXES}
 
 
 def _pushes_pointwise(eqn: Equation) -> bool:
-    """Whether the derivative of an equation that no table knows is pointwise throughout."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-    moving = [i for i, s in enumerate(shapes) if is_inexact(s.dtype)]
-    sizes = {s.shape for s in shapes} | {v.shape for v in eqn.outputs}
-    if len(sizes - {()}) > 1 or any(True for _ in inner_jaxprs(eqn.params)):
+    """Whether the derivative of an equation that is in no table is pointwise throughout."""
+    shapes = {a.shape for a in (*eqn.inputs, *eqn.outputs)}
+    if len(shapes - {()}) > 1 or any(True for _ in inner_jaxprs(eqn.params)):
         return False
-
-    def pushed(*values):
-        def of(*moved):
-            full = list(values[: len(shapes)])
-            for i, m in zip(moving, moved, strict=True):
-                full[i] = m
-            return bind(eqn, full)
-
-        point = tuple(values[i] for i in moving)
-        return jax.jvp(of, point, values[len(shapes) :])[1]
-
     try:
-        program, _ = trace(pushed, *shapes, *(shapes[i] for i in moving))
+        inexact = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+        program, _ = tangent_program(eqn, inexact)
     except NotImplementedError:  # it has no forward derivative
         return False
-    tangents = reach(program, program.inputs[len(shapes) :])
+    tangents = reach(program, program.inputs[len(eqn.inputs) :])
     return all(
         e.name in _POINTWISE | _FLAT or (e.name == "broadcast_in_dim" and not e.inputs[0].shape)
         for e in program.equations

@@ -1,8 +1,8 @@
-"""Which elements an equation's outputs read, as boolean matrices, found by running it on marks.
+"""Which elements an equation's outputs read, as boolean matrices: it is run on marks.
 
 A matrix has one row per output element and one column per element of the operand; `OWN` stands for
 reading one's own place. Along kept paths these are the places a rule follows; `structure` leaves
-nothing out: what mixes and operators have their matrices too, everything where none is known.
+nothing out: what mixes and operators have their matrices too, or read everything.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from braintrace._jaxpr import Const, Equation, Program, Var, bind, bind_forward, is_inexact, trace
+from braintrace._jaxpr import Equation, Program, Var, bind, bind_forward, is_inexact
 from braintrace.ops import ETPPrimitive
 
 from ._kinds import (
@@ -23,19 +22,22 @@ from ._kinds import (
     INDEXED,
     REDUCTIONS,
     WINDOWS,
+    Constants,
     Kind,
-    constants,
+    constant_values,
+    dynamic_axes,
+    is_constant,
     kind_of,
     loop_body,
-    pattern,
+    matrices,
     reads,
-    unknown_axes,
+    value_of,
 )
-from ._unroll import written_out
+from ._operators import tangent_program
+from ._unroll import unroll
 
 OWN = "own"
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
-Known = Mapping[Var, Any]
 Links = Callable[[Equation, int], list[Any]]
 """(equation, operand) -> per output a matrix, `OWN`, or None where nothing is read."""
 
@@ -52,8 +54,8 @@ def propagate(
             for v, matrix in zip(eqn.outputs, links(eqn, i), strict=True):
                 if matrix is not None and v.is_inexact:
                     own = matrix is OWN
-                    found = _spread(marks[a], a, v) if own else times(matrix, marks[a])
-                    marks[v] = marks[v] | found if v in marks else found
+                    new = _spread(marks[a], a, v) if own else times(matrix, marks[a])
+                    marks[v] = marks[v] | new if v in marks else new
     return marks
 
 
@@ -70,44 +72,44 @@ def sources(variables: Sequence[Var]) -> dict[Var, np.ndarray]:
     return out
 
 
-def kept_links(eqn: Equation, i: int, kind: Kind, known: Known) -> list[Any]:
+def kept_links(eqn: Equation, i: int, kind: Kind, constants: Constants) -> list[Any]:
     """What the outputs read of an operand of a kind that is kept."""
     if kind is Kind.POINTWISE:
         return [OWN] * len(eqn.outputs)
     if kind is Kind.LOOPS:
         return _looped(eqn, i)
     if eqn.name in CONTRACTIONS and kind in (Kind.MOVES, Kind.SUMS):
-        return [reads(eqn, i, pattern(eqn, 1 - i, known))]
+        return [reads(eqn, i, constants)]
     if kind is Kind.MOVES:
-        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, False))
-    if kind is Kind.CHOOSES and eqn.name == "sort":
+        return _matrices(eqn, i, lambda column: _bind_marks(eqn, i, column, constants, False))
+    if kind is Kind.INDEXES and eqn.name == "sort":
         n = eqn.params["dimension"]
         along = lambda c: [jnp.broadcast_to(c.sum(n, keepdims=True), c.shape)]
-        matrix = _run(eqn, i, along)[0]
+        matrix = _matrices(eqn, i, along)[0]
         return [matrix if k == i else None for k in range(len(eqn.outputs))]
-    if kind is Kind.CHOOSES:
-        return _chosen(eqn, i, known)
+    if kind is Kind.INDEXES:
+        return _indexed(eqn, i, constants)
     if kind is Kind.SUMS:
-        return _run(eqn, i, _summed(eqn, i, known))
+        return _matrices(eqn, i, _summed(eqn, i, constants))
     return [None] * len(eqn.outputs)
 
 
-def structure(eqn: Equation, i: int, known: Known) -> list[Any]:
+def structure(eqn: Equation, i: int, constants: Constants) -> list[Any]:
     """What the outputs read of an operand with nothing cut."""
-    kind = kind_of(eqn, i, known, set(eqn.inputs))
+    kind = kind_of(eqn, i, constants, set(eqn.inputs))
     if kind is not Kind.MIXES:
-        return kept_links(eqn, i, kind, known)
-    if eqn.name in ("dot_general", "conv_general_dilated"):
-        return _run(eqn, i, lambda column: _bound(eqn, i, column, known, True))
+        return kept_links(eqn, i, kind, constants)
+    if eqn.name in CONTRACTIONS:
+        return _matrices(eqn, i, lambda column: _bind_marks(eqn, i, column, constants, True))
     if eqn.name.startswith("cum"):
         options = {k: eqn.params[k] for k in ("axis", "reverse")}
-        return _run(eqn, i, lambda column: [lax.cumsum(column, **options)])
+        return _matrices(eqn, i, lambda column: [lax.cumsum(column, **options)])
     if eqn.name == "reduce_prod":
-        return _run(eqn, i, lambda column: [column.sum(eqn.params["axes"])])
+        return _matrices(eqn, i, lambda column: [column.sum(eqn.params["axes"])])
     if eqn.name == "while":
         return _looped(eqn, i)
     if isinstance(eqn.primitive, ETPPrimitive) or eqn.name in _CUSTOM:
-        return _derived(eqn, i)
+        return _by_derivative(eqn, i)
     return [np.ones((v.size, eqn.inputs[i].size), bool) for v in eqn.outputs]  # type: ignore
 
 
@@ -126,24 +128,19 @@ def _spread(marks: np.ndarray, a: Any, v: Var) -> np.ndarray:
     return full.reshape(v.size, n)
 
 
-def _run(eqn: Equation, i: int, fun: Callable) -> list[Any]:
-    """The matrices of a function of marks."""
-    shape = eqn.inputs[i].shape
-    size = int(np.prod(shape))
-    columns = jnp.eye(size).reshape(size, *shape)
-    out = jax.vmap(lambda c: [jnp.nan_to_num(o) for o in fun(c)])(columns)
-    flat = lambda o: np.asarray(o).reshape(size, int(np.prod(o.shape[1:], dtype=np.int64)))
-    return [flat(o).T != 0 for o in out]
+def _matrices(eqn: Equation, i: int, fun: Callable) -> list[Any]:
+    """Where the matrices of a function of operand `i` are not zero."""
+    return [np.nan_to_num(matrix) != 0 for matrix in matrices(fun, eqn.inputs[i].shape)]
 
 
-def _bound(eqn: Equation, i: int, column: Any, known: Known, ones: bool) -> list[Any]:
-    """Bind the equation on marks; indices as they are, zero where they are not known."""
+def _bind_marks(eqn: Equation, i: int, column: Any, constants: Constants, ones: bool) -> list[Any]:
+    """Bind the equation on marks; indices as they are, zero where they vary."""
     values = []
     for k, a in enumerate(eqn.inputs):
         if k == i:
             values.append(column)
-        elif not is_inexact(a.dtype) and (isinstance(a, Const) or a in known):
-            values.append(a.value if isinstance(a, Const) else known[a])
+        elif not is_inexact(a.dtype) and is_constant(a, constants):
+            values.append(value_of(a, constants))
         elif not is_inexact(a.dtype):
             values.append(jnp.zeros(a.shape, a.dtype))
         else:
@@ -151,27 +148,27 @@ def _bound(eqn: Equation, i: int, column: Any, known: Known, ones: bool) -> list
     return bind(eqn, values)
 
 
-def _summed(eqn: Equation, i: int, known: Known) -> Callable:
+def _summed(eqn: Equation, i: int, constants: Constants) -> Callable:
     if eqn.name in REDUCTIONS:
         return lambda column: [column.sum(eqn.params["axes"])]
     if eqn.name in WINDOWS:
         p = {k: v for k, v in eqn.params.items() if k.startswith(("window", "padding", "base"))}
         return lambda column: [lax.reduce_window(column, 0.0, lax.add, **p)]
-    return lambda column: _bound(eqn, i, column, known, True)
+    return lambda column: _bind_marks(eqn, i, column, constants, True)
 
 
-def _chosen(eqn: Equation, i: int, known: Known) -> list[Any]:
-    """Any place along the unknown axes: the movement at place zero, smeared along them."""
-    axes = unknown_axes(eqn, known)
+def _indexed(eqn: Equation, i: int, constants: Constants) -> list[Any]:
+    """Any place along axes whose index varies: the movement at place zero, smeared along them."""
+    axes = dynamic_axes(eqn, constants)
     writes = eqn.name not in ("gather", "dynamic_slice")
     if writes and i == 0:
         return [OWN]
-    fun = lambda column: _bound(eqn, i, column, known, False)
+    fun = lambda column: _bind_marks(eqn, i, column, constants, False)
     if eqn.name == "scatter":  # of several updates at one place any may be the one that stays
         at, numbers = eqn.inputs[INDEXED[eqn.name]], eqn.params["dimension_numbers"]
         zeros = jnp.zeros(eqn.inputs[0].shape), jnp.zeros(at.shape, at.dtype)
         fun = lambda column: [lax.scatter_add(*zeros, column, numbers)]
-    (matrix,) = _run(eqn, i, fun)
+    (matrix,) = _matrices(eqn, i, fun)
     smear = _smear(eqn.inputs[0].shape, axes)
     return [times(smear, matrix) if writes else times(matrix, smear)]
 
@@ -185,33 +182,27 @@ def _smear(shape: tuple[int, ...], axes: Sequence[int]) -> np.ndarray:
 
 
 def _looped(eqn: Equation, i: int) -> list[Any]:
-    """A `while`: the union over any number of turns."""
-    body, known = loop_body(eqn)
+    """A `while`: the union over any number of iterations."""
+    body, constants = loop_body(eqn)
     at, n = i - eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     if at < 0:
         return [None] * len(eqn.outputs)
     marks = sources([body.inputs[at]])
     while True:
-        found = propagate(body, marks, lambda e, j: structure(e, j, known))
-        turned = dict(marks)
+        results = propagate(body, marks, lambda e, j: structure(e, j, constants))
+        carried = dict(marks)
         for v, out in zip(body.inputs[n:], body.outputs, strict=True):
-            if out in found and v.is_inexact:
-                turned[v] = marks[v] | found[out] if v in marks else found[out]
-        if all(v in marks and (marks[v] == m).all() for v, m in turned.items()):
+            if out in results and v.is_inexact:
+                carried[v] = marks[v] | results[out] if v in marks else results[out]
+        if all(v in marks and (marks[v] == m).all() for v, m in carried.items()):
             return [marks.get(v) for v in body.inputs[n:]]
-        marks = turned
+        marks = carried
 
 
-def _derived(eqn: Equation, i: int) -> list[Any]:
+def _by_derivative(eqn: Equation, i: int) -> list[Any]:
     """The structure of an equation's derivative, from the program that computes it."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-
-    def pushed(*values):
-        *point, tangent = values
-        moved = lambda v: bind_forward(eqn, [v if k == i else p for k, p in enumerate(point)])
-        return jax.jvp(moved, (point[i],), (tangent,))[1]
-
-    written = written_out(*trace(pushed, *shapes, shapes[i]))
-    program, known = written.program, constants(written.program, written.consts)
-    found = propagate(program, sources([program.inputs[-1]]), lambda e, j: structure(e, j, known))
-    return [found.get(o) for o in program.outputs]
+    unrolled = unroll(*tangent_program(eqn, [i], bind_forward))
+    program, constants = unrolled.program, constant_values(unrolled.program, unrolled.consts)
+    marks = sources([program.inputs[-1]])
+    marks = propagate(program, marks, lambda e, j: structure(e, j, constants))
+    return [marks.get(o) for o in program.outputs]

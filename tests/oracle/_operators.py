@@ -1,8 +1,8 @@
-"""The operators of a written-out step, and what depends on what."""
+"""The operators of an unrolled step, and what depends on what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from braintrace._jaxpr import Equation, Program, Var, bind, trace
 from braintrace.graph import Kinds, folded_equations, replaced
 from braintrace.ops import ETPPrimitive
 
-from ._unroll import Written, calls_operator, entries
+from ._unroll import Unrolled, calls_operator, entries
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,14 +34,14 @@ class Operator:
         return self.equation.outputs[0]
 
 
-def find_operators(written: Written) -> list[Operator]:
+def operators_of(unrolled: Unrolled) -> list[Operator]:
     """The operators in program order."""
-    learns, steady, out = written.learns, written.steady, []
-    for eqn in written.program.equations:
+    trainable, steady, out = unrolled.trainable, unrolled.steady, []
+    for eqn in unrolled.program.equations:
         if isinstance(eqn.primitive, ETPPrimitive):
             at, factors = eqn.primitive.x_invar_index, eqn.primitive.factor_invars
             weights = {i: a for i, a in enumerate(eqn.inputs) if i not in (at, *factors)}
-            trained = tuple(i for i, a in weights.items() if a in learns)
+            trained = tuple(i for i, a in weights.items() if a in trainable)
             varying = {i for i, a in weights.items() if isinstance(a, Var) and a not in steady}
             if trained:
                 fixed = not varying & {*trained, *_read_by_derivative(eqn, trained)}
@@ -49,59 +49,68 @@ def find_operators(written: Written) -> list[Operator]:
         elif calls_operator(eqn):
             # Its weights are the operands of parameters only; more than one other, or more than
             # one result, and it is no operator but an equation that mixes.
-            moving = entries(eqn.inputs, steady)
-            trained = tuple(i for i, a in enumerate(eqn.inputs) if a in learns and i not in moving)
-            if trained and len(moving) <= 1 and len(eqn.outputs) == 1:
-                out.append(Operator(eqn, trained, moving[0] if moving else None, True))
+            inputs = entries(eqn.inputs, steady)
+            trained = tuple(
+                i for i, a in enumerate(eqn.inputs) if a in trainable and i not in inputs
+            )
+            if trained and len(inputs) <= 1 and len(eqn.outputs) == 1:
+                out.append(Operator(eqn, trained, inputs[0] if inputs else None, True))
     return out
 
 
-def fold(written: Written, entries: Sequence[Var], exits: Sequence[Any]) -> Written:
+def fold(unrolled: Unrolled, entries: Sequence[Var], exits: Sequence[Any]) -> Unrolled:
     """The same program, where operators with a varying factor of their weights are one operator
     with it (see `graph._fold`); `entries` and `exits` are those of the states."""
-    program, learns, steady = written.program, written.learns, written.steady
-    unsteady = [o for o in find_operators(written) if not o.steady]
-    chosen = {o.equation for o in unsteady if reach(program, [o.y]) & set(exits)}
+    program, trainable, steady = unrolled.program, unrolled.trainable, unrolled.steady
+    unsteady = [o for o in operators_of(unrolled) if not o.steady]
+    reaching = {o.equation for o in unsteady if reach(program, [o.y]) & set(exits)}
     entered = reach(program, entries)
     kinds = Kinds(
-        trained=lambda a: a in learns,
+        trained=lambda a: a in trainable,
         varies=lambda a: isinstance(a, Var) and a not in steady,
         entered=lambda a: a in entered,
     )
-    new = folded_equations(program, chosen, kinds)
-    origin = written.origin | {e: written.origin[old] for old, e in new.items()}
-    return replace(written, program=replaced(program, new), origin=origin)
+    new = folded_equations(program, reaching, kinds)
+    origin = unrolled.origin | {e: unrolled.origin[old] for old, e in new.items()}
+    return replace(unrolled, program=replaced(program, new), origin=origin)
 
 
 def reach(program: Program, sources: Sequence[Var]) -> set[Any]:
     """The values that depend on the sources along paths that carry a derivative."""
-    found: set[Any] = set(sources)
+    values: set[Any] = set(sources)
     for eqn in program.equations:
         if eqn.name == "stop_gradient":
             continue
-        if any(a in found and a.is_inexact for a in eqn.inputs if isinstance(a, Var)):
-            found.update(v for v in eqn.outputs if v.is_inexact)
-    return found
+        if any(a in values and a.is_inexact for a in eqn.inputs if isinstance(a, Var)):
+            values.update(v for v in eqn.outputs if v.is_inexact)
+    return values
+
+
+def tangent_program(
+    eqn: Equation, places: Sequence[int], bind: Callable[[Equation, list[Any]], Any] = bind
+) -> tuple[Program, Any]:
+    """The derivative of an equation by the operands at some places: a program of all operands and
+    then of the tangents of these."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+
+    def pushed(*values):
+        point, tangents = list(values[: len(shapes)]), values[len(shapes) :]
+
+        def outputs(*operands):
+            replacing = dict(zip(places, operands, strict=True))
+            return bind(eqn, [replacing.get(i, a) for i, a in enumerate(point)])
+
+        return jax.jvp(outputs, tuple(point[i] for i in places), tangents)[1]
+
+    return trace(pushed, *shapes, *(shapes[i] for i in places))
 
 
 def _read_by_derivative(eqn: Equation, trained: Sequence[int]) -> set[int]:
     """The operands whose value the derivative by the trained operands reads."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-
-    def pushed(*values):
-        def moved(*weights):
-            full = list(values[: len(shapes)])
-            for i, w in zip(trained, weights, strict=True):
-                full[i] = w
-            return bind(eqn, full)[0]
-
-        point = tuple(values[i] for i in trained)
-        return jax.jvp(moved, point, values[len(shapes) :])[1]
-
-    program, _ = trace(pushed, *shapes, *(shapes[i] for i in trained))
-    found = {v: {i} for i, v in enumerate(program.inputs[: len(shapes)])}
+    program, _ = tangent_program(eqn, trained)
+    operands = {v: {i} for i, v in enumerate(program.inputs[: len(eqn.inputs)])}
     for e in program.equations:
-        read = set().union(*(found.get(a, ()) for a in e.inputs if isinstance(a, Var)))
-        found.update((out, read) for out in e.outputs)
+        read = set().union(*(operands.get(a, ()) for a in e.inputs if isinstance(a, Var)))
+        operands.update((out, read) for out in e.outputs)
     out = program.outputs[0]
-    return found.get(out, set()) if isinstance(out, Var) else set()
+    return operands.get(out, set()) if isinstance(out, Var) else set()

@@ -66,8 +66,8 @@ def compare_to_rule(
         chunk_size=chunk_size or 1,
         **options_of(learner, rule),
     )
-    found = online_grad(learner, step_fn, *sequences, chunk_size=chunk_size)
-    return comparison(found, truth, "its rule")
+    online = online_grad(learner, step_fn, *sequences, chunk_size=chunk_size)
+    return comparison(online, truth, "its rule")
 
 
 def _window(vjp_method: str, chunk_size: Any) -> int | None:

@@ -1,9 +1,9 @@
 """The learning rules on dense matrices.
 
-Per step (see `_observe`): exact loss gradients g = dL/dθ, l = dL/dh, ct = dL/dy; exact A = dh'/dh,
-B = dh'/dθ, F = dh'/dy; kept D, f = dh'/dy; Y = dy/dθ at fixed input; lam = dL/dh with recurrent
-entries cut; l_set = dL/dh' and mu = dL/dh, states that share a trace and entries being separate
-inputs, in mu recurrent entries cut (not for snap, whose slots decide what shares a trace).
+Per step (see `_derivatives`): exact loss gradients g = dL/dθ, l = dL/dh, ct = dL/dy; exact
+A = dh'/dh, B = dh'/dθ, F = dh'/dy; kept D, f = dh'/dy; Y = dy/dθ at fixed input; lam = dL/dh with
+recurrent entries cut; l_set = dL/dh' and mu = dL/dh, states that share a trace and entries being
+separate inputs, in mu recurrent entries cut (not for snap, whose slots decide what shares a trace).
 
     window       G = Σ g + l S,  λ = Σ l J     with S' = A S + B from 0, J' = A J from 1
     d_rtrl       E' = D E + Σ_op f Y           single step  g + lam E,  window  G + λ E
@@ -38,33 +38,26 @@ from typing import Any
 
 import numpy as np
 
-from braintrace._errors import message
 from braintrace.verify._sequence import Grads
 
 from ._dense import Dense
 from ._filters import Filtered, Leaky, LeakyFactored, PreAndPost, Synthetic
 from ._signals import FedBack, Signalled, local, modulated, projected, states, vector_of
-from ._traces import Everything, Factored, NoTrace, OfOperators, PerWeight, Slots
+from ._traces import Factored, FullInfluence, NoTrace, OperatorInfluence, PerWeight, Slots
 
 
-def rule_on(seen: Dense, kind: str, window: int | None = None, **options: Any) -> Grads:
+def rule_on(record: Dense, kind: str, window: int | None = None, **options: Any) -> Grads:
     """The gradient of a rule on recorded steps; `window` None is single-step."""
-    memory = RULES[kind](seen, **options)
-    total = np.zeros_like(seen.steps[0].g)
-    if window is not None and not hasattr(memory, "window"):
-        raise ValueError(
-            message(
-                f"{kind} has no windows.",
-                why="its signal is not a derivative: reverse mode has no place for it",
-                do="use vjp_method='single-step'",
-            )
-        )
-    for start in range(0, len(seen.steps), window or 1):
-        steps = seen.steps[start : start + (window or 1)]
-        total += memory.step(*steps) if window is None else memory.window(steps)
+    trace = RULES[kind](record, **options)
+    total = np.zeros_like(record.steps[0].g)
+    if window is not None and not hasattr(trace, "window"):
+        raise ValueError(f"{kind} has no windows: its signal is not a derivative")
+    for start in range(0, len(record.steps), window or 1):
+        steps = record.steps[start : start + (window or 1)]
+        total += trace.step(*steps) if window is None else trace.window(steps)
         for s in steps:
-            memory.advance(s)
-    return seen.by_path(total)
+            trace.advance(s)
+    return record.by_path(total)
 
 
 def follows_factors(kind: str, options: dict[str, Any]) -> bool:
@@ -72,67 +65,63 @@ def follows_factors(kind: str, options: dict[str, Any]) -> bool:
     return kind not in ("pp_prop", "ottt", "stllr", "kf_rtrl") and options.get("mode") != "approx"
 
 
-def _eprop(seen: Dense, kappa: float = 0.0, group_feedback: Any = None) -> Any:
-    return _fed_back(seen, Filtered(seen, kappa), group_feedback)
+def _eprop(record: Dense, kappa: float = 0.0, group_feedback: Any = None) -> Any:
+    return _fed_back(record, Filtered(record, kappa), group_feedback)
 
 
-def _rflo(seen: Dense, leak: float | None = None, group_feedback: Any = None) -> Any:
-    memory = PerWeight(seen) if leak is None else Leaky(seen, leak)
-    return _fed_back(seen, memory, group_feedback)
+def _rflo(record: Dense, leak: float | None = None, group_feedback: Any = None) -> Any:
+    trace = PerWeight(record) if leak is None else Leaky(record, leak)
+    return _fed_back(record, trace, group_feedback)
 
 
-def _fed_back(seen: Dense, memory: Any, matrices: Any) -> Any:
-    return memory if matrices is None else FedBack(seen, memory, matrices)
+def _fed_back(record: Dense, trace: Any, matrices: Any) -> Any:
+    return trace if matrices is None else FedBack(record, trace, matrices)
 
 
-def _otpe(seen: Dense, leak: float, mode: str = "full", clip: float | None = None) -> Any:
+def _otpe(record: Dense, leak: float, mode: str = "full", clip: float | None = None) -> Any:
     match mode:
         case "full":
-            return Leaky(seen, leak, clip)
+            return Leaky(record, leak, clip)
         case "approx":
-            return LeakyFactored(seen, leak)
+            return LeakyFactored(record, leak)
     raise ValueError(f"otpe has no mode {mode!r}")
 
 
-def _ottt(seen: Dense, leak: float, mode: str = "A") -> Any:
+def _ottt(record: Dense, leak: float, mode: str = "A") -> Any:
     if mode not in ("A", "O"):
         raise ValueError(f"ottt has no mode {mode!r}")
-    return Factored(seen, (leak if mode == "A" else 0.0, 0.0))
+    return Factored(record, (leak if mode == "A" else 0.0, 0.0))
 
 
-def _stllr(seen: Dense, **options: float) -> Any:
-    return PreAndPost(seen, **options)
+def _three_factor(record: Dense, modulator: Any) -> Any:
+    return Signalled(PerWeight(record), modulated(record, modulator))
 
 
-def _three_factor(seen: Dense, modulator: Any) -> Any:
-    return Signalled(PerWeight(seen), modulated(seen, modulator))
+def _osttp(record: Dense, B_list: Any, y_target: Any) -> Any:
+    return Signalled(Slots(record, 1), projected(record, B_list, y_target))
 
 
-def _osttp(seen: Dense, B_list: Any, y_target: Any) -> Any:
-    return Signalled(Slots(seen, 1), projected(seen, B_list, y_target))
+def _decolle(record: Dense, **options: Any) -> Any:
+    return Signalled(PerWeight(record), local(record, **options))
 
 
-def _decolle(seen: Dense, **options: Any) -> Any:
-    return Signalled(PerWeight(seen), local(seen, **options))
-
-
-def _dni(seen: Dense, synthesizer: Callable[[list[Any]], list[Any]]) -> Any:
-    step = seen.structure
-    return Synthetic(seen, lambda h: vector_of(step, synthesizer(states(step, h))))
+def _dni(record: Dense, synthesizer: Callable[[list[Any]], list[Any]]) -> Any:
+    step = record.structure
+    return Synthetic(record, lambda h: vector_of(step, synthesizer(states(step, h))))
 
 
 RULES: dict[str, Callable[..., Any]] = {
     "d_rtrl": PerWeight,
     "pp_prop": Factored,
     "snap": Slots,
-    "rtrl": Everything,
-    "kf_rtrl": OfOperators,
+    "rtrl": FullInfluence,
+    "kf_rtrl": OperatorInfluence,
     "no_trace": NoTrace,
     "eprop": _eprop,
     "rflo": _rflo,
     "otpe": _otpe,
     "ottt": _ottt,
-    "stllr": _stllr,
+    "stllr": PreAndPost,
     "three_factor": _three_factor,
     "osttp": _osttp,
     "decolle": _decolle,

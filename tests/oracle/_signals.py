@@ -1,7 +1,7 @@
 """Learning signals that are no derivatives of the loss, at the states of the groups.
 
 A signal is a vector over all states. `Signalled` is a rule in which it meets the trace: it replaces
-everything the loss says through traced operators.
+the derivative of the loss through traced operators.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from braintrace._errors import message
-
 from ._dense import Dense
-from ._observe import DenseStep
+from ._derivatives import DenseStep
 from ._structure import Structure
 from ._traces import reverse
 
@@ -25,28 +23,28 @@ Signal = Callable[[int, DenseStep], np.ndarray]
 
 
 class Signalled:
-    """`signal(t, step)` meets the trace of `memory` after the step."""
+    """`signal(t, step)` meets the trace after the step."""
 
-    def __init__(self, memory: Any, signal: Signal):
-        self.memory, self.signal, self.t = memory, signal, 0
+    def __init__(self, trace: Any, signal: Signal):
+        self.trace, self.signal, self.t = trace, signal, 0
 
     def step(self, s: DenseStep) -> np.ndarray:
-        later = copy.copy(self.memory)
+        later = copy.copy(self.trace)
         later.advance(s)
-        return s.rest + later.recall(self.signal(self.t, s))
+        return s.rest + later.credit(self.signal(self.t, s))
 
     def advance(self, s: DenseStep) -> None:
-        self.memory.advance(s)
+        self.trace.advance(s)
         self.t += 1
 
 
 class FedBack(Signalled):
-    """Square random feedback: what the loss says at the states of a group is normalised and mixed
-    by a matrix, one per group."""
+    """Square random feedback: the loss gradient at the states of a group is normalised and
+    mixed by a matrix, one per group."""
 
-    def __init__(self, seen: Dense, memory: Any, matrices: Sequence[Any]):
-        self.structure, self.matrices = seen.structure, matrices
-        super().__init__(memory, lambda t, s: self.mix(s.l_set))
+    def __init__(self, record: Dense, trace: Any, matrices: Sequence[Any]):
+        self.structure, self.matrices = record.structure, matrices
+        super().__init__(trace, lambda t, s: self.mix(s.l_set))
 
     def mix(self, signal: np.ndarray) -> np.ndarray:
         def mixed(part: Any, matrix: Any) -> Any:
@@ -58,15 +56,15 @@ class FedBack(Signalled):
 
     def window(self, steps: Sequence[DenseStep]) -> np.ndarray:
         G, lam, _ = reverse(steps)
-        return G + self.memory.recall(self.mix(lam))
+        return G + self.trace.credit(self.mix(lam))
 
 
 # --------------------------------------------------------------------------- signals of the rules
 
 
-def modulated(seen: Dense, modulator: Any) -> Signal:
+def modulated(record: Dense, modulator: Any) -> Signal:
     """Three factors: per step a number or an array, for all groups or by the group's number."""
-    step = seen.structure
+    step = record.structure
 
     def signal(t: int, s: DenseStep) -> np.ndarray:
         if isinstance(modulator, Mapping):
@@ -76,21 +74,21 @@ def modulated(seen: Dense, modulator: Any) -> Signal:
     return signal
 
 
-def projected(seen: Dense, B_list: Sequence[Any], y_target: Any) -> Signal:
+def projected(record: Dense, B_list: Sequence[Any], y_target: Any) -> Signal:
     """OSTTP: the target times a matrix of the group, at every state of the group."""
     at = lambda t, B: np.tensordot(np.asarray(y_target[t]), np.asarray(B), 1)
-    return lambda t, s: spread(seen.structure, [at(t, B) for B in B_list])
+    return lambda t, s: spread(record.structure, [at(t, B) for B in B_list])
 
 
 def local(
-    seen: Dense, readouts: Sequence[Any], y_target: Any, local_loss: Any, observe: Any
+    record: Dense, readouts: Sequence[Any], y_target: Any, local_loss: Any, observe: Any
 ) -> Signal:
     """DECOLLE: the gradient of a loss of the group's own read-out by its states."""
 
     def signal(t: int, s: DenseStep) -> np.ndarray:
         loss = lambda part, R: local_loss(observe(part) @ R, y_target[t])
-        pairs = zip(states(seen.structure, s.h), readouts, strict=True)
-        return vector_of(seen.structure, [jax.grad(loss)(h, jnp.asarray(R)) for h, R in pairs])
+        pairs = zip(states(record.structure, s.h), readouts, strict=True)
+        return vector_of(record.structure, [jax.grad(loss)(h, jnp.asarray(R)) for h, R in pairs])
 
     return signal
 
@@ -105,9 +103,9 @@ def states(step: Structure, vector: np.ndarray) -> list[Any]:
     for group in step.groups:
         parts = []
         for k in group:
-            slot = step.hidden[k]
-            part = vector[ends[k] : ends[k + 1]].reshape(slot.entry.shape)
-            parts.append(part if slot.channels else part[..., None])
+            leaf = step.hidden[k]
+            part = vector[ends[k] : ends[k + 1]].reshape(leaf.entry.shape)
+            parts.append(part if leaf.channels else part[..., None])
         out.append(jnp.concatenate(parts, -1))
     return out
 
@@ -115,19 +113,13 @@ def states(step: Structure, vector: np.ndarray) -> list[Any]:
 def vector_of(step: Structure, arrays: Sequence[Any]) -> np.ndarray:
     """The vector of such arrays; the inverse of `states`."""
     if any(s.entry.is_complex for s in step.hidden):
-        raise ValueError(
-            message(
-                "a signal at complex states.",
-                why="a signal that is no derivative has no imaginary part",
-                do="use real states",
-            )
-        )
+        raise ValueError("a signal that is no derivative has no imaginary part: use real states")
     flat: dict[int, np.ndarray] = {}
     for group, array in zip(step.groups, arrays, strict=True):
         start = 0
         for k in group:
-            slot = step.hidden[k]
-            n = slot.entry.shape[-1] if slot.channels else 1
+            leaf = step.hidden[k]
+            n = leaf.entry.shape[-1] if leaf.channels else 1
             flat[k] = np.asarray(array[..., start : start + n]).ravel()
             start += n
     return np.concatenate([flat[k] for k in range(len(step.hidden))])

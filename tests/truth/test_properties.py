@@ -139,7 +139,7 @@ def test_random_steps_are_sound_and_exact(into, entries, exits):
     learner = bt.D_RTRL(model)
     learner.compile_graph(xs[0])
 
-    step = Structure.of(model, step_fn, (xs[0], targets[0]))
+    step = Structure(model, step_fn, (xs[0], targets[0]))
     paths = [leaf.path for leaf in learner.graph.module_info.step.hidden]
     assert [s.path for s in step.hidden] == paths
     assert len(step.operators) == len(learner.graph.analysis.sites)

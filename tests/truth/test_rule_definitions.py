@@ -19,7 +19,7 @@ from oracle import (
     reference_grad,
     rule_name,
     rule_on,
-    together,
+    sharing,
     uoro_step,
 )
 from thinned import some
@@ -565,9 +565,9 @@ def test_square_feedback_of_every_group():
 
 
 def sets(net, x=I):
-    step = Structure.of(net, lambda net, x: jnp.sum(net(x)), (jnp.ones(x),))
+    step = Structure(net, lambda net, x: jnp.sum(net(x)), (jnp.ones(x),))
     names = [s.path[0] for s in step.hidden]
-    return {names[k]: {names[i] for i in found} for k, found in enumerate(together(step))}
+    return {names[k]: {names[i] for i in found} for k, found in enumerate(sharing(step))}
 
 
 def test_states_that_share_a_trace():

@@ -196,7 +196,7 @@ def test_a_custom_derivative_around_an_operator_is_one_operator(custom):
 
 def kept_of(net):
     """The kept pairs of a model by names of states."""
-    step = Structure.of(net, lambda net, x: jnp.sum(net(x)), (jnp.ones(3),))
+    step = Structure(net, lambda net, x: jnp.sum(net(x)), (jnp.ones(3),))
     rows = dict(zip((s.path[0] for s in step.hidden), _rows(step), strict=True))
     return {(a, b): step.kept[rows[a]][:, rows[b]] for a in rows for b in rows}
 
@@ -348,7 +348,7 @@ def test_slots_grow_by_one_neighbour_per_crossing():
         return m.h.value
 
     net = Net(update, {"w": jnp.ones((3, 4))}, {"h": jnp.ones(4)})
-    step = Structure.of(net, step_fn, (jnp.ones(3), jnp.ones(4)))
+    step = Structure(net, step_fn, (jnp.ones(3), jnp.ones(4)))
     shift = np.roll(np.eye(4), 1, axis=0)
     band = np.eye(4)
     for n in (1, 2, 3):
@@ -362,7 +362,7 @@ def test_batch_members_never_meet():
         return m.h.value
 
     net = Net(update, {"w": jnp.ones((3, 4)), "r": jnp.ones((4, 4))}, {"h": jnp.ones((2, 4))})
-    step = Structure.of(net, step_fn, (jnp.ones((2, 3)), jnp.ones((2, 4))))
+    step = Structure(net, step_fn, (jnp.ones((2, 3)), jnp.ones((2, 4))))
     row = np.arange(8) // 4
     for slots in step.slots(5):
         np.testing.assert_array_equal(slots, row[:, None] == row)

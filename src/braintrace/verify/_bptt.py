@@ -14,9 +14,9 @@ from ._sequence import (
     StepFn,
     at,
     check,
-    checked_loss,
     parameters,
     restored,
+    total_loss,
     traced_step,
     unvector,
     vector,
@@ -58,13 +58,12 @@ def bptt_grad(
     """
     length = check(model, step_fn, sequences, reduction)
     states = parameters(model, weights)
-    loss = checked_loss(step_fn)
+    loss = total_loss(model, step_fn, sequences, reduction)
 
     def total() -> Any:
         for state in states.values():
             _ = state.value  # a parameter the step never reads has the gradient zero
-        losses = brainstate.transform.for_loop(lambda *s: loss(model, *s), *sequences)
-        return losses.sum() if reduction == "sum" else losses.sum() / length
+        return loss()
 
     grads: Any = None
     with restored(model):
@@ -86,15 +85,14 @@ def bptt_grad(
 def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any]) -> Grads:
     """The gradient of the summed loss in forward mode."""
     program, consts, trace = traced_step(model, step_fn, at(sequences, 0))
-    chosen = {p: jax.tree.leaves(s.value) for p, s in states.items()}
-    leaves = [leaf for found in chosen.values() for leaf in found]
+    values = {id(s): s.value for s in states.values()}
+    leaves, tree = jax.tree.flatten(values)
     opens = opened(program, quiet)
     apply: Apply = lambda eqn, values, feed: (bind_quietly(eqn, values), {})
 
     def total(theta: Any) -> Any:
-        values = iter(unvector(theta, leaves))
-        moved = {id(states[p]): [next(values) for _ in found] for p, found in chosen.items()}
-        start = [v for s in trace.states for v in moved.get(id(s), jax.tree.leaves(s.value))]
+        inputs = jax.tree.unflatten(tree, unvector(theta, leaves))
+        start = jax.tree.leaves([inputs.get(id(s), s.value) for s in trace.states])
 
         def step(carry: list[Any], slices: Any) -> Any:
             args = [*jax.tree.leaves(slices), *carry]
@@ -104,10 +102,7 @@ def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any
         return jax.lax.scan(step, start, sequences)[1].sum()
 
     gradient = jax.jit(jax.jacfwd(total))(vector(leaves))
-    parts = iter(unvector(gradient, leaves))
-    out = {}
-    for path, found in chosen.items():
-        grads = [next(parts) for _ in found]  # of a complex entry dL/d(re) - i dL/d(im)
-        grads = [jax.numpy.conj(g) if jax.numpy.iscomplexobj(g) else g for g in grads]
-        out[path] = jax.tree.unflatten(jax.tree.structure(states[path].value), grads)
-    return out
+    # of a complex entry dL/d(re) - i dL/d(im)
+    grads = [g.conj() if jax.numpy.iscomplexobj(g) else g for g in unvector(gradient, leaves)]
+    by_state = jax.tree.unflatten(tree, grads)
+    return {path: by_state[id(s)] for path, s in states.items()}

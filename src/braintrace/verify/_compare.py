@@ -91,9 +91,9 @@ def compare(
     model = learner.model4compile
     check(model, step_fn, sequences)
     if against == "bptt":
-        truth = bptt_grad(model, step_fn, *sequences)
+        reference = bptt_grad(model, step_fn, *sequences)
     elif against == "finite":
-        truth = finite_difference_grad(model, step_fn, *sequences)
+        reference = finite_difference_grad(model, step_fn, *sequences)
     else:
         raise ValueError(
             message(
@@ -103,7 +103,7 @@ def compare(
             )
         )
     sizes = {"chunk_size": chunk_size, "block_size": block_size}
-    return comparison(online_grad(learner, step_fn, *sequences, **sizes), truth, against)
+    return comparison(online_grad(learner, step_fn, *sequences, **sizes), reference, against)
 
 
 def online_grad(
@@ -134,9 +134,9 @@ def online_grad(
     return dict(grads)
 
 
-def comparison(found: Grads, truth: Grads, against: str = "reference") -> Comparison:
+def comparison(gradients: Grads, reference: Grads, against: str = "reference") -> Comparison:
     """Errors and cosines of gradients by path."""
-    flat = {p: (_flat(found[p]), _flat(truth[p])) for p in truth}
+    flat = {p: (_flat(gradients[p]), _flat(reference[p])) for p in reference}
     # A parameter whose true gradient vanishes is measured by the others' size, so that rounding
     # is no error and a wrong number is one.
     floor = 1e-6 * max((float(np.linalg.norm(b)) for _, b in flat.values()), default=0.0)
@@ -146,7 +146,7 @@ def comparison(found: Grads, truth: Grads, against: str = "reference") -> Compar
         errors[path] = distance / max(size, floor, 1e-300) if distance else 0.0
         norms = size * float(np.linalg.norm(a))
         cosines[path] = float(np.vdot(b, a).real) / norms if norms else float(not distance)
-    return Comparison(against, found, truth, errors, cosines)
+    return Comparison(against, gradients, reference, errors, cosines)
 
 
 def _flat(tree: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
-from ._sequence import Grads, Path, StepFn, check, checked_loss, parameters, restored, states_of
+from ._sequence import Grads, Path, StepFn, check, parameters, restored, states_of, total_loss
 
 
 def finite_difference_grad(
@@ -40,7 +40,7 @@ def finite_difference_grad(
     Returns:
         Gradients by path; of a complex entry dL/d(re) - i dL/d(im), as JAX has it.
     """
-    length = check(model, step_fn, sequences, reduction)
+    check(model, step_fn, sequences, reduction)
     states = parameters(model, weights)
     if entries is not None and (unknown := set(entries) - set(states)):
         raise ValueError(
@@ -50,18 +50,14 @@ def finite_difference_grad(
                 do="name them by their path in the model",
             )
         )
-    loss = checked_loss(step_fn)
     with jax.enable_x64(True), restored(model):
         for state in states_of(model).values():
             state.value = jax.tree.map(_double, state.value)
         doubled = jax.tree.map(_double, sequences)
         start = {path: s.value for path, s in states_of(model).items()}
 
-        def of_sequence() -> Any:
-            losses = brainstate.transform.for_loop(lambda *s: loss(model, *s), *doubled)
-            return losses.sum() if reduction == "sum" else losses.sum() / length
-
-        total: Any = brainstate.transform.jit(of_sequence)
+        loss = total_loss(model, step_fn, doubled, reduction)
+        total: Any = brainstate.transform.jit(loss)
 
         def at(path: Path, value: Any) -> float:
             with restored(model):
@@ -71,18 +67,18 @@ def finite_difference_grad(
 
         grads = {}
         for path, state in states.items():
-            chosen = None if entries is None else set(entries.get(path, ()))
-            grads[path] = _of_parameter(lambda v, p=path: at(p, v), state.value, eps, chosen)
+            own = None if entries is None else set(entries.get(path, ()))
+            grads[path] = _of_parameter(lambda v, p=path: at(p, v), state.value, eps, own)
         return grads
 
 
-def _of_parameter(loss: Any, value: Any, eps: float, chosen: set[int] | None) -> Any:
+def _of_parameter(loss: Any, value: Any, eps: float, entries: set[int] | None) -> Any:
     leaves, tree = jax.tree.flatten(value)
     out, count = [], 0
     for k, leaf in enumerate(leaves):
         grad = np.full(leaf.shape, np.nan, leaf.dtype)
         for i in range(leaf.size):
-            if chosen is not None and count + i not in chosen:
+            if entries is not None and count + i not in entries:
                 continue
             total = 0.0
             for direction in (1.0, 1j) if np.iscomplexobj(leaf) else (1.0,):

@@ -42,7 +42,7 @@ def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str =
     if reduction not in ("sum", "mean"):
         raise ValueError(
             message(
-                f"unknown reduction {reduction!r}.",
+                f"unpaths reduction {reduction!r}.",
                 why="the gradients of the steps are added, or averaged",
                 do="choose 'sum' or 'mean'",
             )
@@ -90,6 +90,17 @@ def checked_loss(step_fn: StepFn) -> StepFn:
     return call
 
 
+def total_loss(model: Any, step_fn: StepFn, sequences: Any, reduction: str) -> Callable[[], Any]:
+    """The loss of a sequence from the present states, a function of nothing else."""
+    loss = checked_loss(step_fn)
+
+    def total() -> Any:
+        losses = brainstate.transform.for_loop(lambda *s: loss(model, *s), *sequences)
+        return losses.sum() if reduction == "sum" else losses.sum() / len(losses)
+
+    return total
+
+
 def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any, Any]:
     """The program of one step from (slices, states) to (loss, states), and what brainstate saw."""
     loss = checked_loss(step_fn)
@@ -116,9 +127,9 @@ def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
         return dict(model.states(brainstate.ParamState).items())
     if isinstance(weights, Mapping):
         return dict(weights.items())
-    known = {id(s): p for p, s in model.states().items()}
+    paths = {id(s): p for p, s in model.states().items()}
     states = [weights] if isinstance(weights, brainstate.State) else list(weights)
-    if missing := [s for s in states if id(s) not in known]:
+    if missing := [s for s in states if id(s) not in paths]:
         raise ValueError(
             message(
                 f"{len(missing)} of the weights do not belong to the model.",
@@ -126,7 +137,7 @@ def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
                 do="pass states of the model, or a dict from path to state",
             )
         )
-    return {known[id(s)]: s for s in states}
+    return {paths[id(s)]: s for s in states}
 
 
 def vector(arrays: Sequence[Any]) -> jax.Array:

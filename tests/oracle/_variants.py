@@ -13,15 +13,17 @@ from braintrace._jaxpr import Equation, bind, bind_forward
 from ._structure import Structure
 
 Feedback = Mapping[Equation, Mapping[int, Any]]
-"""Per operator and operand what stands in its place in the derivative by the operator's input."""
+"""Per operator and operand what replaces it in the derivative by the operator's input."""
 Values = list[Any]
 
+constant = lax.stop_gradient
 
-class Bound:
-    """The ways of a step, and the Jacobian that goes with them: a `while` has no reverse mode."""
+
+class Variants:
+    """The detached variants of a step, and its Jacobian: a `while` has no reverse mode."""
 
     def __init__(self, step: Structure, feedback: Feedback):
-        self.feedback, self.held = feedback, step.held
+        self.step, self.feedback = step, feedback
         self.inputs = {o.equation: o.x_at for o in step.operators}
         self.factors = {o.equation: o.factors for o in step.operators}
         self.trained = {o.equation: o.trained for o in step.traced}
@@ -33,21 +35,22 @@ class Bound:
         if eqn not in self.feedback:
             return self.bind(eqn, values)
         x = self.inputs[eqn]
-        ahead = self.bind(eqn, [_still(v) if i == x else v for i, v in enumerate(values)])
+        ahead = self.bind(eqn, [constant(v) if i == x else v for i, v in enumerate(values)])
         other = [self.feedback[eqn].get(i, v) for i, v in enumerate(values)]
-        back = self.bind(eqn, [v if i == x else _still(v) for i, v in enumerate(other)])
-        return [a + b - _still(b) for a, b in zip(ahead, back, strict=True)]
+        back = self.bind(eqn, [v if i == x else constant(v) for i, v in enumerate(other)])
+        return [a + b - constant(b) for a, b in zip(ahead, back, strict=True)]
 
     def kept(self, eqn: Equation, values: Values) -> Values:
         """Along kept paths."""
         if eqn in self.inputs:
-            return _still(self.plain(eqn, values))
-        return self._without(eqn, values, [i for i in range(len(values)) if (eqn, i) in self.held])
+            return constant(self.plain(eqn, values))
+        held = [i for i in range(len(values)) if (eqn, i) in self.step.held]
+        return self._without(eqn, values, held)
 
-    def apart(self, eqn: Equation, values: Values) -> Values:
+    def outside_operators(self, eqn: Equation, values: Values) -> Values:
         """Along all paths that cross no operator."""
-        found = self.plain(eqn, values)
-        return _still(found) if eqn in self.inputs else found
+        outs = self.plain(eqn, values)
+        return constant(outs) if eqn in self.inputs else outs
 
     def without_input(
         self, equations: Collection[Equation]
@@ -62,7 +65,4 @@ class Bound:
         return self._without(eqn, values, self.trained.get(eqn, ()))
 
     def _without(self, eqn: Equation, values: Values, places: Collection[int | None]) -> Values:
-        return self.plain(eqn, [_still(v) if i in places else v for i, v in enumerate(values)])
-
-
-_still = lax.stop_gradient
+        return self.plain(eqn, [constant(v) if i in places else v for i, v in enumerate(values)])

@@ -1,4 +1,4 @@
-"""Every derivative of every step as a dense matrix: the material the rules are made of.
+"""Every derivative of a step as a dense matrix: the material of the rules.
 
 A step is h' = F(h, θ) with loss L(h, θ), all states and parameters written as real vectors (a
 complex array counts twice). Nothing here is clever: one Jacobian per question, reverse mode unless
@@ -9,10 +9,8 @@ what mixes, are held constant. Letters as in `_rules`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -20,15 +18,14 @@ from jax import lax
 from braintrace._jaxpr import Equation, Var, bind, evaluate
 from braintrace.verify._sequence import unvector, vector
 
-from ._bound import Bound
+from ._sharing import group_of
 from ._structure import Structure
-from ._together import group_of
+from ._variants import Variants
 
-Array = jax.Array
+Array = Any  # of JAX while it is computed, then of numpy
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class DenseStep:
+class DenseStep(NamedTuple):
     """The derivatives of one step; `F`, `Y` have one entry per steady operator, `D`, `f`, `ct` one
     per traced operator (the first of them).
 
@@ -36,40 +33,40 @@ class DenseStep:
     `A` = dh'/dh, `B` = dh'/dθ, `F` = dh'/dy exact; `D` = dh'/dh along the paths D-RTRL keeps;
     `f` = dh'/dy along the same paths; `Y` = dy/dθ with the operators' inputs held constant;
     `lam` = dL/dh with recurrent entries cut; `rest` = dL/dθ but for the traced operators' operands;
-    `l_set` = dL/dh' of a state where it and those it is together with are inputs of their own, and
-    `mu` = `lam` beside these; `h` = h' itself.
+    `l_set` = dL/dh' of a state where it and those it shares a trace with are inputs of their own,
+    and `mu` = `lam` beside these; `h` = h' itself.
     """
 
-    g: np.ndarray
-    l: np.ndarray
-    ct: tuple[np.ndarray, ...]
-    A: np.ndarray
-    B: np.ndarray
-    F: tuple[np.ndarray, ...]
-    D: tuple[np.ndarray, ...]
-    f: tuple[np.ndarray, ...]
-    Y: tuple[np.ndarray, ...]
-    lam: np.ndarray
-    rest: np.ndarray
-    l_set: np.ndarray
-    mu: np.ndarray
-    h: np.ndarray
+    g: Array
+    l: Array
+    ct: list[Array]
+    A: Array
+    B: Array
+    F: list[Array]
+    D: list[Array]
+    f: list[Array]
+    Y: list[Array]
+    lam: Array
+    rest: Array
+    l_set: Array
+    mu: Array
+    h: Array
 
 
 def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=None, sealed=None):
     """(loss, h', other states, operator outputs), with a tap on the outputs of steady operators.
 
     `exits` makes stored values inputs of their own: what reads them sees a constant plus these; all
-    of them, or those of the `sealed` slots.
+    of them, or those of the `sealed` leaves.
     """
     index = {o.equation: i for i, o in enumerate(step.steady[: len(taps)])}
     ys: list[Any] = [None] * len(index)
     stored: dict[Any, Any] = {}
     if exits is not None:
-        parts = unvector(exits, [s.value for s in step.hidden])
-        for k, (slot, part) in enumerate(zip(step.hidden, parts, strict=True)):
+        parts = unvector(exits, [leaf.value for leaf in step.hidden])
+        for k, (leaf, part) in enumerate(zip(step.hidden, parts, strict=True)):
             if sealed is None or k in sealed:
-                stored.setdefault(slot.exit, part)  # a value in two states counts in the first
+                stored.setdefault(leaf.exit, part)  # a value in two states counts in the first
 
     def tapped(eqn: Equation, values: list[Any]) -> list[Any]:
         outs = apply(eqn, values)
@@ -83,96 +80,76 @@ def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=No
 
     place = {v: i for i, v in enumerate(step.program.inputs)}
     inputs: list[Any] = [*args, *[None] * (len(place) - step.n_args)]
-    for slots, arrays in (
-        (step.params, unvector(theta, [s.value for s in step.params])),
-        (step.hidden, unvector(h, [s.value for s in step.hidden])),
+    for leaves, arrays in (
+        (step.params, unvector(theta, [leaf.value for leaf in step.params])),
+        (step.hidden, unvector(h, [leaf.value for leaf in step.hidden])),
         (step.others, others),
     ):
-        for slot, array in zip(slots, arrays, strict=True):
-            inputs[place[slot.entry]] = array
+        for leaf, array in zip(leaves, arrays, strict=True):
+            inputs[place[leaf.entry]] = array
     outs = evaluate(step.program, step.consts, inputs, tapped)
-    new = vector([outs[s.output] for s in step.hidden])
-    return outs[0], new, [outs[s.output] for s in step.others], [vector([y]) for y in ys]
+    new = vector([outs[leaf.output] for leaf in step.hidden])
+    return outs[0], new, [outs[leaf.output] for leaf in step.others], [vector([y]) for y in ys]
 
 
-def observe(
-    step: Structure,
-    sets: Sequence[frozenset[int]],
-    bound: Bound,
-    h: Array,
-    others: list[Any],
-    args: list[Any],
-):
-    """All derivatives of one step, the next states; `sets` are those of `together`."""
-    theta = vector([s.value for s in step.params])
+def derivatives(
+    variants: Variants, sets: Sequence[frozenset[int]], h: Array, others: list[Any], args: list[Any]
+) -> tuple[DenseStep, list[Any]]:
+    """All derivatives of one step, and its other states; `sets` are those of `sharing`."""
+    step, jacobian = variants.step, variants.jacobian
+    theta = vector([leaf.value for leaf in step.params])
     taps = [jnp.zeros(o.y.size * (2 if o.y.is_complex else 1)) for o in step.steady]
-    n, jacobian = len(step.traced), bound.jacobian
+    n = len(step.traced)
 
-    def run(theta=theta, h=h, taps=taps, apply=bound.plain):
+    def run(theta=theta, h=h, taps=taps, apply=variants.plain):
         return run_step(step, theta, h, taps, others, args, apply)
 
-    without_inputs = bound.without_input([o.equation for o in step.operators])
+    without_inputs = variants.without_input([o.equation for o in step.operators])
     _, new, next_others, _ = run()
     g, l, ct = jacobian(lambda *a: run(*a)[0], (0, 1, 2))(theta, h, taps)
     B, A, F = jacobian(lambda *a: run(*a)[1], (0, 1, 2))(theta, h, taps)
-    D, f = jacobian(lambda h, taps: run(theta, h, taps, bound.kept)[1], (0, 1))(h, taps[:n])
+    D, f = jacobian(lambda h, taps: run(theta, h, taps, variants.kept)[1], (0, 1))(h, taps[:n])
     Y = jacobian(lambda v: run(v, apply=without_inputs)[3])(theta) if taps else []
-    rest = jacobian(lambda v: run(v, apply=bound.without_operands)[0])(theta)
+    rest = jacobian(lambda v: run(v, apply=variants.without_operands)[0])(theta)
 
-    element = elements([s.entry for s in step.hidden])
+    element = elements([leaf.entry for leaf in step.hidden])
     group, lam = group_of(step), jnp.zeros_like(h)
     for i, equations in enumerate(step.cut):
-        cut = jacobian(lambda v, e=equations: run(h=v, apply=bound.without_input(e))[0])(h)
+        cut = jacobian(lambda v, e=equations: run(h=v, apply=variants.without_input(e))[0])(h)
         lam = jnp.where(group[step.leaf_of()[element]] == i, cut, lam)
-    l_set, mu = at_exits(step, sets, [step.cut[i] for i in group], bound, h, others, args)
+    l_set, mu = at_exits(variants, sets, [step.cut[i] for i in group], h, others, args)
     D = [jnp.where(step.kept[np.ix_(element, element)], D, 0)] * n
-    if step.channels:  # their sums are kept
-        wide = lambda h, taps: run(theta, h, taps, bound.apart)[1]
-        whole, tails = jacobian(wide, (0, 1))(h, taps[:n])
-        chosen = [o in step.channels for o in step.traced]
-        D = [whole if c else d for c, d in zip(chosen, D, strict=True)]
-        f = [t if c else old for c, t, old in zip(chosen, tails, f, strict=True)]
-    found = dict(
-        g=g,
-        l=l,
-        ct=tuple(ct[:n]),
-        A=A,
-        B=B,
-        F=tuple(F),
-        D=tuple(D),
-        f=tuple(f),
-        Y=tuple(Y),
-        lam=lam,
-        rest=rest,
-        l_set=l_set,
-        mu=mu,
-        h=new,
-    )
-    return found, new, next_others
+    if step.channels:  # nothing is cut of these but operators
+        outside = lambda h, taps: run(theta, h, taps, variants.outside_operators)[1]
+        all_D, all_f = jacobian(outside, (0, 1))(h, taps[:n])
+        for k, o in enumerate(step.traced):
+            if o in step.channels:
+                D[k], f[k] = all_D, all_f[k]
+    return DenseStep(g, l, ct[:n], A, B, F, D, f, Y, lam, rest, l_set, mu, new), next_others
 
 
 def at_exits(
-    step: Structure,
+    variants: Variants,
     sets: Sequence[frozenset[int]],
     cut: Sequence[Collection[Equation]],
-    bound: Bound,
     h: Array,
     others: list[Any],
     args: list[Any],
 ) -> tuple[Array, Array]:
     """Per state dL/dh' where the states of its set are inputs of their own, and dL/dh beside them
     with the inputs of the operators in `cut` held constant."""
-    theta = vector([s.value for s in step.params])
-    leaf = step.leaf_of()[elements([s.entry for s in step.hidden])]
+    step, jacobian = variants.step, variants.jacobian
+    theta = vector([leaf.value for leaf in step.params])
+    leaf = step.leaf_of()[elements([leaf.entry for leaf in step.hidden])]
     l = mu = none = jnp.zeros_like(h)
     for k, (sealed, equations) in enumerate(zip(sets, cut, strict=True)):
 
-        def loss(h, exits, apply=bound.plain, sealed=sealed):
+        def loss(h, exits, apply=variants.plain, sealed=sealed):
             return run_step(step, theta, h, [], others, args, apply, exits, sealed)[0]
 
-        beside = lambda v, loss=loss, e=equations: loss(v, none, bound.without_input(e))
-        l = jnp.where(leaf == k, bound.jacobian(loss, 1)(h, none), l)
-        mu = jnp.where(leaf == k, bound.jacobian(beside)(h), mu)
+        beside = lambda v, loss=loss, e=equations: loss(v, none, variants.without_input(e))
+        l = jnp.where(leaf == k, jacobian(loss, 1)(h, none), l)
+        mu = jnp.where(leaf == k, jacobian(beside)(h), mu)
     return l, mu
 
 
