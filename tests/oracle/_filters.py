@@ -41,7 +41,7 @@ class Leaky(NoTrace):
         operands = [o.equation.inputs[i] for o in step.traced for i in o.trained]
         if clip is not None and not entries.issuperset(operands):
             raise ValueError(
-                "clipped traces need weights that are parameters themselves: the learner clips in "
+                "clipped traces of a function of parameters: the learner clips in "
                 "the coordinates of the weight, this trace has those of the parameters"
             )
         self.leak, self.clip = leak, np.inf if clip is None else clip
