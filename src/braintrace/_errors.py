@@ -45,3 +45,16 @@ def message(what: str, *, where: str | None = None, why: str, do: str) -> str:
     lines.append(f"  why:   {why}")
     lines.append(f"  do:    {do}")
     return "\n".join(lines)
+
+
+def value_error(what: str, *, where: str | None = None, why: str, do: str) -> ValueError:
+    """A `ValueError` with this message; likewise below."""
+    return ValueError(message(what, where=where, why=why, do=do))
+
+
+def type_error(what: str, *, where: str | None = None, why: str, do: str) -> TypeError:
+    return TypeError(message(what, where=where, why=why, do=do))
+
+
+def not_supported(what: str, *, where: str | None = None, why: str, do: str) -> NotSupportedError:
+    return NotSupportedError(message(what, where=where, why=why, do=do))

@@ -14,7 +14,7 @@ from typing import Any
 import brainstate
 import jax
 
-from ._errors import message
+from ._errors import message, type_error, value_error
 from ._jaxpr import bind, evaluate, trace
 from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
 from .ops._structure import structure_of
@@ -130,21 +130,17 @@ class ETraceOp:
     def _checked(self, weights: Any) -> dict[str, Any]:
         name = type(self).__name__
         if not isinstance(weights, dict):
-            raise TypeError(
-                message(
-                    f"{name}: the weights are a {type(weights).__name__}.",
-                    why=f"they are read by name: {', '.join(self.needs)}, and bias if there is one",
-                    do="pass a dict of arrays",
-                )
+            raise type_error(
+                f"{name}: the weights are a {type(weights).__name__}.",
+                why=f"they are read by name: {', '.join(self.needs)}, and bias if there is one",
+                do="pass a dict of arrays",
             )
         missing = [k for k in self.needs if k not in weights]
         if missing:
-            raise ValueError(
-                message(
-                    f"{name}: the weights have no {', '.join(missing)}.",
-                    why=f"there are {', '.join(map(str, weights)) or 'none'}",
-                    do=f"pass a dict with {', '.join(self.needs)}, and bias if there is one",
-                )
+            raise value_error(
+                f"{name}: the weights have no {', '.join(missing)}.",
+                why=f"there are {', '.join(map(str, weights)) or 'none'}",
+                do=f"pass a dict with {', '.join(self.needs)}, and bias if there is one",
             )
         return weights
 
@@ -341,20 +337,16 @@ class ETraceParam(brainstate.ParamState):
 
     def __init__(self, weight: Any, op: ETraceOp, grad: Any = None, name: str | None = None):
         if not isinstance(op, ETraceOp):
-            raise TypeError(
-                message(
-                    f"{type(self).__name__}: op is a {type(op).__name__}.",
-                    why="the weights go through an operator, which makes their traces",
-                    do="pass e.g. braintrace.MatMulOp(), or braintrace.NonTempParam(weight, op)",
-                )
+            raise type_error(
+                f"{type(self).__name__}: op is a {type(op).__name__}.",
+                why="the weights go through an operator, which makes their traces",
+                do="pass e.g. braintrace.MatMulOp(), or braintrace.NonTempParam(weight, op)",
             )
         if grad is not None and grad not in list(ETraceGrad):
-            raise ValueError(
-                message(
-                    f"{type(self).__name__}: grad={grad!r}.",
-                    why=f"known kinds are {', '.join(ETraceGrad)}",
-                    do="leave it out: the learning rule decides about gradients",
-                )
+            raise value_error(
+                f"{type(self).__name__}: grad={grad!r}.",
+                why=f"known kinds are {', '.join(ETraceGrad)}",
+                do="leave it out: the learning rule decides about gradients",
             )
         super().__init__(weight, name=name)
         self.op = op

@@ -10,7 +10,7 @@ import brainstate
 import jax
 import saiunit as u
 
-from .._errors import NotSupportedError, dotted, message
+from .._errors import NotSupportedError, dotted, message, type_error, value_error
 from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import (
     CompilationRecord,
@@ -98,12 +98,10 @@ def extract_module_info(
         ValueError: a state leaves the step with another shape, type or unit.
     """
     if not isinstance(model, brainstate.nn.Module):
-        raise TypeError(
-            message(
-                f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-                why="the compiler traces the `update` of a module and reads its states by path",
-                do="subclass brainstate.nn.Module and write one step of the network in `update`",
-            )
+        raise type_error(
+            f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+            why="the compiler traces the `update` of a module and reads its states by path",
+            do="subclass brainstate.nn.Module and write one step of the network in `update`",
         )
     check_policy(control_flow)
     every = named_states(model)
@@ -167,13 +165,11 @@ def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
         state.value = jax.tree.unflatten(old, leaves)  # else brainstate cannot undo the trace
         code = getattr(type(model), "update", type(model).__call__).__code__
         named = next(p for p in kept if p == path)
-        raise ValueError(
-            message(
-                f"state {dotted(named)} is {before} before the step and {after} after it.",
-                where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
-                why="a state must keep its unit and structure from step to step",
-                do="convert the new value before you assign it",
-            )
+        raise value_error(
+            f"state {dotted(named)} is {before} before the step and {after} after it.",
+            where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+            why="a state must keep its unit and structure from step to step",
+            do="convert the new value before you assign it",
         )
 
 
@@ -259,16 +255,14 @@ def _check_kept(
     for i in range(len(jax.tree.leaves(state.value))):
         before, after = program.inputs[position + i], program.outputs[output + i]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
-            raise ValueError(
-                message(
-                    f"state {dotted(path)} enters the step as {before.dtype}{list(before.shape)} "
-                    f"and leaves it as {after.dtype}{list(after.shape)}.",
-                    where=_where(program, output + i),
-                    why="a state must keep its shape and type from step to step; a missing or "
-                    "extra batch axis is the usual cause",
-                    do="initialise the state with the shape and type of its new value (for a "
-                    "batch: brainstate.nn.init_all_states(model, batch_size=...))",
-                )
+            raise value_error(
+                f"state {dotted(path)} enters the step as {before.dtype}{list(before.shape)} "
+                f"and leaves it as {after.dtype}{list(after.shape)}.",
+                where=_where(program, output + i),
+                why="a state must keep its shape and type from step to step; a missing or "
+                "extra batch axis is the usual cause",
+                do="initialise the state with the shape and type of its new value (for a "
+                "batch: brainstate.nn.init_all_states(model, batch_size=...))",
             )
 
 

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import brainstate
 import jax
 
-from .._errors import CompilationError, NotSupportedError, message
+from .._errors import (
+    CompilationError,
+    NotSupportedError,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._jaxpr import failing_line
 from ..graph import (
     MOST_ENTRIES,
@@ -153,12 +160,10 @@ def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | 
     if include_recurrent_mixing:
         return (1 if sparse_n is None else check_crossings(sparse_n)) - 1
     if sparse_n is not None:
-        raise NotSupportedError(
-            message(
-                f"sparse_n={sparse_n} without recurrent mixing.",
-                why="it counts how often a trace is followed through operators",
-                do="pass include_recurrent_mixing=True as well",
-            )
+        raise not_supported(
+            f"sparse_n={sparse_n} without recurrent mixing.",
+            why="it counts how often a trace is followed through operators",
+            do="pass include_recurrent_mixing=True as well",
         )
     return None
 
@@ -166,20 +171,16 @@ def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | 
 def check_crossings(n: Any) -> int:
     """Accept the order n of a rule that follows n - 1 crossings."""
     if isinstance(n, bool) or not isinstance(n, numbers.Integral):
-        raise TypeError(
-            message(
-                f"n is a {type(n).__name__}.",
-                why="n - 1 counts how many operators a trace is followed through",
-                do="pass an integer >= 1",
-            )
+        raise type_error(
+            f"n is a {type(n).__name__}.",
+            why="n - 1 counts how many operators a trace is followed through",
+            do="pass an integer >= 1",
         )
     if n < 1:
-        raise ValueError(
-            message(
-                f"n={n}.",
-                why="n - 1 counts how many operators a trace is followed through",
-                do="pass an integer >= 1",
-            )
+        raise value_error(
+            f"n={n}.",
+            why="n - 1 counts how many operators a trace is followed through",
+            do="pass an integer >= 1",
         )
     return int(n)
 

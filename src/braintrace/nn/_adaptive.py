@@ -8,7 +8,7 @@ import brainstate
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import message
+from .._errors import value_error
 from ._shapes import Init, Size, batched
 from ._spiking import ZERO, Options, SpikingCell
 from ._time import refuted
@@ -221,11 +221,9 @@ class GIFCell(SpikingCell):
 def _expect_stable(a: Any, alpha: Any, rho: Any) -> None:
     bound = (1 + alpha) * (1 + rho) / ((1 - alpha) * (1 - rho))
     if refuted((a > -1) & (a < bound)):
-        raise ValueError(
-            message(
-                f"AdLIFCell: a is {a}.",
-                why="the membrane would grow without input; it is stable for a between -1 and "
-                f"{float(jnp.min(bound)):.3g} with these time constants.",
-                do="choose a within, or longer time constants.",
-            )
+        raise value_error(
+            f"AdLIFCell: a is {a}.",
+            why="the membrane would grow without input; it is stable for a between -1 and "
+            f"{float(jnp.min(bound)):.3g} with these time constants.",
+            do="choose a within, or longer time constants.",
         )

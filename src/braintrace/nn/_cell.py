@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import value_error
 from ._linear import Linear
 from ._shapes import Init, Size, batched
 
@@ -59,12 +59,10 @@ def activation_of(name: Activation) -> Callable[[Array], Array]:
     if name in _OWN:
         return _OWN[name]
     if name not in ACTIVATIONS:
-        raise ValueError(
-            message(
-                f"There is no activation {name!r}.",
-                why=f"the known names are {', '.join([*ACTIVATIONS, *_OWN])}.",
-                do="use one of these names, or pass a function.",
-            )
+        raise value_error(
+            f"There is no activation {name!r}.",
+            why=f"the known names are {', '.join([*ACTIVATIONS, *_OWN])}.",
+            do="use one of these names, or pass a function.",
         )
     return getattr(brainstate.nn, name)
 
@@ -122,12 +120,10 @@ def join(x: Array, h: Array) -> Array:
 def radii(what: str, n: int, least: float, most: float) -> Array:
     """Moduli of n eigenvalues, uniform in the area of a ring; never quite 0 or 1."""
     if not 0 <= least < most <= 1:
-        raise ValueError(
-            message(
-                f"{what}: r_min is {least} and r_max is {most}.",
-                why="an eigenvalue's modulus is drawn between them; beyond 1 the states explode.",
-                do="choose 0 <= r_min < r_max <= 1.",
-            )
+        raise value_error(
+            f"{what}: r_min is {least} and r_max is {most}.",
+            why="an eigenvalue's modulus is drawn between them; beyond 1 the states explode.",
+            do="choose 0 <= r_min < r_max <= 1.",
         )
     area = brainstate.random.uniform(1e-4, 1 - 1e-4, (n,))
     return jnp.sqrt(area * (most**2 - least**2) + least**2)

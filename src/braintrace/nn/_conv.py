@@ -10,7 +10,7 @@ import jax
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import value_error
 from ..ops import conv
 from ._shapes import Init, constant, initial, over_leading
 from ._window import Padding, dimension_numbers, named_padding, padding_of, per_axis
@@ -87,14 +87,12 @@ class _Conv(brainstate.nn.Module):
         """Convolve x, whose last axes are `in_size`, whatever the axes before them."""
         axes = self.spatial + 1
         if tuple(x.shape[-axes:]) != self.in_size:
-            raise ValueError(
-                message(
-                    f"{type(self).__name__}: x {tuple(x.shape)} does not end in {self.in_size}.",
-                    why="these are the layer's in_size: channels "
-                    f"{'first' if self.channel_first else 'last'}, and the axes of space.",
-                    do="give x that shape, with the batch before it, or make the layer for the "
-                    "shape of x.",
-                )
+            raise value_error(
+                f"{type(self).__name__}: x {tuple(x.shape)} does not end in {self.in_size}.",
+                why="these are the layer's in_size: channels "
+                f"{'first' if self.channel_first else 'last'}, and the axes of space.",
+                do="give x that shape, with the batch before it, or make the layer for the "
+                "shape of x.",
             )
         if x.ndim == axes:
             return self._apply(x[None])[0]
@@ -132,34 +130,28 @@ class _Conv(brainstate.nn.Module):
         shapes = [jax.ShapeDtypeStruct(a, "float32") for a in ((1, *self.in_size), kernel)]
         y = jax.eval_shape(self._convolve, *shapes)
         if 0 in y.shape:
-            raise ValueError(
-                message(
-                    f"{type(self).__name__}: the output of in_size {self.in_size} is empty.",
-                    why=f"the window {self.kernel_size} does not fit into the padded input.",
-                    do="make the kernel smaller, or pad more.",
-                )
+            raise value_error(
+                f"{type(self).__name__}: the output of in_size {self.in_size} is empty.",
+                why=f"the window {self.kernel_size} does not fit into the padded input.",
+                do="make the kernel smaller, or pad more.",
             )
         return tuple(y.shape[1:])
 
     def _check_channels(self) -> None:
         layer = type(self).__name__
         if len(self.in_size) != self.spatial + 1:
-            raise ValueError(
-                message(
-                    f"{layer}: in_size is {self.in_size}.",
-                    why=f"it has {self.spatial} size(s) of space and the number of channels, "
-                    "which comes last unless channel_first=True.",
-                    do=f"give {self.spatial + 1} numbers.",
-                )
+            raise value_error(
+                f"{layer}: in_size is {self.in_size}.",
+                why=f"it has {self.spatial} size(s) of space and the number of channels, "
+                "which comes last unless channel_first=True.",
+                do=f"give {self.spatial + 1} numbers.",
             )
         if self.in_channels % self.groups or self.out_channels % self.groups:
-            raise ValueError(
-                message(
-                    f"{layer}: {self.in_channels} channels in and {self.out_channels} out are "
-                    f"not divisible by groups={self.groups}.",
-                    why="every group reads and makes equally many channels.",
-                    do="choose channels that are multiples of groups.",
-                )
+            raise value_error(
+                f"{layer}: {self.in_channels} channels in and {self.out_channels} out are "
+                f"not divisible by groups={self.groups}.",
+                why="every group reads and makes equally many channels.",
+                do="choose channels that are multiples of groups.",
             )
 
 

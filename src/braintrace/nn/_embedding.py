@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import message, value_error
 from ..ops import embedding
 from ._shapes import Init, Size, initial, over_leading
 
@@ -105,12 +105,10 @@ class Embedding(brainstate.nn.Module):
         """
         shape = u.math.shape(embeddings)
         if len(shape) < 2:
-            raise ValueError(
-                message(
-                    f"Embedding.from_pretrained: the table has shape {shape}.",
-                    why="its first axis counts the rows, the others are those of a row.",
-                    do="give an array with two axes or more.",
-                )
+            raise value_error(
+                f"Embedding.from_pretrained: the table has shape {shape}.",
+                why="its first axis counts the rows, the others are those of a row.",
+                do="give an array with two axes or more.",
             )
         norms = (padding_idx, max_norm, norm_type, scale_grad_by_freq, freeze)
         return cls(shape[0], shape[1:], embeddings, *norms, **options)
@@ -130,12 +128,10 @@ class Embedding(brainstate.nn.Module):
 
 def _check(rows: int, padding: int | None, max_norm: Any, by_frequency: bool) -> None:
     if padding is not None and not 0 <= padding < rows:
-        raise ValueError(
-            message(
-                f"Embedding: padding_idx {padding} is outside the table's {rows} rows.",
-                why="rows are counted from 0, and negative indices do not count from the end.",
-                do=f"give a number between 0 and {rows - 1}.",
-            )
+        raise value_error(
+            f"Embedding: padding_idx {padding} is outside the table's {rows} rows.",
+            why="rows are counted from 0, and negative indices do not count from the end.",
+            do=f"give a number between 0 and {rows - 1}.",
         )
     if max_norm is not None:
         raise NotImplementedError(

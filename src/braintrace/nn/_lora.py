@@ -8,7 +8,7 @@ from typing import Any
 import brainstate
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import type_error, value_error
 from ..ops import lora_matmul
 from ._shapes import Init, Size, initial, over_leading
 
@@ -93,26 +93,20 @@ class LoRA(brainstate.nn.Module):
 
 def _check(layer: LoRA) -> None:
     if layer.lora_rank < 1:
-        raise ValueError(
-            message(
-                f"LoRA: lora_rank is {layer.lora_rank}.",
-                why="the product of the factors has that rank.",
-                do="give a rank of 1 or more.",
-            )
+        raise value_error(
+            f"LoRA: lora_rank is {layer.lora_rank}.",
+            why="the product of the factors has that rank.",
+            do="give a rank of 1 or more.",
         )
     if layer.in_size[-1] != layer.in_features:
-        raise ValueError(
-            message(
-                f"LoRA: in_size {layer.in_size} does not end in in_features {layer.in_features}.",
-                why="the layer acts on the last axis.",
-                do="make them equal, or leave in_size out.",
-            )
+        raise value_error(
+            f"LoRA: in_size {layer.in_size} does not end in in_features {layer.in_features}.",
+            why="the layer acts on the last axis.",
+            do="make them equal, or leave in_size out.",
         )
     if layer.base_module is not None and not callable(layer.base_module):
-        raise TypeError(
-            message(
-                f"LoRA: base_module is a {type(layer.base_module).__name__}.",
-                why="the base is called with the input, and its result is added.",
-                do="pass a layer such as braintrace.nn.Linear, or a function.",
-            )
+        raise type_error(
+            f"LoRA: base_module is a {type(layer.base_module).__name__}.",
+            why="the base is called with the input, and its result is added.",
+            do="pass a layer such as braintrace.nn.Linear, or a function.",
         )

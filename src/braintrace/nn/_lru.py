@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import value_error
 from ..ops import element_wise
 from ._cell import XAVIER, ZERO, Array, Cell, radii
 from ._linear import Linear
@@ -62,12 +62,10 @@ class LRUCell(Cell):
         self.d_model, self.d_hidden, self.state_size = d_model, d_hidden, (d_hidden,)
         radius = radii("LRUCell", d_hidden, r_min, r_max)
         if max_phase <= 0:
-            raise ValueError(
-                message(
-                    f"LRUCell: max_phase is {max_phase}.",
-                    why="angles are drawn between 0 and max_phase, and kept as their logarithm.",
-                    do="choose a positive number.",
-                )
+            raise value_error(
+                f"LRUCell: max_phase is {max_phase}.",
+                why="angles are drawn between 0 and max_phase, and kept as their logarithm.",
+                do="choose a positive number.",
             )
         phase = max_phase * brainstate.random.uniform(1e-4, 1.0, (d_hidden,))
         self.nu_log = brainstate.ParamState(jnp.log(-jnp.log(radius)))
@@ -139,12 +137,10 @@ class RGLRUCell(Cell):
         super().__init__(in_size, out_size, state_init, name=name)
         differ = self.in_size != self.out_size
         if differ and project is False:
-            raise ValueError(
-                message(
-                    f"RGLRUCell: in_size is {self.in_size} and out_size is {self.out_size}.",
-                    why="without a projection the input itself enters the state.",
-                    do="make the sizes equal, or leave out project=False.",
-                )
+            raise value_error(
+                f"RGLRUCell: in_size is {self.in_size} and out_size is {self.out_size}.",
+                why="without a projection the input itself enters the state.",
+                do="make the sizes equal, or leave out project=False.",
             )
         self.c = c
         radius = radii("RGLRUCell", self.out_size[-1], r_min, r_max)

@@ -8,7 +8,7 @@ import numpy as np
 from brainstate.nn import init
 from jax import lax
 
-from .._errors import message
+from .._errors import value_error
 from ..ops import element_wise
 from ._cell import Array, Cell
 from ._linear import Linear
@@ -60,20 +60,16 @@ class S5Cell(Cell):
         super().__init__(d_model, d_model, name=name)
         self.d_model, self.d_state, self.state_size = d_model, d_state, (d_state,)
         if discretization not in _DISCRETE:
-            raise ValueError(
-                message(
-                    f"S5Cell: there is no discretization {discretization!r}.",
-                    why=f"the known names are {', '.join(_DISCRETE)}.",
-                    do="use one of these names.",
-                )
+            raise value_error(
+                f"S5Cell: there is no discretization {discretization!r}.",
+                why=f"the known names are {', '.join(_DISCRETE)}.",
+                do="use one of these names.",
             )
         if not 0 < dt_min <= dt_max:
-            raise ValueError(
-                message(
-                    f"S5Cell: dt_min is {dt_min} and dt_max is {dt_max}.",
-                    why="the logarithm of a step is drawn between those of the two.",
-                    do="choose 0 < dt_min <= dt_max.",
-                )
+            raise value_error(
+                f"S5Cell: dt_min is {dt_min} and dt_max is {dt_max}.",
+                why="the logarithm of a step is drawn between those of the two.",
+                do="choose 0 < dt_min <= dt_max.",
             )
         self._discrete = _DISCRETE[discretization]
         steps = brainstate.random.uniform(np.log(dt_min), np.log(dt_max), (d_state,))

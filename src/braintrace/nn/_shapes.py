@@ -10,7 +10,7 @@ import brainstate
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import message
+from .._errors import value_error
 
 Size = int | Sequence[int]
 Init = Callable[..., Any] | Any
@@ -35,23 +35,19 @@ def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:
     if isinstance(value, brainstate.State):
         value = value.value
     if value is None:
-        raise ValueError(
-            message(
-                f"{label} is None.",
-                why="the layer has no form without it.",
-                do=f"pass an initialiser such as brainstate.nn.init.KaimingNormal(), or an array "
-                f"that broadcasts to {shape}.",
-            )
+        raise value_error(
+            f"{label} is None.",
+            why="the layer has no form without it.",
+            do=f"pass an initialiser such as brainstate.nn.init.KaimingNormal(), or an array "
+            f"that broadcasts to {shape}.",
         )
     array = u.math.asarray(value(shape) if callable(value) else value)
     pairs = zip(array.shape[::-1], shape[::-1], strict=False)
     if array.ndim > len(shape) or any(a not in (1, b) for a, b in pairs):
-        raise ValueError(
-            message(
-                f"{label} has the shape {tuple(array.shape)}.",
-                why=f"it must broadcast to {shape}.",
-                do=f"give it the shape {shape}, or pass an initialiser.",
-            )
+        raise value_error(
+            f"{label} has the shape {tuple(array.shape)}.",
+            why=f"it must broadcast to {shape}.",
+            do=f"give it the shape {shape}, or pass an initialiser.",
         )
     return u.math.broadcast_to(array, shape)
 
@@ -64,12 +60,10 @@ def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> Any:
 def check_leading(layer: str, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> None:
     """Refuse sizes that differ before the last axis."""
     if in_size[:-1] != out_size[:-1]:
-        raise ValueError(
-            message(
-                f"{layer}: in_size {in_size} does not fit out_size {out_size}.",
-                why="the layer acts on the last axis and keeps the axes before it.",
-                do="make the sizes before the last one equal.",
-            )
+        raise value_error(
+            f"{layer}: in_size {in_size} does not fit out_size {out_size}.",
+            why="the layer acts on the last axis and keeps the axes before it.",
+            do="make the sizes before the last one equal.",
         )
 
 

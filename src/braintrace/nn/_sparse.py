@@ -7,7 +7,7 @@ from typing import Any
 import brainstate
 import saiunit as u
 
-from .._errors import message
+from .._errors import value_error
 from ..ops import sparse_matmul
 from ..ops._structure import structure_of
 from ._shapes import Init, Size, initial, over_leading
@@ -59,13 +59,11 @@ class SparseLinear(brainstate.nn.Module):
         rows, columns = self.structure.shape
         self.in_size = rows if in_size is None else in_size
         if self.in_size[-1] != rows:
-            raise ValueError(
-                message(
-                    f"SparseLinear: in_size {self.in_size} does not fit a matrix of shape "
-                    f"{self.structure.shape}.",
-                    why="the last axis of the input meets the rows of the matrix.",
-                    do=f"let in_size end in {rows}, or transpose the matrix.",
-                )
+            raise value_error(
+                f"SparseLinear: in_size {self.in_size} does not fit a matrix of shape "
+                f"{self.structure.shape}.",
+                why="the last axis of the input meets the rows of the matrix.",
+                do=f"let in_size end in {rows}, or transpose the matrix.",
             )
         self.out_size = (*self.in_size[:-1], columns)
         self.spar_mat = spar_mat

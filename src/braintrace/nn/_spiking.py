@@ -9,7 +9,7 @@ import brainstate
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message
+from .._errors import value_error
 from ._linear import Linear
 from ._shapes import Init, Size, batched, initial
 from ._surrogate import surrogate as surrogate_of
@@ -104,12 +104,10 @@ class SpikingCell(brainstate.nn.Module):
         self.V_th = self.per_neuron("V_th", V_th)
         self.unit = u.get_unit(self.V_th)
         if refuted(u.get_mantissa(self.V_th) > 0):
-            raise ValueError(
-                message(
-                    f"{type(self).__name__}: V_th is {V_th}.",
-                    why="voltages are distances from rest, and the threshold is their scale.",
-                    do="make V_th positive.",
-                )
+            raise value_error(
+                f"{type(self).__name__}: V_th is {V_th}.",
+                why="voltages are distances from rest, and the threshold is their scale.",
+                do="make V_th positive.",
             )
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
@@ -160,23 +158,19 @@ class SpikingCell(brainstate.nn.Module):
             return u.maybe_decimal(u.get_mantissa(value) * self.unit)
         if u.have_same_dim(value, self.V_th):
             return value
-        raise ValueError(
-            message(
-                f"{type(self).__name__}: {name} has the unit {u.get_unit(value)}, "
-                f"V_th has {self.unit}.",
-                why="it is added to the membrane, which is compared with V_th.",
-                do="give V_th and the weights units that fit, or none to both.",
-            )
+        raise value_error(
+            f"{type(self).__name__}: {name} has the unit {u.get_unit(value)}, "
+            f"V_th has {self.unit}.",
+            why="it is added to the membrane, which is compared with V_th.",
+            do="give V_th and the weights units that fit, or none to both.",
         )
 
 
 def _reset_of(name: str) -> Callable[[Any, Any, Any], Any]:
     if name not in RESETS:
-        raise ValueError(
-            message(
-                f"There is no reset {name!r}.",
-                why=f"the known ones are {' and '.join(RESETS)}.",
-                do="use one of these names.",
-            )
+        raise value_error(
+            f"There is no reset {name!r}.",
+            why=f"the known ones are {' and '.join(RESETS)}.",
+            do="use one of these names.",
         )
     return RESETS[name]

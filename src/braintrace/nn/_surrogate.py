@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import value_error
 from ._time import refuted
 
 Array = jax.Array
@@ -93,21 +93,17 @@ def surrogate(
         _check(name)
         return name
     if name not in SHAPES:
-        raise ValueError(
-            message(
-                f"There is no surrogate {name!r}.",
-                why=f"the known names are {', '.join(SHAPES)}.",
-                do="use one of these names, or pass a function of v.",
-            )
+        raise value_error(
+            f"There is no surrogate {name!r}.",
+            why=f"the known names are {', '.join(SHAPES)}.",
+            do="use one of these names, or pass a function of v.",
         )
     for label, value in (("width", width), ("height", height)):
         if not value > 0:
-            raise ValueError(
-                message(
-                    f"surrogate: {label} is {value}.",
-                    why="a derivative without extent lets no gradient through.",
-                    do=f"make {label} positive.",
-                )
+            raise value_error(
+                f"surrogate: {label} is {value}.",
+                why="a derivative without extent lets no gradient through.",
+                do=f"make {label} positive.",
             )
     return Surrogate(name, float(width), float(height))
 
@@ -117,13 +113,11 @@ def _check(spike: Callable[[Any], Any]) -> None:
     v = jnp.linspace(-0.5, 0.5, 5)
     z, slope = jax.jvp(spike, (v,), (jnp.ones_like(v),))
     if not jnp.issubdtype(z.dtype, jnp.inexact) or refuted(jnp.any(slope != 0)):
-        raise ValueError(
-            message(
-                f"surrogate: the derivative of {getattr(spike, '__name__', spike)} is zero.",
-                why="a spike is a step, and without a derivative of its own it passes no gradient.",
-                do="take one by name, such as 'triangle', one of braintools.surrogate, or define "
-                "the derivative with jax.custom_jvp.",
-            )
+        raise value_error(
+            f"surrogate: the derivative of {getattr(spike, '__name__', spike)} is zero.",
+            why="a spike is a step, and without a derivative of its own it passes no gradient.",
+            do="take one by name, such as 'triangle', one of braintools.surrogate, or define "
+            "the derivative with jax.custom_jvp.",
         )
 
 

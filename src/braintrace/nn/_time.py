@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import message
+from .._errors import value_error
 from ..ops import element_wise
 from ._shapes import Init, initial
 
@@ -27,31 +27,25 @@ def steps_per(owner: str, name: str, tau: Any) -> Any:
     try:
         dt = brainstate.environ.get_dt()
     except KeyError as error:
-        raise ValueError(
-            message(
-                f"{owner}: the time step dt is not set.",
-                why=f"a state decays by exp(-dt / {name}) in a step.",
-                do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
-            )
+        raise value_error(
+            f"{owner}: the time step dt is not set.",
+            why=f"a state decays by exp(-dt / {name}) in a step.",
+            do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
         ) from error
     if u.is_unitless(tau):
         tau = u.get_mantissa(tau) * u.get_unit(dt)
     ratio = u.maybe_decimal(dt / tau)
     if isinstance(ratio, u.Quantity):
-        raise ValueError(
-            message(
-                f"{owner}: dt is {dt} and {name} is {tau}.",
-                why=f"dt / {name} must be a plain number.",
-                do="give both a unit of time, or neither.",
-            )
+        raise value_error(
+            f"{owner}: dt is {dt} and {name} is {tau}.",
+            why=f"dt / {name} must be a plain number.",
+            do="give both a unit of time, or neither.",
         )
     if refuted(ratio > 0):
-        raise ValueError(
-            message(
-                f"{owner}: {name} is {tau}.",
-                why="a state decays with a positive time constant.",
-                do=f"make dt and every {name} positive.",
-            )
+        raise value_error(
+            f"{owner}: {name} is {tau}.",
+            why="a state decays with a positive time constant.",
+            do=f"make dt and every {name} positive.",
         )
     return ratio
 

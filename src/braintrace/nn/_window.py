@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax import lax
 
-from .._errors import message
+from .._errors import value_error
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 _NAMES = ("SAME", "SAME_LOWER", "VALID")
@@ -18,12 +18,10 @@ def per_axis(layer: str, name: str, value: int | Sequence[int], n: int) -> tuple
     numbers = np.atleast_1d(value)
     whole = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
     if not whole or len(numbers) not in (1, n) or np.any(numbers < 1):
-        raise ValueError(
-            message(
-                f"{layer}: {name} is {value!r}.",
-                why=f"the layer has {n} axes of space." if n > 1 else "it has one axis of space.",
-                do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
-            )
+        raise value_error(
+            f"{layer}: {name} is {value!r}.",
+            why=f"the layer has {n} axes of space." if n > 1 else "it has one axis of space.",
+            do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
         )
     numbers = np.broadcast_to(numbers, (n,))
     return tuple(int(a) for a in numbers)
@@ -75,13 +73,11 @@ def dimension_numbers(n: int, channel_first: bool) -> lax.ConvDimensionNumbers:
 
 
 def _refused(layer: str, padding: Padding, n: int) -> ValueError:
-    return ValueError(
-        message(
-            f"{layer}: padding is {padding!r}.",
-            why=f"the layer pads both ends of {n} axes of space."
-            if n > 1
-            else "the layer pads both ends of one axis of space.",
-            do=f"give one of {', '.join(map(repr, _NAMES))}, an integer, an integer per axis, or "
-            "(low, high) per axis.",
-        )
+    return value_error(
+        f"{layer}: padding is {padding!r}.",
+        why=f"the layer pads both ends of {n} axes of space."
+        if n > 1
+        else "the layer pads both ends of one axis of space.",
+        do=f"give one of {', '.join(map(repr, _NAMES))}, an integer, an integer per axis, or "
+        "(low, high) per axis.",
     )

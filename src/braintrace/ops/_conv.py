@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import Rules, Weights, register_primitive
 from ._twin import folds
@@ -142,13 +142,11 @@ def conv(
     x_, k = operand(op, "x", x), hooked(op, "kernel", kernel, "kernel_fn", kernel_fn)
     n = x_.ndim - 2
     if n < 1 or k.ndim != x_.ndim:
-        raise ValueError(
-            message(
-                f"{op}: {x_} does not fit {k}.",
-                why="the input has a batch axis, a channel axis and at least one axis of space; "
-                "the kernel has as many axes.",
-                do="add a batch axis of size 1 with x[None], or a missing kernel axis.",
-            )
+        raise value_error(
+            f"{op}: {x_} does not fit {k}.",
+            why="the input has a batch axis, a channel axis and at least one axis of space; "
+            "the kernel has as many axes.",
+            do="add a batch axis of size 1 with x[None], or a missing kernel axis.",
         )
     dims = lax.conv_dimension_numbers(x_.shape, k.shape, dimension_numbers)
     _check_channels(x_, k, dims, feature_group_count)
@@ -176,12 +174,10 @@ def _per_axis(name: str, value: int | Sequence[int] | None, n: int) -> tuple[int
     if len(values) == 1:
         return values * n
     if len(values) != n:
-        raise ValueError(
-            message(
-                f"conv: {name} has {len(values)} numbers.",
-                why=f"the input has {n} axes of space.",
-                do=f"give one number, or {n}.",
-            )
+        raise value_error(
+            f"conv: {name} has {len(values)} numbers.",
+            why=f"the input has {n} axes of space.",
+            do=f"give one number, or {n}.",
         )
     return values
 
@@ -189,13 +185,11 @@ def _per_axis(name: str, value: int | Sequence[int] | None, n: int) -> tuple[int
 def _check_channels(x: Operand, k: Operand, dims: lax.ConvDimensionNumbers, groups: int) -> None:
     have, want = x.shape[dims.lhs_spec[1]], k.shape[dims.rhs_spec[1]] * groups
     if have != want:
-        raise ValueError(
-            message(
-                f"conv: {x} does not fit {k}.",
-                why=f"the input has {have} channels, the kernel reads {want} "
-                f"(feature_group_count={groups}).",
-                do="make the channels agree; dimension_numbers says which axis they are.",
-            )
+        raise value_error(
+            f"conv: {x} does not fit {k}.",
+            why=f"the input has {have} channels, the kernel reads {want} "
+            f"(feature_group_count={groups}).",
+            do="make the channels agree; dimension_numbers says which axis they are.",
         )
 
 
@@ -208,10 +202,8 @@ def _check_bias(bias: Operand, y: tuple[int, ...], channel: int) -> None:
         fits = bias.ndim <= len(y) and all(a in (1, b) for a, b in pairs)
         do = f"give it a shape that broadcasts to {y}."
     if not fits:
-        raise ValueError(
-            message(
-                f"conv: {bias} does not fit the output {y}.",
-                why="a vector is added along the output channels, more axes as they are.",
-                do=do,
-            )
+        raise value_error(
+            f"conv: {bias} does not fit the output {y}.",
+            why="a vector is added along the output channels, more axes as they are.",
+            do=do,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import EinsumForm
 from ._operator import Rules, Weights, register_primitive
 from ._twin import folds
@@ -59,7 +59,7 @@ def einsum(equation: str, x: Any, weight: Any, *, weight_fn: Hook = None) -> Any
 
 
 def _refuse(equation: str, why: str, do: str) -> ValueError:
-    return ValueError(message(f"einsum: cannot use the equation {equation!r}.", why=why, do=do))
+    return value_error(f"einsum: cannot use the equation {equation!r}.", why=why, do=do)
 
 
 def _parse(equation: str) -> EinsumForm:

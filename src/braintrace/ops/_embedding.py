@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
@@ -76,12 +76,10 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
     i = operand(op, "indices", indices)
     table = hooked(op, "weight", weight, "weight_fn", weight_fn)
     if not jnp.issubdtype(i.value.dtype, jnp.integer):
-        raise TypeError(
-            message(
-                f"{op}: indices are {i.value.dtype}.",
-                why="rows of the table are counted by integers.",
-                do="convert them with .astype(int), or multiply by a one-hot array with matmul.",
-            )
+        raise type_error(
+            f"{op}: indices are {i.value.dtype}.",
+            why="rows of the table are counted by integers.",
+            do="convert them with .astype(int), or multiply by a one-hot array with matmul.",
         )
     if i.ndim > 1:
         raise NotImplementedError(
@@ -92,12 +90,10 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
             )
         )
     if table.ndim != 2:
-        raise ValueError(
-            message(
-                f"{op}: {table} has {table.ndim} axes.",
-                why="the table is (rows, features).",
-                do="reshape it to two axes.",
-            )
+        raise value_error(
+            f"{op}: {table} has {table.ndim} axes.",
+            why="the table is (rows, features).",
+            do="reshape it to two axes.",
         )
     _check_range(i, table.shape[0])
     return attach((etp_emb if i.ndim else etp_emb_v).bind(i.value, table.value), table.unit)
@@ -110,10 +106,8 @@ def _check_range(indices: Operand, rows: int) -> None:
         return
     bad = values[(values < 0) | (values >= rows)]
     if bad.size:
-        raise ValueError(
-            message(
-                f"embedding: index {int(bad.flat[0])} is outside the table's {rows} rows.",
-                why="rows are counted from 0, and negative indices do not count from the end.",
-                do=f"keep the indices between 0 and {rows - 1}.",
-            )
+        raise value_error(
+            f"embedding: index {int(bad.flat[0])} is outside the table's {rows} rows.",
+            why="rows are counted from 0, and negative indices do not count from the end.",
+            do=f"keep the indices between 0 and {rows - 1}.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
 from ._operator import register_primitive
 from ._twin import becomes, folds
@@ -54,29 +54,23 @@ def grouped_matmul(
     op = "grouped_matmul"
     x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
     if x_.ndim not in (2, 3):
-        raise ValueError(
-            message(
-                f"{op}: {x_} has {x_.ndim} axes.",
-                why="the input is (groups, in) or (batch, groups, in).",
-                do="reshape the leading axes into one.",
-            )
+        raise value_error(
+            f"{op}: {x_} has {x_.ndim} axes.",
+            why="the input is (groups, in) or (batch, groups, in).",
+            do="reshape the leading axes into one.",
         )
     if w.ndim != 3:
-        raise ValueError(
-            message(
-                f"{op}: {w} has {w.ndim} axes.",
-                why="the weight is one matrix per group, (groups, in, out).",
-                do="reshape it to three axes, or use braintrace.matmul for one matrix.",
-            )
+        raise value_error(
+            f"{op}: {w} has {w.ndim} axes.",
+            why="the weight is one matrix per group, (groups, in, out).",
+            do="reshape it to three axes, or use braintrace.matmul for one matrix.",
         )
     if x_.shape[-2:] != w.shape[:2]:
-        raise ValueError(
-            message(
-                f"{op}: {x_} does not fit {w}.",
-                why=f"the last two axes of x, {x_.shape[-2:]}, meet the first two of the weight, "
-                f"{w.shape[:2]}.",
-                do="make groups and inputs agree.",
-            )
+        raise value_error(
+            f"{op}: {x_} does not fit {w}.",
+            why=f"the last two axes of x, {x_.shape[-2:]}, meet the first two of the weight, "
+            f"{w.shape[:2]}.",
+            do="make groups and inputs agree.",
         )
     unit = x_.unit * w.unit
     b = bias_operand(op, bias, unit, bias_fn)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_features
 from ._matmul import check_product
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
@@ -96,12 +96,10 @@ def lora_matmul(
         b = Operand(b.label, b.value * scale.value, b.unit * scale.unit)
     check_product(op, x_, b)
     if a.ndim != 2 or a.shape[0] != b.shape[1]:
-        raise ValueError(
-            message(
-                f"{op}: {b} does not fit {a}.",
-                why="the factors are (in, rank) and (rank, out).",
-                do="give both the same rank.",
-            )
+        raise value_error(
+            f"{op}: {b} does not fit {a}.",
+            why="the factors are (in, rank) and (rank, out).",
+            do="give both the same rank.",
         )
     unit = x_.unit * b.unit * a.unit
     c = bias_operand(op, bias, unit, bias_fn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
 from ._operator import register_primitive
 from ._twin import becomes, folds
@@ -63,27 +63,21 @@ def matmul(
 def check_product(op: str, x: Operand, weight: Operand) -> None:
     """Refuse shapes that are not (in,) or (batch, in) times (in, out)."""
     if x.ndim not in (1, 2):
-        raise ValueError(
-            message(
-                f"{op}: {x} has {x.ndim} axes.",
-                why="the input is (in,) or (batch, in), so that every trace knows its batch.",
-                do="reshape the leading axes into one, or use braintrace.nn.Linear, which does.",
-            )
+        raise value_error(
+            f"{op}: {x} has {x.ndim} axes.",
+            why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+            do="reshape the leading axes into one, or use braintrace.nn.Linear, which does.",
         )
     if weight.ndim != 2:
-        raise ValueError(
-            message(
-                f"{op}: {weight} has {weight.ndim} axes.",
-                why="the weight is a matrix (in, out).",
-                do="reshape it to two axes, or use braintrace.einsum.",
-            )
+        raise value_error(
+            f"{op}: {weight} has {weight.ndim} axes.",
+            why="the weight is a matrix (in, out).",
+            do="reshape it to two axes, or use braintrace.einsum.",
         )
     if x.shape[-1] != weight.shape[0]:
-        raise ValueError(
-            message(
-                f"{op}: {x} does not fit {weight}.",
-                why=f"the last axis of x, {x.shape[-1]}, meets the first axis of the weight, "
-                f"{weight.shape[0]}.",
-                do="make these two sizes equal.",
-            )
+        raise value_error(
+            f"{op}: {x} does not fit {weight}.",
+            why=f"the last axis of x, {x.shape[-1]}, meets the first axis of the weight, "
+            f"{weight.shape[0]}.",
+            do="make these two sizes equal.",
         )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
 from ._structure import Structure, structure_of
@@ -125,27 +125,21 @@ def sparse_matmul(
 
 def _check_shapes(x: Operand, w: Operand, structure: Structure) -> None:
     if x.ndim not in (1, 2):
-        raise ValueError(
-            message(
-                f"sparse_matmul: {x} has {x.ndim} axes.",
-                why="the input is (in,) or (batch, in), so that every trace knows its batch.",
-                do="reshape the leading axes into one.",
-            )
+        raise value_error(
+            f"sparse_matmul: {x} has {x.ndim} axes.",
+            why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+            do="reshape the leading axes into one.",
         )
     if x.shape[-1] != structure.shape[0]:
-        raise ValueError(
-            message(
-                f"sparse_matmul: {x} does not fit sparse_mat {structure.shape}.",
-                why=f"the last axis of x, {x.shape[-1]}, meets the rows of the matrix, "
-                f"{structure.shape[0]}.",
-                do="make these two sizes equal, or transpose the matrix.",
-            )
+        raise value_error(
+            f"sparse_matmul: {x} does not fit sparse_mat {structure.shape}.",
+            why=f"the last axis of x, {x.shape[-1]}, meets the rows of the matrix, "
+            f"{structure.shape[0]}.",
+            do="make these two sizes equal, or transpose the matrix.",
         )
     if w.shape != (structure.size,):
-        raise ValueError(
-            message(
-                f"sparse_matmul: {w} does not have the shape ({structure.size},).",
-                why=f"sparse_mat stores {structure.size} numbers.",
-                do="give one weight per stored number, in the order of sparse_mat.data.",
-            )
+        raise value_error(
+            f"sparse_matmul: {w} does not have the shape ({structure.size},).",
+            why=f"sparse_mat stores {structure.size} numbers.",
+            do="give one weight per stored number, in the order of sparse_mat.data.",
         )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import message
+from .._errors import type_error
 
 
 class Structure:
@@ -93,10 +93,8 @@ def _expand(pointers: np.ndarray, size: int) -> np.ndarray:
 
 
 def _refuse(matrix: Any, why: str) -> TypeError:
-    return TypeError(
-        message(
-            f"sparse_matmul: cannot use a {type(matrix).__name__} as sparse_mat.",
-            why=why,
-            do="pass a CSR, CSC, COO, BCOO, BCSR or scipy.sparse matrix with concrete indices.",
-        )
+    return type_error(
+        f"sparse_matmul: cannot use a {type(matrix).__name__} as sparse_mat.",
+        why=why,
+        do="pass a CSR, CSC, COO, BCOO, BCSR or scipy.sparse matrix with concrete indices.",
     )

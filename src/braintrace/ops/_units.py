@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import message
+from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._operator import ETPPrimitive
 
@@ -59,12 +59,10 @@ def _array(op: str, label: str, value: Any) -> Array:
     if isinstance(value, _NUMBERS):
         return jnp.asarray(value)
     do = f"pass {label}.value" if hasattr(value, "value") else f"pass jax.numpy.asarray({label})"
-    raise TypeError(
-        message(
-            f"{op}: {label} is a {type(value).__name__}, not an array.",
-            why="an operator takes JAX or NumPy arrays, with or without a unit.",
-            do=f"{do}.",
-        )
+    raise type_error(
+        f"{op}: {label} is a {type(value).__name__}, not an array.",
+        why="an operator takes JAX or NumPy arrays, with or without a unit.",
+        do=f"{do}.",
     )
 
 
@@ -99,12 +97,10 @@ def bias_operand(op: str, bias: Any, unit: u.Unit, fn: Hook) -> Operand | None:
 def expect_shape(op: str, bias: Operand | None, shape: tuple[int, ...]) -> None:
     """Refuse a bias of another shape."""
     if bias is not None and bias.shape != shape:
-        raise ValueError(
-            message(
-                f"{op}: {bias} does not have the shape {shape}.",
-                why="the bias has one number for every output unit.",
-                do=f"give it the shape {shape}.",
-            )
+        raise value_error(
+            f"{op}: {bias} does not have the shape {shape}.",
+            why="the bias has one number for every output unit.",
+            do=f"give it the shape {shape}.",
         )
 
 

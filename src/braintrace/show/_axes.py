@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import saiunit as u
 
-from .._errors import message
+from .._errors import message, value_error
 
 
 def axes(ax: Any = None) -> Any:
@@ -47,12 +47,10 @@ def _milliseconds(dt: Any) -> float:
     except (TypeError, ValueError, u.UnitMismatchError):
         value = float("nan")
     if not value > 0:
-        raise ValueError(
-            message(
-                f"dt={dt!r}.",
-                why="it is the duration of a step",
-                do="pass a time such as 1.0 * saiunit.ms, or a positive number of milliseconds",
-            )
+        raise value_error(
+            f"dt={dt!r}.",
+            why="it is the duration of a step",
+            do="pass a time such as 1.0 * saiunit.ms, or a positive number of milliseconds",
         )
     return value
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import saiunit as u
 
-from .._errors import dotted, message
+from .._errors import dotted, value_error
 from ._axes import axes, tidy, times
 from ._raster import one_sample
 from ._recording import Recording, found, path_of
@@ -145,10 +145,8 @@ def _curves(ax: Any, after: np.ndarray, lines: dict[str, Any], xlabel: str, ylab
 
 
 def _nothing(what: str, why: str) -> ValueError:
-    return ValueError(
-        message(
-            f"the recording has no {what}.",
-            why=why,
-            do="record again: see braintrace.show.record",
-        )
+    return value_error(
+        f"the recording has no {what}.",
+        why=why,
+        do="record again: see braintrace.show.record",
     )

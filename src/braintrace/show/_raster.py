@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import saiunit as u
 
-from .._errors import message
+from .._errors import value_error
 from ._axes import axes, tidy, times
 
 
@@ -67,31 +67,25 @@ def one_sample(array: Any, sample: int | None) -> np.ndarray:
     """An array (T, N), or (T, B, N) without its axis of samples."""
     array = np.asarray(jax.device_get(u.get_mantissa(array)))
     if array.ndim not in (2, 3):
-        raise ValueError(
-            message(
-                f"an array of shape {array.shape}.",
-                why="expected one of steps and neurons (T, N), or with samples between (T, B, N)",
-                do="choose the axes to draw first",
-            )
+        raise value_error(
+            f"an array of shape {array.shape}.",
+            why="expected one of steps and neurons (T, N), or with samples between (T, B, N)",
+            do="choose the axes to draw first",
         )
     if array.ndim == 2:
         if sample is not None:
-            raise ValueError(
-                message(
-                    f"sample={sample} of an array of shape {array.shape}.",
-                    why="it has no axis of samples",
-                    do="leave it out",
-                )
+            raise value_error(
+                f"sample={sample} of an array of shape {array.shape}.",
+                why="it has no axis of samples",
+                do="leave it out",
             )
         return array
     if sample is None and array.shape[1] == 1:
         return array[:, 0]
     if sample is None or not 0 <= sample < array.shape[1]:
-        raise ValueError(
-            message(
-                f"sample={sample} of {array.shape[1]} samples.",
-                why="one sample is drawn",
-                do=f"choose sample=0 to {array.shape[1] - 1}",
-            )
+        raise value_error(
+            f"sample={sample} of {array.shape[1]} samples.",
+            why="one sample is drawn",
+            do=f"choose sample=0 to {array.shape[1] - 1}",
         )
     return array[:, sample]

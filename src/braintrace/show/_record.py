@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported, type_error, value_error
 from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
 from ._looks import looks_at, norm
 from ._recording import Path, Recording, TraceRecord, found, path_of
@@ -140,12 +140,10 @@ def _loss(step_fn: Callable[..., Any], slices: Any) -> Any:
     loss = step_fn(*slices)
     if isinstance(loss, tuple) or jnp.shape(loss) != ():
         kind = "a tuple" if isinstance(loss, tuple) else f"shape {jnp.shape(loss)}"
-        raise ValueError(
-            message(
-                f"step_fn returned {kind}, expected one number.",
-                why="each step has one loss",
-                do="reduce the loss over the batch and features in step_fn, and return only it",
-            )
+        raise value_error(
+            f"step_fn returned {kind}, expected one number.",
+            why="each step has one loss",
+            do="reduce the loss over the batch and features in step_fn, and return only it",
         )
     return loss
 
@@ -156,46 +154,36 @@ def _sample(a: Any, batch: int | None, sample: int) -> Any:
 
 def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
     if isinstance(learner, ETraceVmap):
-        raise NotSupportedError(
-            message(
-                "a learner mapped over samples is not recorded.",
-                why="its states and traces belong to single samples",
-                do="compile with an explicit batch (vmap=False, batch_size=...)",
-            )
+        raise not_supported(
+            "a learner mapped over samples is not recorded.",
+            why="its states and traces belong to single samples",
+            do="compile with an explicit batch (vmap=False, batch_size=...)",
         )
     if not isinstance(learner, ETraceAlgorithm) or not learner.is_compiled:
-        raise TypeError(
-            message(
-                f"{type(learner).__name__} is not a compiled learner.",
-                why="what there is to see is known from the compiled graph",
-                do="pass what braintrace.compile(model, rule, *example_inputs) returns",
-            )
+        raise type_error(
+            f"{type(learner).__name__} is not a compiled learner.",
+            why="what there is to see is known from the compiled graph",
+            do="pass what braintrace.compile(model, rule, *example_inputs) returns",
         )
     if learner.vjp_method != "single-step":
-        raise NotSupportedError(
-            message(
-                "a learner of windows is not recorded.",
-                why="inside a window there are no traces and signals of single steps",
-                do="compile it again with vjp_method='single-step'",
-            )
+        raise not_supported(
+            "a learner of windows is not recorded.",
+            why="inside a window there are no traces and signals of single steps",
+            do="compile it again with vjp_method='single-step'",
         )
     if step_fn is not None and not callable(step_fn):
-        raise TypeError(
-            message(
-                f"step_fn is a {type(step_fn).__name__}.",
-                why="it computes the loss of a step",
-                do="pass step_fn=lambda x, y: loss(learner(x), y)",
-            )
+        raise type_error(
+            f"step_fn is a {type(step_fn).__name__}.",
+            why="it computes the loss of a step",
+            do="pass step_fn=lambda x, y: loss(learner(x), y)",
         )
     _check_number("entries", entries, 0, None)
     if sample is not None:
         if learner.batch_size is None:
-            raise ValueError(
-                message(
-                    f"sample={sample!r} of a learner without a batch.",
-                    why="there is one sample only",
-                    do="leave it out",
-                )
+            raise value_error(
+                f"sample={sample!r} of a learner without a batch.",
+                why="there is one sample only",
+                do="leave it out",
             )
         _check_number("sample", sample, 0, learner.batch_size)
 
@@ -203,23 +191,19 @@ def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
 def _check_number(name: str, value: Any, low: int, below: int | None) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < low or (below is not None and value >= below):
-        raise ValueError(
-            message(
-                f"{name}={value!r}.",
-                why=f"it is an integer >= {low}" + (f" and < {below}" if below else ""),
-                do="choose another one",
-            )
+        raise value_error(
+            f"{name}={value!r}.",
+            why=f"it is an integer >= {low}" + (f" and < {below}" if below else ""),
+            do="choose another one",
         )
 
 
 def _check_memory(shapes: Any, limit: int) -> None:
     size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(shapes))
     if size > limit:
-        raise ValueError(
-            message(
-                f"the recording would take {size:,} bytes.",
-                why=f"memory_limit is {limit:,} bytes",
-                do="keep less: name the states and weights, one sample, fewer entries; or raise "
-                "memory_limit",
-            )
+        raise value_error(
+            f"the recording would take {size:,} bytes.",
+            why=f"memory_limit is {limit:,} bytes",
+            do="keep less: name the states and weights, one sample, fewer entries; or raise "
+            "memory_limit",
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .._errors import dotted, message
+from .._errors import dotted, value_error
 
 Array = jax.Array
 Path = tuple[Any, ...]
@@ -71,11 +71,9 @@ def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the rec
     keyed = {dotted(tuple(path)): value for path, value in items.items()}
     wanted = dotted(path_of(name))
     if wanted not in named and wanted not in keyed:
-        raise ValueError(
-            message(
-                f"{where} has no {kind} {wanted!r}.",
-                why=f"there are {', '.join(named)}" if named else "there are none",
-                do="name one of these" if named else "see braintrace.show.record for what is kept",
-            )
+        raise value_error(
+            f"{where} has no {kind} {wanted!r}.",
+            why=f"there are {', '.join(named)}" if named else "there are none",
+            do="name one of these" if named else "see braintrace.show.record for what is kept",
         )
     return named[wanted] if wanted in named else keyed[wanted]
