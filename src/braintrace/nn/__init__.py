@@ -17,6 +17,8 @@ from ._gru import MGUCell as MGUCell
 from ._lif import LeakySpikeReadout as LeakySpikeReadout
 from ._lif import LIFCell as LIFCell
 from ._linear import Linear as Linear
+from ._linear import ScaledWSLinear as ScaledWSLinear
+from ._linear import SignedWLinear as SignedWLinear
 from ._lora import LoRA as LoRA
 from ._lru import LRUCell as LRUCell
 from ._lru import RGLRUCell as RGLRUCell
@@ -30,10 +32,12 @@ from ._readout import LeakyRateReadout as LeakyRateReadout
 from ._rnn import MinimalRNNCell as MinimalRNNCell
 from ._rnn import ValinaRNNCell as ValinaRNNCell
 from ._s5 import S5Cell as S5Cell
-from ._scaled import ScaledWSLinear as ScaledWSLinear
-from ._signed import SignedWLinear as SignedWLinear
 from ._sparse import SparseLinear as SparseLinear
 from ._spiking import SpikingCell as SpikingCell
 from ._surrogate import surrogate as surrogate
 
-__all__ = [_n for _n, _v in list(globals().items()) if getattr(_v, "__module__", "") == __name__]
+__all__ = [_name for _name in globals() if not _name.startswith("_")]
+
+# Public names live here, whatever file defines them: help, pickles and tracebacks say so.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

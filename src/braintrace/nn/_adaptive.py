@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import value_error
-from ._shapes import Init, Size, batched
-from ._spiking import ZERO, Options, SpikingCell
+from ._shapes import ZERO, Init, Size, UnitArray, batched
+from ._spiking import Options, SpikingCell
 from ._time import refuted
 
 
@@ -19,16 +20,12 @@ class ALIFCell(SpikingCell):
 
     `V = α reset(V) + W x + U z`, `a = ρ a + z`, with `α = exp(-dt / tau)`, `ρ = exp(-dt / tau_a)`
     and the last spikes z; the new spikes `V > V_th + beta a` are returned. dt is read when the
-    cell is made. Without `recurrent` the gradient of D_RTRL is that of BPTT.
+    cell is built. Without `recurrent` the gradient of D_RTRL is that of BPTT. `train_tau` trains
+    both time constants; the other arguments are those of `LIFCell`.
 
     Args:
-        in_size: size of the input.
-        out_size: number of neurons.
-        tau: time constant of the membrane, as in `LIFCell`.
         tau_a: time constant of the threshold.
         beta: how far a spike raises the threshold.
-        train_tau: whether both time constants are trained.
-        **options: those of `SpikingCell`.
 
     Raises:
         ValueError: if dt is not set, dt over a time constant is not a plain positive number, or
@@ -42,8 +39,6 @@ class ALIFCell(SpikingCell):
         >>> cell(jnp.ones(3)).shape
         (4,)
     """
-
-    __module__ = "braintrace.nn"
 
     def __init__(
         self,
@@ -61,12 +56,12 @@ class ALIFCell(SpikingCell):
         self.rho = self.decay("tau_a", tau_a, train_tau)
         self.beta = self.voltage("beta", self.per_neuron("beta", beta))
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the membrane `V` and the adaptation `a`, a plain number, both at zero."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the membrane `V` and the adaptation `a`, a plain number, both at zero."""
         self.V = brainstate.HiddenState(self.rest(batch_size))
         self.a = brainstate.HiddenState(batched(ZERO, self.out_size, batch_size))
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""
         V, a = self.V.value, self.a.value
         z = self.spikes(V, self.V_th + self.beta * a)
@@ -80,19 +75,15 @@ class AdLIFCell(SpikingCell):
 
     `V = α reset(V) + W x + U z - (1 - α) w`, then `w = ρ w + (1 - ρ) (a reset(V) + b z)` from the
     new V and its spikes z, which are returned; `α = exp(-dt / tau)`, `ρ = exp(-dt / tau_w)`, dt
-    as it is when the cell is made. As w reads the new V (symplectic Euler), an oscillation below
+    as it is when the cell is built. As w reads the new V (symplectic Euler), an oscillation below
     the threshold shrinks by `sqrt(α ρ)` in a step, whatever a is. Without `recurrent` the
-    gradient of D_RTRL is that of BPTT.
+    gradient of D_RTRL is that of BPTT. `train_tau` trains both time constants; the other arguments
+    are those of `LIFCell`.
 
     Args:
-        in_size: size of the input.
-        out_size: number of neurons.
-        tau: time constant of the membrane, as in `LIFCell`.
         tau_w: time constant of w.
         a: how much w follows the membrane.
         b: how much w follows the spikes, a voltage.
-        train_tau: whether both time constants are trained.
-        **options: those of `SpikingCell`.
 
     Raises:
         ValueError: if dt is not set, dt over a time constant is not a plain positive number, b is
@@ -106,8 +97,6 @@ class AdLIFCell(SpikingCell):
         >>> cell(jnp.ones(3)).shape
         (4,)
     """
-
-    __module__ = "braintrace.nn"
 
     def __init__(
         self,
@@ -128,12 +117,12 @@ class AdLIFCell(SpikingCell):
         self.b = self.voltage("b", self.per_neuron("b", b))
         _expect_stable(self.a, self.alpha(), self.rho())
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the membrane `V` and the slow voltage `w`, both at zero."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the membrane `V` and the slow voltage `w`, both at zero."""
         self.V = brainstate.HiddenState(self.rest(batch_size))
         self.w = brainstate.HiddenState(self.rest(batch_size))
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""
         V, w, alpha, rho = self.V.value, self.w.value, self.alpha(), self.rho()
         z = self.spikes(V)
@@ -149,19 +138,15 @@ class GIFCell(SpikingCell):
 
     `V = α reset(V) + W x + U z + I1 + I2`, `I1 = ρ1 I1 + A1 z`, `I2 = ρ2 I2 + A2 z`, with the
     last spikes z, the new currents, and `exp(-dt / tau)` of each time constant; the new spikes
-    `V > V_th` are returned. dt is read when the cell is made. Without `recurrent` the gradient
-    of D_RTRL is that of BPTT.
+    `V > V_th` are returned. dt is read when the cell is built. Without `recurrent` the gradient
+    of D_RTRL is that of BPTT. `train_tau` trains the three time constants; the other arguments are
+    those of `LIFCell`.
 
     Args:
-        in_size: size of the input.
-        out_size: number of neurons.
-        tau: time constant of the membrane, as in `LIFCell`.
         tau_1: time constant of the first current.
         tau_2: time constant of the second one.
         A_1: what a spike adds to the first current, a voltage per step; positive: bursts.
         A_2: what a spike adds to the second one; negative: adaptation.
-        train_tau: whether the three time constants are trained.
-        **options: those of `SpikingCell`.
 
     Raises:
         ValueError: if dt is not set, dt over a time constant is not a plain positive number, or
@@ -175,8 +160,6 @@ class GIFCell(SpikingCell):
         >>> cell(jnp.ones(3)).shape
         (4,)
     """
-
-    __module__ = "braintrace.nn"
 
     def __init__(
         self,
@@ -198,13 +181,13 @@ class GIFCell(SpikingCell):
         self.A_1 = self.voltage("A_1", self.per_neuron("A_1", A_1))
         self.A_2 = self.voltage("A_2", self.per_neuron("A_2", A_2))
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the membrane `V` and the currents `I1` and `I2`, all at zero."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the membrane `V` and the currents `I1` and `I2`, all at zero."""
         self.V = brainstate.HiddenState(self.rest(batch_size))
         self.I1 = brainstate.HiddenState(self.rest(batch_size))
         self.I2 = brainstate.HiddenState(self.rest(batch_size))
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""
         V = self.V.value
         z = self.spikes(V)
@@ -218,7 +201,7 @@ class GIFCell(SpikingCell):
 # Below the threshold (V, w) is multiplied by [[α, α - 1], [(1 - ρ) a α, ρ - (1 - ρ) (1 - α) a]],
 # of determinant α ρ < 1: a pair of complex eigenvalues is stable. Real ones are between -1 and 1
 # where the characteristic polynomial is positive at both: a > -1, and a below the bound.
-def _expect_stable(a: Any, alpha: Any, rho: Any) -> None:
+def _expect_stable(a: jax.Array, alpha: jax.Array, rho: jax.Array) -> None:
     bound = (1 + alpha) * (1 + rho) / ((1 - alpha) * (1 - rho))
     if refuted((a > -1) & (a < bound)):
         raise value_error(

@@ -12,7 +12,7 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ._linear import Linear
-from ._shapes import Init, Size, batched
+from ._shapes import ZERO, Init, Layer, Size, batched
 
 Array = jax.Array
 Activation = str | Callable[[Array], Array]
@@ -21,14 +21,12 @@ Activation = str | Callable[[Array], Array]
 class Orthogonal(init.Orthogonal):
     """Of any precision: linear algebra takes nothing below float32, so it is rounded afterwards."""
 
-    def __call__(self, shape: Any, **kwargs: Any) -> Any:
+    def __call__(self, shape: Size, **kwargs: Any) -> Array:
         dtype = kwargs.pop("dtype", brainstate.environ.dftype())
         wide = jnp.promote_types(dtype, jnp.float32)
         return super().__call__(shape, dtype=wide, **kwargs).astype(dtype)
 
 
-ZERO = init.ZeroInit()
-XAVIER = init.XavierNormal()
 ORTHOGONAL = Orthogonal()
 
 ACTIVATIONS = tuple(
@@ -61,19 +59,17 @@ def activation_of(name: Activation) -> Callable[[Array], Array]:
     if name not in ACTIVATIONS:
         raise value_error(
             f"There is no activation {name!r}.",
-            why=f"the known names are {', '.join([*ACTIVATIONS, *_OWN])}.",
+            why=f"the names are {', '.join([*ACTIVATIONS, *_OWN])}.",
             do="use one of these names, or pass a function.",
         )
     return getattr(brainstate.nn, name)
 
 
-class Cell(brainstate.nn.Module):
-    """Sizes, and hidden states called `state_names`, each of `state_size`."""
+class Cell(Layer):
+    """Sizes, layers, and hidden states called `state_names`, each of `state_size`."""
 
     state_names: tuple[str, ...] = ("h",)
-
-    in_size: Any
-    out_size: Any
+    _reads: tuple[tuple[str, str], ...] = ()  # layers, and what they read: x, h or xh, both joined
 
     def __init__(
         self,
@@ -89,24 +85,25 @@ class Cell(brainstate.nn.Module):
         self.state_init = state_init
         self.activation = activation_of(activation)
 
-    def _gate(self, w_init: Init, b_init: Init | None) -> Linear:
-        """A layer that reads `[x, h]`."""
-        size = self.in_size[-1] + self.out_size[-1]
-        return Linear((*self.in_size[:-1], size), self.out_size, w_init, b_init)
+    def _add_layers(self, w_init: Init, b_init: Init | None) -> None:
+        """Set the layers of `_reads` as attributes."""
+        for name, reads in self._reads:
+            setattr(self, name, self._layer(reads, w_init, b_init))
 
-    def _input(self, w_init: Init, b_init: Init | None) -> Linear:
-        """A layer that reads `x`."""
-        return Linear(self.in_size, self.out_size, w_init, b_init)
+    def _layer(self, reads: str, w_init: Init, b_init: Init | None) -> Linear:
+        size = {"x": self.in_size[-1], "h": self.out_size[-1]}
+        n_in = sum(size[letter] for letter in reads)
+        return Linear((*self.in_size[:-1], n_in), self.out_size, w_init, b_init)
 
-    def _initial(self, batch_size: int | None) -> Any:
+    def _initial(self, batch_size: int | None) -> Array:
         return batched(self.state_init, self.state_size, batch_size)
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the hidden states, with a leading batch axis if `batch_size` is given."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the hidden states, with a leading batch axis if there is a `batch_size`."""
         for name in self.state_names:
             setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
 
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Set the hidden states to their initial values."""
         for name in self.state_names:
             getattr(self, name).value = self._initial(batch_size)

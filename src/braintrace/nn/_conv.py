@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import brainstate
 import jax
 import saiunit as u
-from brainstate.nn import init
 
 from .._errors import value_error
 from ..ops import conv
-from ._shapes import Init, constant, initial, over_leading
-from ._window import Padding, dimension_numbers, named_padding, padding_of, per_axis
-
-_XAVIER = init.XavierNormal()
+from ._shapes import XAVIER, Init, Layer, UnitArray, constant, initial, over_leading
+from ._window import Padding, dilated, dimension_numbers, named_padding, padding_of, per_axis
 
 
-class _Conv(brainstate.nn.Module):
+class _Conv(Layer):
     """A convolution over as many axes as `spatial` says."""
 
     spatial: int
-
-    in_size: Any
-    out_size: Any
 
     def __init__(
         self,
@@ -36,7 +29,7 @@ class _Conv(brainstate.nn.Module):
         lhs_dilation: int | Sequence[int] = 1,
         rhs_dilation: int | Sequence[int] = 1,
         groups: int = 1,
-        w_init: Init = _XAVIER,
+        w_init: Init = XAVIER,
         b_init: Init | None = None,
         w_mask: Init | None = None,
         channel_first: bool = False,
@@ -47,7 +40,7 @@ class _Conv(brainstate.nn.Module):
         self.in_size = in_size
         self.out_channels, self.groups, self.channel_first = out_channels, groups, channel_first
         self._check_channels()
-        n, layer = self.spatial, type(self).__name__
+        n, layer = self.spatial, self._kind
         self.kernel_size = per_axis(layer, "kernel_size", kernel_size, n)
         self.stride = per_axis(layer, "stride", stride, n)
         self.lhs_dilation = per_axis(layer, "lhs_dilation", lhs_dilation, n)
@@ -57,11 +50,9 @@ class _Conv(brainstate.nn.Module):
             sizes = self.in_size[1:] if channel_first else self.in_size[:-1]
             self.padding = named_padding(
                 self.padding,
-                sizes,
-                self.kernel_size,
+                dilated(sizes, self.lhs_dilation),
+                dilated(self.kernel_size, self.rhs_dilation),
                 self.stride,
-                self.lhs_dilation,
-                self.rhs_dilation,
             )
         self.dimension_numbers = dimension_numbers(n, channel_first)
 
@@ -83,44 +74,40 @@ class _Conv(brainstate.nn.Module):
         """Shape of the kernel: (*kernel_size, in / groups, out)."""
         return (*self.kernel_size, self.in_channels // self.groups, self.out_channels)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> UnitArray:
         """Convolve x, whose last axes are `in_size`, whatever the axes before them."""
         axes = self.spatial + 1
         if tuple(x.shape[-axes:]) != self.in_size:
             raise value_error(
-                f"{type(self).__name__}: x {tuple(x.shape)} does not end in {self.in_size}.",
+                f"{self._kind}: x {tuple(x.shape)} does not end in {self.in_size}.",
                 why="these are the layer's in_size: channels "
                 f"{'first' if self.channel_first else 'last'}, and the axes of space.",
-                do="give x that shape, with the batch before it, or make the layer for the "
+                do="give x that shape, with the batch before it, or build the layer for the "
                 "shape of x.",
             )
         if x.ndim == axes:
             return self._apply(x[None])[0]
         return over_leading(self._apply, x, axes)
 
-    def _apply(self, x: Any) -> Any:
+    def _apply(self, x: UnitArray) -> UnitArray:
         return self._convolve(x, self.weight.value["weight"], self.weight.value.get("bias"))
 
-    def _convolve(self, x: Any, kernel: Any, bias: Any = None) -> Any:
+    def _convolve(self, *operands: UnitArray | None) -> UnitArray:
+        mask = self.w_mask
         return conv(
-            x,
-            kernel,
-            bias,
+            *operands,
             strides=self.stride,
             padding=self.padding,
             lhs_dilation=self.lhs_dilation,
             rhs_dilation=self.rhs_dilation,
             feature_group_count=self.groups,
             dimension_numbers=self.dimension_numbers,
-            kernel_fn=None if self.w_mask is None else self._mask,
+            kernel_fn=None if mask is None else lambda kernel: kernel * mask,
         )
 
-    def _mask(self, kernel: Any) -> Any:
-        return kernel * self.w_mask
-
-    def _bias(self, b_init: Init) -> Any:
+    def _bias(self, b_init: Init) -> UnitArray:
         # One number per channel, with the axes that let it broadcast to an output.
-        n, channels, label = self.spatial, self.out_channels, f"{type(self).__name__}: b_init"
+        n, channels, label = self.spatial, self.out_channels, f"{self._kind}: b_init"
         shape = (1, channels, *(1,) * n) if self.channel_first else (*(1,) * n, channels)
         if not callable(b_init) and u.math.shape(b_init) == (channels,):
             return initial(b_init, (channels,), label).reshape(shape)
@@ -131,26 +118,25 @@ class _Conv(brainstate.nn.Module):
         y = jax.eval_shape(self._convolve, *shapes)
         if 0 in y.shape:
             raise value_error(
-                f"{type(self).__name__}: the output of in_size {self.in_size} is empty.",
+                f"{self._kind}: the output of in_size {self.in_size} is empty.",
                 why=f"the window {self.kernel_size} does not fit into the padded input.",
                 do="make the kernel smaller, or pad more.",
             )
         return tuple(y.shape[1:])
 
     def _check_channels(self) -> None:
-        layer = type(self).__name__
         if len(self.in_size) != self.spatial + 1:
             raise value_error(
-                f"{layer}: in_size is {self.in_size}.",
+                f"{self._kind}: in_size is {self.in_size}.",
                 why=f"it has {self.spatial} size(s) of space and the number of channels, "
                 "which comes last unless channel_first=True.",
                 do=f"give {self.spatial + 1} numbers.",
             )
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise value_error(
-                f"{layer}: {self.in_channels} channels in and {self.out_channels} out are "
+                f"{self._kind}: {self.in_channels} channels in and {self.out_channels} out are "
                 f"not divisible by groups={self.groups}.",
-                why="every group reads and makes equally many channels.",
+                why="every group reads and writes equally many channels.",
                 do="choose channels that are multiples of groups.",
             )
 
@@ -191,7 +177,6 @@ class Conv1d(_Conv):
         (2, 4, 4)
     """
 
-    __module__ = "braintrace.nn"
     spatial = 1
 
 
@@ -204,7 +189,6 @@ class Conv2d(_Conv):
         (4, 4, 4)
     """
 
-    __module__ = "braintrace.nn"
     spatial = 2
 
 
@@ -217,5 +201,4 @@ class Conv3d(_Conv):
         (4, 6, 6, 6)
     """
 
-    __module__ = "braintrace.nn"
     spatial = 3

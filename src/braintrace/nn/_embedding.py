@@ -6,21 +6,22 @@ from math import prod
 from typing import Any, Self
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
 
 from .._errors import message, value_error
 from ..ops import embedding
-from ._shapes import Init, Size, initial, over_leading
+from ._shapes import Init, Layer, Size, UnitArray, initial, over_leading
 
 _LECUN = init.LecunUniform()
 
 
-class Embedding(brainstate.nn.Module):
+class Embedding(Layer):
     """A trained table of vectors, looked up by integers: `y = table[indices]`.
 
-    The row `padding_idx` reads as zero and gets no gradient. A table with `freeze=True` is kept in
+    The row `padding_idx` reads as zero and gets no gradient. A table with `freeze=True` is in
     a `LongTermState` instead of a parameter, so that no optimizer sees it.
 
     Args:
@@ -49,11 +50,6 @@ class Embedding(brainstate.nn.Module):
         (2, 2, 4)
     """
 
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
-
     def __init__(
         self,
         num_embeddings: int,
@@ -81,7 +77,7 @@ class Embedding(brainstate.nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Any,
+        embeddings: UnitArray,
         padding_idx: int | None = None,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -93,12 +89,7 @@ class Embedding(brainstate.nn.Module):
 
         Args:
             embeddings: the table, (rows, *row).
-            padding_idx: the row that stands for nothing.
-            max_norm: not supported; only None.
-            norm_type: the norm of `max_norm`; without that it has no meaning.
-            scale_grad_by_freq: not supported; only False.
-            freeze: whether the table stays as it is.
-            **options: `name` and `param_type`.
+            freeze: whether the table stays as it is; the other arguments are those of the class.
 
         Raises:
             ValueError: if the table has no rows of numbers.
@@ -113,7 +104,7 @@ class Embedding(brainstate.nn.Module):
         norms = (padding_idx, max_norm, norm_type, scale_grad_by_freq, freeze)
         return cls(shape[0], shape[1:], embeddings, *norms, **options)
 
-    def update(self, indices: Any) -> Any:
+    def update(self, indices: jax.Array) -> UnitArray:
         """The rows at these indices, one or an array of them."""
         indices = jnp.asarray(indices)
         table = self.weight.value
@@ -121,12 +112,12 @@ class Embedding(brainstate.nn.Module):
         rows = over_leading(lambda i: embedding(i, table, weight_fn=self._padded), indices, axes=0)
         return rows.reshape((*indices.shape, *self.out_size))
 
-    def _padded(self, table: Any) -> Any:
+    def _padded(self, table: jax.Array) -> jax.Array:
         # Not the stored row: whatever an optimizer does to it, it reads as zero.
         return table if self.padding_idx is None else table.at[self.padding_idx].set(0)
 
 
-def _check(rows: int, padding: int | None, max_norm: Any, by_frequency: bool) -> None:
+def _check(rows: int, padding: int | None, max_norm: float | None, by_frequency: bool) -> None:
     if padding is not None and not 0 <= padding < rows:
         raise value_error(
             f"Embedding: padding_idx {padding} is outside the table's {rows} rows.",

@@ -1,4 +1,4 @@
-"""Names that other packages own now: found when asked for, with a warning that says where."""
+"""Names that other packages own now: forwarded, with a warning that says where they are."""
 
 from __future__ import annotations
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import brainstate
 import saiunit as u
-from brainstate.nn import init
 
 from ..ops import grouped_matmul
-from ._shapes import Init, initial, over_leading
-
-_KAIMING = init.KaimingNormal()
-_ZERO = init.ZeroInit()
+from ._shapes import KAIMING, ZERO, Init, Layer, UnitArray, initial, over_leading
 
 
-class GroupedLinear(brainstate.nn.Module):
+class GroupedLinear(Layer):
     """A dense layer for every group of units, `y[g] = x[g] @ W[g] + b[g]`.
 
     Args:
@@ -32,7 +26,7 @@ class GroupedLinear(brainstate.nn.Module):
         weight: the parameter state, a dictionary with `weight` and perhaps `bias`.
 
     Raises:
-        ValueError: if a given value has another shape.
+        ValueError: if a value has another shape.
 
     Example:
         >>> import jax.numpy as jnp, braintrace
@@ -40,18 +34,13 @@ class GroupedLinear(brainstate.nn.Module):
         (5, 2, 4)
     """
 
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
-
     def __init__(
         self,
         num_groups: int,
         in_features: int,
         out_features: int,
-        w_init: Init = _KAIMING,
-        b_init: Init | None = _ZERO,
+        w_init: Init = KAIMING,
+        b_init: Init | None = ZERO,
         name: str | None = None,
         param_type: type = brainstate.ParamState,
     ):
@@ -68,10 +57,10 @@ class GroupedLinear(brainstate.nn.Module):
             params["bias"] = initial(b_init, self.out_size, "GroupedLinear: b_init")
         self.weight = param_type(params)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last two axes of x, whatever the axes before them."""
         return over_leading(self._apply, x, axes=2)
 
-    def _apply(self, x: Any) -> Any:
+    def _apply(self, x: UnitArray) -> UnitArray:
         params = self.weight.value
         return grouped_matmul(x, params["weight"], params.get("bias"))

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, ZERO, Activation, Array, Cell, join
-from ._linear import Linear
-from ._shapes import Init, Size
+from ._cell import ORTHOGONAL, Activation, Array, Cell, join
+from ._shapes import ZERO, Init, Size
 
 
-class GRUCell(Cell):
+class _Gated(Cell):
+    """The constructor of these cells; `_reads` names the layers."""
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: Activation = "tanh",
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, state_init, activation, name)
+        self._add_layers(w_init, b_init)
+
+
+class GRUCell(_Gated):
     """The gated recurrent unit.
 
     `z = σ(Wz[x, h])`, `r = σ(Wr[x, h])`, `h = (1 - z) h + z φ(Wh[x, r h])`.
@@ -34,22 +50,7 @@ class GRUCell(Cell):
         (4,)
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wz = self._gate(w_init, b_init)
-        self.Wr = self._gate(w_init, b_init)
-        self.Wh = self._gate(w_init, b_init)
+    _reads = (("Wz", "xh"), ("Wr", "xh"), ("Wh", "xh"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -60,51 +61,17 @@ class GRUCell(Cell):
         return self.h.value
 
 
-class GRUResetAfterCell(Cell):
+class GRUResetAfterCell(_Gated):
     """The gated recurrent unit whose reset gate acts after the recurrent product, as on GPUs.
 
     `z = σ(Wz[x, h])`, `r = σ(Wr[x, h])`, `h = (1 - z) h + z φ(Wx x + r (Wh h))`.
 
     In `GRUCell` the reset gate reaches the state through Wh only, and has no trace. Here all four
-    weights have one under D_RTRL; it leaves out `h` feeding back through the layers.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.GRUResetAfterCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    weights have one under D_RTRL; it leaves out `h` feeding back through the layers. The arguments
+    are those of `GRUCell`.
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wz = self._gate(w_init, b_init)
-        self.Wr = self._gate(w_init, b_init)
-        self.Wx = self._input(w_init, b_init)
-        self.Wh = Linear(self.out_size, self.out_size, w_init, b_init)
+    _reads = (("Wz", "xh"), ("Wr", "xh"), ("Wx", "x"), ("Wh", "h"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -115,46 +82,14 @@ class GRUResetAfterCell(Cell):
         return self.h.value
 
 
-class MGUCell(Cell):
+class MGUCell(_Gated):
     """The minimal gated unit: `f = σ(Wf[x, h])`, `h = (1 - f) h + f φ(Wh[x, f h])`.
 
     D_RTRL has a trace for both weights, and leaves out what passes Wh or Wf on the way back to `h`.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MGUCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    The arguments are those of `GRUCell`.
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wf = self._gate(w_init, b_init)
-        self.Wh = self._gate(w_init, b_init)
+    _reads = (("Wf", "xh"), ("Wh", "xh"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -164,49 +99,16 @@ class MGUCell(Cell):
         return self.h.value
 
 
-class CFNCell(Cell):
+class CFNCell(_Gated):
     """The chaos-free network.
 
     `f = σ(Wf[x, h])`, `i = σ(Wi[x, h])`, `h = f φ(h) + i φ(Wh x)`.
 
-    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the two gates.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.CFNCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the two gates. The
+    arguments are those of `GRUCell`.
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wf = self._gate(w_init, b_init)
-        self.Wi = self._gate(w_init, b_init)
-        self.Wh = self._input(w_init, b_init)
+    _reads = (("Wf", "xh"), ("Wi", "xh"), ("Wh", "x"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""

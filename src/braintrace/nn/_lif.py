@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Unpack
 
 import brainstate
+import jax
 import saiunit as u
 
-from ._shapes import Init, Size
-from ._spiking import KAIMING, Options, SpikingCell
+from ._shapes import KAIMING, Init, Size, UnitArray
+from ._spiking import Options, Spike, SpikingCell
 
 
 class LIFCell(SpikingCell):
     """Leaky integrate-and-fire neurons.
 
     `V = α reset(V) + W x + U z` with `α = exp(-dt / tau)` and the last spikes z; the new spikes
-    `V > V_th` are returned. dt is `brainstate.environ.get_dt()` when the cell is made. Without
+    `V > V_th` are returned. dt is `brainstate.environ.get_dt()` when the cell is built. Without
     `recurrent` the gradient of D_RTRL is that of BPTT; with it, paths through `U` are left out.
 
     Args:
@@ -40,8 +40,6 @@ class LIFCell(SpikingCell):
         (2, 4)
     """
 
-    __module__ = "braintrace.nn"
-
     def __init__(
         self,
         in_size: Size,
@@ -54,11 +52,11 @@ class LIFCell(SpikingCell):
         super().__init__(in_size, out_size, **options)
         self.alpha = self.decay("tau", tau, train_tau)
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the membrane `V`, at rest."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the membrane `V`, at rest."""
         self.V = brainstate.HiddenState(self.rest(batch_size))
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""
         V = self.V.value
         z = self.spikes(V)
@@ -70,22 +68,8 @@ class LeakySpikeReadout(LIFCell):
     """A leaky read-out that spikes: `V = exp(-dt / tau) reset(V) + W x`, spikes `V > V_th`.
 
     Nothing comes back from other outputs, so the gradient of D_RTRL is that of BPTT. For a
-    read-out that does not spike see `LeakyRateReadout`.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of outputs.
-        tau: time constant, as in `LIFCell`.
-        train_tau: whether tau is trained.
-        V_th: threshold, as in `SpikingCell`.
-        reset: 'soft' or 'hard', as in `SpikingCell`.
-        surrogate: derivative of a spike, as in `SpikingCell`.
-        w_init: initialiser of the weight, or its value.
-        b_init: initialiser of the bias, or its value; None for no bias.
-        name: name of the layer.
-
-    Raises:
-        ValueError: if dt is not set, or dt / tau is not a plain positive number.
+    read-out that does not spike see `LeakyRateReadout`. The arguments are those of `LIFCell`,
+    without `recurrent` and `u_init`.
 
     Example:
         >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
@@ -96,8 +80,6 @@ class LeakySpikeReadout(LIFCell):
         [1.0, 1.0]
     """
 
-    __module__ = "braintrace.nn"
-
     def __init__(
         self,
         in_size: Size,
@@ -107,21 +89,11 @@ class LeakySpikeReadout(LIFCell):
         train_tau: bool = False,
         V_th: Init = 1.0,
         reset: str = "soft",
-        surrogate: str | Callable[[Any], Any] = "triangle",
+        surrogate: str | Spike = "triangle",
         w_init: Init = KAIMING,
         b_init: Init | None = None,
         name: str | None = None,
     ):
-        super().__init__(
-            in_size,
-            out_size,
-            tau=tau,
-            train_tau=train_tau,
-            recurrent=False,
-            V_th=V_th,
-            reset=reset,
-            surrogate=surrogate,
-            w_init=w_init,
-            b_init=b_init,
-            name=name,
-        )
+        options = Options(V_th=V_th, reset=reset, surrogate=surrogate, w_init=w_init, b_init=b_init)
+        options["recurrent"], options["name"] = False, name
+        super().__init__(in_size, out_size, tau=tau, train_tau=train_tau, **options)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import brainstate
 from brainstate.nn import init
 
 from .._errors import type_error, value_error
 from ..ops import lora_matmul
-from ._shapes import Init, Size, initial, over_leading
+from ._shapes import Init, Layer, Size, UnitArray, initial, over_leading
 
 _LECUN = init.LecunNormal()
 
 
-class LoRA(brainstate.nn.Module):
+class LoRA(Layer):
     """A layer of low rank beside another one, `y = x @ lora_a @ lora_b / rank + base(x)`.
 
     The base is trained like any other layer as long as its weights are in a `ParamState`. To
@@ -50,18 +49,13 @@ class LoRA(brainstate.nn.Module):
         [('weight',)]
     """
 
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
-
     def __init__(
         self,
         in_features: int,
         lora_rank: int,
         out_features: int,
         *,
-        base_module: Callable[[Any], Any] | None = None,
+        base_module: Callable[[UnitArray], UnitArray] | None = None,
         kernel_init: Init = _LECUN,
         param_type: type = brainstate.ParamState,
         in_size: Size | None = None,
@@ -81,12 +75,12 @@ class LoRA(brainstate.nn.Module):
             }
         )
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last axis of x, whatever the axes before it."""
         y = over_leading(self._apply, x, axes=1)
         return y if self.base_module is None else y + self.base_module(x)
 
-    def _apply(self, x: Any) -> Any:
+    def _apply(self, x: UnitArray) -> UnitArray:
         params = self.weight.value
         return lora_matmul(x, params["lora_a"], params["lora_b"], alpha=1 / self.lora_rank)
 

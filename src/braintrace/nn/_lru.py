@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,9 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ..ops import element_wise
-from ._cell import XAVIER, ZERO, Array, Cell, radii
+from ._cell import Array, Cell, radii
 from ._linear import Linear
-from ._shapes import Init, Size
+from ._shapes import XAVIER, ZERO, Init, Size
 
 _FLOOR = 1e-6  # of 1 - a²: the slope of its root stays below 500
 
@@ -45,8 +43,6 @@ class LRUCell(Cell):
         (3,)
     """
 
-    __module__ = "braintrace.nn"
-
     state_names = ("h_re", "h_im")
 
     def __init__(
@@ -64,7 +60,7 @@ class LRUCell(Cell):
         if max_phase <= 0:
             raise value_error(
                 f"LRUCell: max_phase is {max_phase}.",
-                why="angles are drawn between 0 and max_phase, and kept as their logarithm.",
+                why="angles are drawn between 0 and max_phase, and stored as their logarithm.",
                 do="choose a positive number.",
             )
         phase = max_phase * brainstate.random.uniform(1e-4, 1.0, (d_hidden,))
@@ -119,7 +115,7 @@ class RGLRUCell(Cell):
         (4,)
     """
 
-    __module__ = "braintrace.nn"
+    _reads = (("Wr", "x"), ("Wi", "x"))
 
     def __init__(
         self,
@@ -146,9 +142,8 @@ class RGLRUCell(Cell):
         radius = radii("RGLRUCell", self.out_size[-1], r_min, r_max)
         # softplus(Λ) = -log(a) / c at r = 1
         self.Lambda = brainstate.ParamState(jnp.log(jnp.expm1(-jnp.log(radius) / c)))
-        self.Wr = self._input(w_init, b_init)
-        self.Wi = self._input(w_init, b_init)
-        self.Wu = self._input(w_init, None) if project or differ else None
+        self._add_layers(w_init, b_init)
+        self.Wu = self._layer("x", w_init, None) if project or differ else None
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -160,7 +155,7 @@ class RGLRUCell(Cell):
         return self.h.value
 
 
-def _modulus(nu: Any) -> Any:
+def _modulus(nu: Array) -> Array:
     return jnp.exp(-jnp.exp(nu))
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import element_wise
-from ._cell import XAVIER, ZERO, Activation, Array, Cell, join
-from ._shapes import Init, Size
+from ._cell import Activation, Array, Cell, join
+from ._shapes import XAVIER, ZERO, Init, Size
 
 
 class LSTMCell(Cell):
@@ -36,9 +36,8 @@ class LSTMCell(Cell):
         (4,)
     """
 
-    __module__ = "braintrace.nn"
-
     state_names = ("c", "h")
+    _reads = (("Wi", "xh"), ("Wg", "xh"), ("Wf", "xh"), ("Wo", "xh"))
 
     def __init__(
         self,
@@ -51,17 +50,13 @@ class LSTMCell(Cell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wi = self._gate(w_init, b_init)
-        self.Wg = self._gate(w_init, b_init)
-        self.Wf = self._gate(w_init, b_init)
-        self.Wo = self._gate(w_init, b_init)
+        self._add_layers(w_init, b_init)
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new `h`."""
         xh = join(x, self.h.value)
         i, g, f, o = self.Wi(xh), self.Wg(xh), self.Wf(xh), self.Wo(xh)
-        kept = jax.nn.sigmoid(f + 1) * self.c.value
-        self.c.value = kept + jax.nn.sigmoid(i) * self.activation(g)
+        self.c.value = jax.nn.sigmoid(f + 1) * self.c.value + jax.nn.sigmoid(i) * self.activation(g)
         self.h.value = jax.nn.sigmoid(o) * self.activation(self.c.value)
         return self.h.value
 
@@ -73,30 +68,12 @@ class URLSTMCell(Cell):
     `g = 2 r' f' + (1 - 2 r') f'²`, `c = g c + (1 - g) φ(u)`, `h = σ(o) φ(c)`. The forget gates
     σ(b) start uniform between 1/n and 1 - 1/n for n units.
 
-    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        state_init: initialiser of the states.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.URLSTMCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates. The
+    arguments are those of `LSTMCell`.
     """
 
-    __module__ = "braintrace.nn"
-
     state_names = ("c", "h")
+    _reads = (("Wu", "xh"), ("Wf", "xh"), ("Wr", "xh"), ("Wo", "xh"))
 
     def __init__(
         self,
@@ -108,7 +85,7 @@ class URLSTMCell(Cell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wu, self.Wf, self.Wr, self.Wo = (self._gate(w_init, None) for _ in range(4))
+        self._add_layers(w_init, None)
         edge = 1 / max(self.out_size[-1], 2)
         uniform = brainstate.random.uniform(edge, 1 - edge, self.out_size)
         self.bias = brainstate.ParamState(-jnp.log(1 / uniform - 1))

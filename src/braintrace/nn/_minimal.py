@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, XAVIER, ZERO, Activation, Array, Cell, join
-from ._shapes import Init, Size
+from ._cell import ORTHOGONAL, Activation, Array, Cell, join
+from ._shapes import XAVIER, ZERO, Init, Size
 
 
-class MiniGRU(Cell):
-    """One gate of the input and the state: `z = σ(W_z[x, h])`, `h = (1 - z) h + z W_x x`.
-
-    D_RTRL has a trace for both weights, and leaves out `h` feeding back through W_z. Without that
-    way back it is `MinGRUCell`, where D_RTRL is exact.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        name: name of the cell.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MiniGRU(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
-    """
-
-    __module__ = "braintrace.nn"
+class _Mini(Cell):
+    """The constructor of the cells whose gates read the state."""
 
     def __init__(
         self,
@@ -42,8 +21,42 @@ class MiniGRU(Cell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name=name)
-        self.W_z = self._gate(w_init, b_init)
-        self.W_x = self._input(w_init, b_init)
+        self._add_layers(w_init, b_init)
+
+
+class _Min(Cell):
+    """The constructor of the cells whose gates do not."""
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: Activation = "identity",
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, state_init, activation, name)
+        self._add_layers(w_init, b_init)
+
+
+class MiniGRU(_Mini):
+    """One gate of the input and the state: `z = σ(W_z[x, h])`, `h = (1 - z) h + z W_x x`.
+
+    D_RTRL has a trace for both weights, and leaves out `h` feeding back through W_z. `MinGRUCell`
+    has no such feedback, and D_RTRL is exact for it.
+
+    Args:
+        in_size: size of the input.
+        out_size: number of units.
+        w_init: initialiser of the weights.
+        b_init: initialiser of the biases; None for no bias.
+        state_init: initialiser of the state.
+        name: name of the cell.
+    """
+
+    _reads = (("W_z", "xh"), ("W_x", "x"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -53,45 +66,17 @@ class MiniGRU(Cell):
         return self.h.value
 
 
-class MiniLSTM(Cell):
+class MiniLSTM(_Mini):
     """Two gates of the input and the state.
 
     `f = σ(W_f[x, h])`, `i = σ(W_i[x, h])`, `h = f h + i W_x x`.
 
-    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates. Without
-    that way back it is `MinLSTMCell`, where D_RTRL is exact.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        name: name of the cell.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MiniLSTM(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates.
+    `MinLSTMCell` has no such feedback, and D_RTRL is exact for it. The arguments are those of
+    `MiniGRU`.
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, name=name)
-        self.W_f = self._gate(w_init, b_init)
-        self.W_i = self._gate(w_init, b_init)
-        self.W_x = self._input(w_init, b_init)
+    _reads = (("W_f", "xh"), ("W_i", "xh"), ("W_x", "x"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -102,7 +87,7 @@ class MiniLSTM(Cell):
         return self.h.value
 
 
-class MinGRUCell(Cell):
+class MinGRUCell(_Min):
     """One gate of the input only: `z = σ(Wz x)`, `h = (1 - z) h + z g(Wh x)`.
 
     Nothing feeds back but `h` itself, element by element, so D_RTRL is exact for all weights. A
@@ -120,30 +105,9 @@ class MinGRUCell(Cell):
 
     Raises:
         ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MinGRUCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "identity",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wz = self._input(w_init, b_init)
-        self.Wh = self._input(w_init, b_init)
+    _reads = (("Wz", "x"), ("Wh", "x"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -152,50 +116,16 @@ class MinGRUCell(Cell):
         return self.h.value
 
 
-class MinLSTMCell(Cell):
+class MinLSTMCell(_Min):
     """Two normalised gates of the input only.
 
     `f = σ(Wf x)`, `i = σ(Wi x)`, `h = f/(f + i) h + i/(f + i) g(Wh x)`.
 
-    Nothing feeds back but `h` itself, element by element, so D_RTRL is exact for all weights.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        activation: g, by name or as a function; "identity" is the plain form, "positive" the one
-            of the form in log space, `x + 1/2` above zero and `σ(x)` below.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MinLSTMCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    Nothing feeds back but `h` itself, element by element, so D_RTRL is exact for all weights. The
+    arguments are those of `MinGRUCell`.
     """
 
-    __module__ = "braintrace.nn"
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "identity",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self.Wf = self._input(w_init, b_init)
-        self.Wi = self._input(w_init, b_init)
-        self.Wh = self._input(w_init, b_init)
+    _reads = (("Wf", "x"), ("Wi", "x"), ("Wh", "x"))
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""

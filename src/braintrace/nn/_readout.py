@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import brainstate
 import jax.numpy as jnp
 import saiunit as u
-from brainstate.nn import init
 
 from ..ops import matmul
-from ._shapes import Init, Size, batched, initial, over_leading
+from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial, over_leading
 from ._time import steps_per
 
-_ZERO = init.ZeroInit()
-_KAIMING = init.KaimingNormal()
 _TAU = 5.0 * u.ms
 
 
-class LeakyRateReadout(brainstate.nn.Module):
+class LeakyRateReadout(Layer):
     """Leaky integration of a weighted input, `r = exp(-dt / tau) r + x @ W`.
 
     The time step is `brainstate.environ.get_dt()` at construction.
@@ -43,38 +38,32 @@ class LeakyRateReadout(brainstate.nn.Module):
         (2,)
     """
 
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
-
     def __init__(
         self,
         in_size: Size,
         out_size: Size,
-        tau: Any = _TAU,
-        w_init: Init = _KAIMING,
-        r_init: Init = _ZERO,
+        tau: Init = _TAU,
+        w_init: Init = KAIMING,
+        r_init: Init = ZERO,
         name: str | None = None,
     ):
         super().__init__(name=name)
         self.in_size, self.out_size = in_size, out_size
-        self.tau = tau
-        self.r_init = r_init
+        self.tau, self.r_init = tau, r_init
         taus = initial(tau, self.out_size, "LeakyRateReadout: tau")
         self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", taus))
         shape = (self.in_size[-1], self.out_size[-1])
         self.W = brainstate.ParamState(initial(w_init, shape, "LeakyRateReadout: w_init"))
 
-    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the state, with a leading batch axis if `batch_size` is given."""
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the state, with a leading batch axis if there is a `batch_size`."""
         self.r = brainstate.HiddenState(batched(self.r_init, self.out_size, batch_size))
 
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Set the state to its initial value."""
         self.r.value = batched(self.r_init, self.out_size, batch_size)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> UnitArray:
         """Advance one step; returns the new state."""
         drive = over_leading(lambda x: matmul(x, self.W.value), x, axes=1)
         self.r.value = self.decay * self.r.value + drive

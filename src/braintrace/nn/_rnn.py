@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import jax
 
-from ._cell import ORTHOGONAL, XAVIER, ZERO, Activation, Array, Cell, join
-from ._linear import Linear
-from ._shapes import Init, Size
+from ._cell import ORTHOGONAL, Activation, Array, Cell, join
+from ._shapes import XAVIER, ZERO, Init, Size
 
 
 class ValinaRNNCell(Cell):
@@ -34,8 +33,6 @@ class ValinaRNNCell(Cell):
         (2, 4)
     """
 
-    __module__ = "braintrace.nn"
-
     def __init__(
         self,
         in_size: Size,
@@ -47,7 +44,7 @@ class ValinaRNNCell(Cell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, activation, name)
-        self.W = self._gate(w_init, b_init)
+        self.W = self._layer("xh", w_init, b_init)
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
@@ -59,7 +56,7 @@ class MinimalRNNCell(Cell):
     """The minimal recurrent network: `z = φ(x)`, `f = σ(W_u[z, h])`, `h = f h + (1 - f) z`.
 
     D_RTRL has a trace for all weights; φ is also read through W_u, and `h` feeds back through W_u:
-    these ways are left out, so no parameter is exact.
+    these paths are left out, so no parameter is exact.
 
     Args:
         in_size: size of the input.
@@ -69,16 +66,7 @@ class MinimalRNNCell(Cell):
         state_init: initialiser of the state.
         phi: φ, a function or module from the input to the units; by default a `Linear` layer.
         name: name of the cell.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.MinimalRNNCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
     """
-
-    __module__ = "braintrace.nn"
 
     def __init__(
         self,
@@ -91,9 +79,8 @@ class MinimalRNNCell(Cell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name=name)
-        self.phi: Callable[[Array], Array] = phi or self._input(w_init, b_init)
-        units = self.out_size[-1]
-        self.W_u = Linear((*self.in_size[:-1], 2 * units), self.out_size, w_init, b_init)
+        self.phi: Callable[[Array], Array] = phi or self._layer("x", w_init, b_init)
+        self.W_u = self._layer("hh", w_init, b_init)  # reads [z, h], both of the size of h
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""

@@ -20,7 +20,7 @@ class S5Cell(Cell):
     Λ = -exp(rate) + i·frequency, Δ = exp(log_step). One step is `h = Λ' h + b (B x)`, with
     `Λ' = exp(Λ Δ)`, `b = (Λ' - 1) / Λ` for "zoh" (input held during a step), or
     `Λ' = (1 + Λ Δ/2) / (1 - Λ Δ/2)`, `b = Δ / (1 - Λ Δ/2)` for "bilinear". The state is complex and
-    stands for itself and its conjugate; it is kept as two real states.
+    stands for itself and its conjugate; it is stored as two real states.
 
     Λ, Δ and B all reach the state element by element, so D_RTRL is exact for them; C and D reach no
     state, and their gradient within the step is exact.
@@ -44,8 +44,6 @@ class S5Cell(Cell):
         (3,)
     """
 
-    __module__ = "braintrace.nn"
-
     state_names = ("h_re", "h_im")
 
     def __init__(
@@ -62,7 +60,7 @@ class S5Cell(Cell):
         if discretization not in _DISCRETE:
             raise value_error(
                 f"S5Cell: there is no discretization {discretization!r}.",
-                why=f"the known names are {', '.join(_DISCRETE)}.",
+                why=f"the names are {', '.join(_DISCRETE)}.",
                 do="use one of these names.",
             )
         if not 0 < dt_min <= dt_max:
@@ -86,9 +84,9 @@ class S5Cell(Cell):
         """Advance one step; returns y."""
         rate = element_wise(self.log_rate.value, jnp.exp)
         step = element_wise(self.log_step.value, jnp.exp)
-        kept, taken = self._discrete(_complex(-rate, element_wise(self.frequency.value)), step)
-        h = kept * _complex(self.h_re.value, self.h_im.value)
-        h += taken * _complex(self.B_re(x), self.B_im(x))
+        decay, gain = self._discrete(_complex(-rate, element_wise(self.frequency.value)), step)
+        h = decay * _complex(self.h_re.value, self.h_im.value)
+        h += gain * _complex(self.B_re(x), self.B_im(x))
         dtype = jnp.result_type(self.h_re.value, x)
         self.h_re.value, self.h_im.value = h.real.astype(dtype), h.imag.astype(dtype)
         y = self.C_re(self.h_re.value) - self.C_im(self.h_im.value)
@@ -101,8 +99,8 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _hold(rate: Array, step: Array) -> tuple[Array, Array]:
-    grown = jnp.expm1(rate * step)
-    return grown + 1, grown / rate
+    growth = jnp.expm1(rate * step)
+    return growth + 1, growth / rate
 
 
 def _bilinear(rate: Array, step: Array) -> tuple[Array, Array]:

@@ -1,23 +1,42 @@
-"""What layers do with sizes: initial values of a shape, masks, axes before those of a sample."""
+"""What all layers share: sizes, initial values of a shape, axes before those of a sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import saiunit as u
+from brainstate.nn import init
 
 from .._errors import value_error
 
+UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit
 Size = int | Sequence[int]
-Init = Callable[..., Any] | Any
+Init = Callable[..., Any] | Any  # an initialiser, or a value
+
+ZERO = init.ZeroInit()
+KAIMING = init.KaimingNormal()
+XAVIER = init.XavierNormal()
 
 
-def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> Any:
-    """An initialiser's array of this shape, or a given value broadcast to it.
+class Layer(brainstate.nn.Module):
+    """A module with sizes; brainstate makes tuples of them."""
+
+    in_size: Any
+    out_size: Any
+
+    @property
+    def _kind(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+
+def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> UnitArray:
+    """An initialiser's array of this shape, or a value broadcast to it.
 
     Python numbers and integers get the precision of the environment, and a strong type: a weak one
     becomes strong by an update, and is compiled a second time.
@@ -30,7 +49,7 @@ def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value
     return array.astype(array.dtype)
 
 
-def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:
+def constant(value: Init, shape: tuple[int, ...], label: str) -> UnitArray:
     """The same, of whatever type it is: masks and signs may be boolean."""
     if isinstance(value, brainstate.State):
         value = value.value
@@ -52,22 +71,12 @@ def constant(value: Init, shape: tuple[int, ...], label: str) -> Any:
     return u.math.broadcast_to(array, shape)
 
 
-def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> Any:
+def batched(value: Init, shape: tuple[int, ...], batch_size: int | None) -> UnitArray:
     """The initial value of a state, with a leading batch axis if there is one."""
     return initial(value, shape if batch_size is None else (batch_size, *shape))
 
 
-def check_leading(layer: str, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> None:
-    """Refuse sizes that differ before the last axis."""
-    if in_size[:-1] != out_size[:-1]:
-        raise value_error(
-            f"{layer}: in_size {in_size} does not fit out_size {out_size}.",
-            why="the layer acts on the last axis and keeps the axes before it.",
-            do="make the sizes before the last one equal.",
-        )
-
-
-def over_leading(operator: Callable[[Any], Any], x: Any, axes: int) -> Any:
+def over_leading(operator: Callable[[UnitArray], UnitArray], x: UnitArray, axes: int) -> UnitArray:
     """Apply an operator for one sample or a batch to x; all axes before its last `axes` are batch.
 
     Operators know one batch axis, so more of them are folded into one and unfolded again.

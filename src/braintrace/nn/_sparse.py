@@ -10,16 +10,16 @@ import saiunit as u
 from .._errors import value_error
 from ..ops import sparse_matmul
 from ..ops._structure import structure_of
-from ._shapes import Init, Size, initial, over_leading
+from ._shapes import Init, Layer, Size, UnitArray, initial, over_leading
 
 
-class SparseLinear(brainstate.nn.Module):
+class SparseLinear(Layer):
     """A layer with a fixed sparse structure, `y = x @ S(w) + b`; absent connections stay absent.
 
     Args:
         spar_mat: matrix of shape (in, out): CSR, CSC or COO of brainevent or saiunit, BCOO or BCSR
             of jax, or any scipy.sparse matrix. Its numbers are the first weights; a structure that
-            keeps a single number for all its connections trains that number.
+            has a single number for all its connections trains that number.
         b_init: initialiser of the bias, or its value; None for no bias.
         in_size: size of the input, if it has axes before the last; the output keeps them.
         name: name of the layer.
@@ -30,7 +30,7 @@ class SparseLinear(brainstate.nn.Module):
             data vector, and perhaps `bias`.
 
     Raises:
-        TypeError: if the matrix is of no known format.
+        TypeError: if the matrix has another format.
         ValueError: if `in_size` does not fit the matrix.
 
     Example:
@@ -40,11 +40,6 @@ class SparseLinear(brainstate.nn.Module):
         >>> layer(jnp.ones(3)).tolist()
         [1.0, 2.0, 3.0]
     """
-
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
 
     def __init__(
         self,
@@ -72,18 +67,17 @@ class SparseLinear(brainstate.nn.Module):
             params["bias"] = initial(b_init, (columns,), "SparseLinear: b_init")
         self.weight = param_type(params)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last axis of x, whatever the axes before it."""
         return over_leading(self._apply, x, axes=1)
 
-    def _apply(self, x: Any) -> Any:
-        params = self.weight.value
-        bias = params.get("bias")
-        return sparse_matmul(x, params["weight"], sparse_mat=self.structure, bias=bias)
+    def _apply(self, x: UnitArray) -> UnitArray:
+        p = self.weight.value
+        return sparse_matmul(x, p["weight"], sparse_mat=self.structure, bias=p.get("bias"))
 
 
-def _data(matrix: Any) -> Any:
-    """The numbers in the order of the structure: the data vector, or that of `tocoo()`."""
+def _data(matrix: Any) -> UnitArray:
+    """The values in the order of the structure: the data vector, or that of `tocoo()`."""
     data: Any = getattr(matrix, "data", None)
     if not hasattr(data, "ndim") or data.ndim > 1 or data.dtype == object:
         data = matrix.tocoo().data

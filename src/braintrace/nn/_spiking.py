@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import brainstate
+import jax
 import saiunit as u
 from brainstate.nn import init
 
 from .._errors import value_error
 from ._linear import Linear
-from ._shapes import Init, Size, batched, initial
+from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial
 from ._surrogate import surrogate as surrogate_of
 from ._time import Decay, refuted
 
-ZERO = init.ZeroInit()
-KAIMING = init.KaimingNormal()
 _WEAK = init.XavierNormal(scale=0.1)
 
-RESETS: dict[str, Callable[[Any, Any, Any], Any]] = {
+Spike = Callable[[jax.Array], jax.Array]
+Reset = Callable[[UnitArray, UnitArray, jax.Array], UnitArray]
+RESETS: dict[str, Reset] = {
     "soft": lambda V, V_th, z: V - V_th * z,
     "hard": lambda V, V_th, z: V * (1 - z),
 }
@@ -31,17 +32,17 @@ class Options(TypedDict, total=False):
     recurrent: bool
     V_th: Init
     reset: str
-    surrogate: str | Callable[[Any], Any]
+    surrogate: str | Spike
     w_init: Init
     u_init: Init
     b_init: Init | None
     name: str | None
 
 
-class SpikingCell(brainstate.nn.Module):
+class SpikingCell(Layer):
     """A layer of spiking neurons, the base of the spiking cells and of your own.
 
-    A cell writes `init_state(batch_size)`, which makes its states, and `update(x)`, which
+    A cell writes `init_state(batch_size)`, which creates its states, and `update(x)`, which
     advances one step and returns the new spikes. A state `V` is the membrane before its reset:
     `spikes(V)` are the spikes of the last step whenever they are asked for, so no state holds
     them twice. Voltages are distances from rest; those without a unit count in that of `V_th`.
@@ -78,11 +79,6 @@ class SpikingCell(brainstate.nn.Module):
         (4,)
     """
 
-    __module__ = "braintrace.nn"
-
-    in_size: Any
-    out_size: Any
-
     def __init__(
         self,
         in_size: Size,
@@ -91,7 +87,7 @@ class SpikingCell(brainstate.nn.Module):
         recurrent: bool = True,
         V_th: Init = 1.0,
         reset: str = "soft",
-        surrogate: str | Callable[[Any], Any] = "triangle",
+        surrogate: str | Spike = "triangle",
         w_init: Init = KAIMING,
         u_init: Init = _WEAK,
         b_init: Init | None = ZERO,
@@ -100,19 +96,25 @@ class SpikingCell(brainstate.nn.Module):
         super().__init__(name=name)
         self.in_size, self.out_size = in_size, out_size
         self.surrogate = surrogate_of(surrogate)
-        self._reset = _reset_of(reset)
+        if reset not in RESETS:
+            raise value_error(
+                f"There is no reset {reset!r}.",
+                why=f"there are {' and '.join(RESETS)}.",
+                do="use one of these names.",
+            )
+        self._reset = RESETS[reset]
         self.V_th = self.per_neuron("V_th", V_th)
         self.unit = u.get_unit(self.V_th)
         if refuted(u.get_mantissa(self.V_th) > 0):
             raise value_error(
-                f"{type(self).__name__}: V_th is {V_th}.",
+                f"{self._kind}: V_th is {V_th}.",
                 why="voltages are distances from rest, and the threshold is their scale.",
                 do="make V_th positive.",
             )
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
 
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Set the states to the values that `init_state` gives them."""
         states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
         self.init_state(batch_size)
@@ -120,57 +122,46 @@ class SpikingCell(brainstate.nn.Module):
             state.value = getattr(self, name).value
             setattr(self, name, state)
 
-    def per_neuron(self, name: str, value: Init) -> Any:
+    def per_neuron(self, name: str, value: Init) -> UnitArray:
         """One number per neuron, from a number, an array or an initialiser."""
-        return initial(value, self.out_size, f"{type(self).__name__}: {name}")
+        return initial(value, self.out_size, f"{self._kind}: {name}")
 
-    def rest(self, batch_size: int | None = None) -> Any:
+    def rest(self, batch_size: int | None = None) -> UnitArray:
         """Zeros of one number per neuron in the unit of `V_th`, perhaps with a batch axis."""
         return self.voltage("rest", batched(ZERO, self.out_size, batch_size))
 
-    def current(self, x: Any, z: Any) -> Any:
+    def current(self, x: UnitArray, z: jax.Array) -> UnitArray:
         """What comes in: the input through `W`, and the last spikes through `U` if recurrent."""
         drive = self.voltage("the input through W", self.W(x))
         if self.U is None:
             return drive
         return drive + self.voltage("the spikes through U", self.U(z))
 
-    def spikes(self, V: Any, threshold: Any = None) -> Any:
-        """1 where V is above the threshold (`V_th` unless given), 0 elsewhere."""
+    def spikes(self, V: UnitArray, threshold: UnitArray | None = None) -> jax.Array:
+        """1 where V is above the threshold (`V_th` by default), 0 elsewhere."""
         threshold = self.V_th if threshold is None else threshold
         return self.surrogate(u.maybe_decimal((V - threshold) / self.V_th))
 
-    def after_reset(self, V: Any, z: Any) -> Any:
+    def after_reset(self, V: UnitArray, z: jax.Array) -> UnitArray:
         """The membrane after spikes z."""
         return self._reset(V, self.V_th, z)
 
-    def decay(self, name: str, tau: Init, train: bool = False) -> Callable[[], Any]:
+    def decay(self, name: str, tau: Init, train: bool = False) -> Callable[[], jax.Array]:
         """A function that returns `exp(-dt / tau)` of every neuron, with dt as it is now.
 
         Keep it as an attribute. A trained one is a module with the parameter
         `rate = log(dt / tau)`, so that tau stays positive.
         """
-        return Decay(type(self).__name__, name, tau, self.out_size, train)
+        return Decay(self._kind, name, tau, self.out_size, train)
 
-    def voltage(self, name: str, value: Any) -> Any:
+    def voltage(self, name: str, value: UnitArray) -> UnitArray:
         """A value in the unit of `V_th`; a plain number counts in it."""
         if u.is_unitless(value):
             return u.maybe_decimal(u.get_mantissa(value) * self.unit)
         if u.have_same_dim(value, self.V_th):
             return value
         raise value_error(
-            f"{type(self).__name__}: {name} has the unit {u.get_unit(value)}, "
-            f"V_th has {self.unit}.",
+            f"{self._kind}: {name} has the unit {u.get_unit(value)}, V_th has {self.unit}.",
             why="it is added to the membrane, which is compared with V_th.",
             do="give V_th and the weights units that fit, or none to both.",
         )
-
-
-def _reset_of(name: str) -> Callable[[Any, Any, Any], Any]:
-    if name not in RESETS:
-        raise value_error(
-            f"There is no reset {name!r}.",
-            why=f"the known ones are {' and '.join(RESETS)}.",
-            do="use one of these names.",
-        )
-    return RESETS[name]

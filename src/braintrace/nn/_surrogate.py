@@ -1,4 +1,4 @@
-"""Spikes and the derivatives they are given: `height * shape((V - V_th) / width)`, shape(0) = 1."""
+"""Spikes and their surrogate derivatives: `height * shape((V - V_th) / width)`, shape(0) = 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,33 +37,35 @@ SHAPES: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A step from 0 to 1 at 0, and the derivative it is given; `surrogate` makes one."""
+    """A step from 0 to 1 at 0 with a surrogate derivative."""
 
     name: str
     width: float
     height: float
 
-    def __call__(self, v: Any) -> Any:
+    def __call__(self, v: Array) -> Array:
         return _step(self, v)
 
-    def derivative(self, v: Any) -> Any:
+    def derivative(self, v: Array) -> Array:
         return self.height * SHAPES[self.name](v / self.width)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _step(given: Surrogate, v: Array) -> Array:
+def _step(spike: Surrogate, v: Array) -> Array:
     return jnp.asarray(v > 0, jnp.result_type(v))
 
 
 @_step.defjvp
-def _step_jvp(given: Surrogate, primals: tuple[Array], tangents: tuple[Array]) -> Any:
+def _step_jvp(
+    spike: Surrogate, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
     (v,), (dv,) = primals, tangents
-    return _step(given, v), dv * given.derivative(v)
+    return _step(spike, v), dv * spike.derivative(v)
 
 
 def surrogate(
-    name: str | Callable[[Any], Any], width: float = 1.0, height: float = 0.3
-) -> Callable[[Any], Any]:
+    name: str | Callable[[Array], Array], width: float = 1.0, height: float = 0.3
+) -> Callable[[Array], Array]:
     """A spike function by name, with the width and height of its derivative.
 
     With `a = v / width`, the shapes are `arctan`: 1/(1 + a²), `fast_sigmoid`: 1/(1 + |a|)²,
@@ -95,7 +96,7 @@ def surrogate(
     if name not in SHAPES:
         raise value_error(
             f"There is no surrogate {name!r}.",
-            why=f"the known names are {', '.join(SHAPES)}.",
+            why=f"the names are {', '.join(SHAPES)}.",
             do="use one of these names, or pass a function of v.",
         )
     for label, value in (("width", width), ("height", height)):
@@ -108,7 +109,7 @@ def surrogate(
     return Surrogate(name, float(width), float(height))
 
 
-def _check(spike: Callable[[Any], Any]) -> None:
+def _check(spike: Callable[[Array], Array]) -> None:
     """Refuse a plain step: its derivative is zero, and nothing would be learned through it."""
     v = jnp.linspace(-0.5, 0.5, 5)
     z, slope = jax.jvp(spike, (v,), (jnp.ones_like(v),))
@@ -119,6 +120,3 @@ def _check(spike: Callable[[Any], Any]) -> None:
             do="take one by name, such as 'triangle', one of braintools.surrogate, or define "
             "the derivative with jax.custom_jvp.",
         )
-
-
-surrogate.__module__ = "braintrace.nn"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -11,18 +9,18 @@ import saiunit as u
 
 from .._errors import value_error
 from ..ops import element_wise
-from ._shapes import Init, initial
+from ._shapes import Init, UnitArray, initial
 
 
-def refuted(condition: Any) -> bool:
-    """Whether a condition is known to fail somewhere; inside of `jit` nothing is known."""
+def refuted(condition: jax.Array) -> bool:
+    """Whether a condition fails somewhere; False inside of `jit`, where it has no value yet."""
     try:
         return not bool(jnp.all(condition))
     except jax.errors.ConcretizationTypeError:
         return False
 
 
-def steps_per(owner: str, name: str, tau: Any) -> Any:
+def steps_per(owner: str, name: str, tau: UnitArray) -> jax.Array:
     """`dt / tau`, a plain number; a tau without a unit counts in the unit of dt."""
     try:
         dt = brainstate.environ.get_dt()
@@ -30,7 +28,7 @@ def steps_per(owner: str, name: str, tau: Any) -> Any:
         raise value_error(
             f"{owner}: the time step dt is not set.",
             why=f"a state decays by exp(-dt / {name}) in a step.",
-            do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before making the layer.",
+            do="call brainstate.environ.set(dt=1.0 * saiunit.ms) before building the layer.",
         ) from error
     if u.is_unitless(tau):
         tau = u.get_mantissa(tau) * u.get_unit(dt)
@@ -57,9 +55,10 @@ class Decay(brainstate.nn.Module):
         super().__init__()
         ratio = steps_per(owner, name, initial(tau, shape, f"{owner}: {name}"))
         self.rate = brainstate.ParamState(jnp.log(ratio)) if train else None
-        self.constant = None if train else jnp.exp(-ratio)
+        if not train:
+            self.constant = jnp.exp(-ratio)
 
-    def update(self) -> Any:
+    def update(self) -> jax.Array:
         """The decay of every unit."""
         if self.rate is None:
             return self.constant

@@ -15,16 +15,15 @@ _NAMES = ("SAME", "SAME_LOWER", "VALID")
 
 def per_axis(layer: str, name: str, value: int | Sequence[int], n: int) -> tuple[int, ...]:
     """One positive number per axis of space."""
-    numbers = np.atleast_1d(value)
-    whole = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
-    if not whole or len(numbers) not in (1, n) or np.any(numbers < 1):
+    sizes = np.atleast_1d(value)
+    whole = sizes.ndim == 1 and np.issubdtype(sizes.dtype, np.integer)
+    if not whole or len(sizes) not in (1, n) or np.any(sizes < 1):
         raise value_error(
             f"{layer}: {name} is {value!r}.",
             why=f"the layer has {n} axes of space." if n > 1 else "it has one axis of space.",
             do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
         )
-    numbers = np.broadcast_to(numbers, (n,))
-    return tuple(int(a) for a in numbers)
+    return tuple(int(a) for a in np.broadcast_to(sizes, (n,)))
 
 
 def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, int], ...]:
@@ -34,31 +33,30 @@ def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, i
             return padding.upper()
         raise _refused(layer, padding, n)
     try:
-        numbers = np.asarray(padding)
+        pads = np.asarray(padding)
     except ValueError as error:  # sequences of different lengths
         raise _refused(layer, padding, n) from error
-    if not np.issubdtype(numbers.dtype, np.integer):
+    if not np.issubdtype(pads.dtype, np.integer):
         raise _refused(layer, padding, n)
-    if n == 1 and numbers.shape == (2,):
-        numbers = numbers[None]
-    if numbers.shape in ((), (1,), (n,)):
-        numbers = np.stack([np.broadcast_to(numbers, (n,))] * 2, axis=1)
-    if numbers.shape not in ((1, 2), (n, 2)):
+    if n == 1 and pads.shape == (2,):
+        pads = pads[None]
+    if pads.shape in ((), (1,), (n,)):
+        pads = np.stack([np.broadcast_to(pads, (n,))] * 2, axis=1)
+    if pads.shape not in ((1, 2), (n, 2)):
         raise _refused(layer, padding, n)
-    return tuple((int(low), int(high)) for low, high in np.broadcast_to(numbers, (n, 2)))
+    return tuple((int(low), int(high)) for low, high in np.broadcast_to(pads, (n, 2)))
+
+
+def dilated(sizes: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Sizes after dilation."""
+    return [(n - 1) * d + 1 for n, d in zip(sizes, dilation, strict=True)]
 
 
 def named_padding(
-    name: str,
-    sizes: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    lhs_dilation: tuple[int, ...],
-    rhs_dilation: tuple[int, ...],
+    name: str, sizes: list[int], kernel: list[int], stride: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """The numbers a name stands for, if the input is the dilated one: lax knows no such names."""
-    wide = lambda sizes, dilation: [(n - 1) * d + 1 for n, d in zip(sizes, dilation, strict=True)]
-    pads = lax.padtype_to_pads(wide(sizes, lhs_dilation), wide(kernel, rhs_dilation), stride, name)
+    """What a name stands for, where the sizes are the dilated ones: lax knows no such names."""
+    pads = lax.padtype_to_pads(sizes, kernel, stride, name)
     return tuple((int(low), int(high)) for low, high in pads)
 
 
