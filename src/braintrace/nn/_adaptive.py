@@ -28,16 +28,7 @@ class ALIFCell(SpikingCell):
         beta: how far a spike raises the threshold.
 
     Raises:
-        ValueError: if dt is not set, dt over a time constant is not a plain positive number, or
-            beta is no voltage like `V_th`.
-
-    Example:
-        >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
-        >>> with brainstate.environ.context(dt=1.0 * u.ms):
-        ...     cell = braintrace.nn.ALIFCell(3, 4, beta=1.8)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+        ValueError: as `LIFCell`, or if beta is no voltage like `V_th`.
     """
 
     def __init__(
@@ -86,16 +77,8 @@ class AdLIFCell(SpikingCell):
         b: how much w follows the spikes, a voltage.
 
     Raises:
-        ValueError: if dt is not set, dt over a time constant is not a plain positive number, b is
-            no voltage like `V_th`, or the membrane is unstable with this a.
-
-    Example:
-        >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
-        >>> with brainstate.environ.context(dt=1.0 * u.ms):
-        ...     cell = braintrace.nn.AdLIFCell(3, 4, reset="hard")
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+        ValueError: as `LIFCell`, or if b is no voltage like `V_th`, or the membrane is unstable
+            with this a.
     """
 
     def __init__(
@@ -149,8 +132,7 @@ class GIFCell(SpikingCell):
         A_2: what a spike adds to the second one; negative: adaptation.
 
     Raises:
-        ValueError: if dt is not set, dt over a time constant is not a plain positive number, or
-            A_1 or A_2 is no voltage like `V_th`.
+        ValueError: as `LIFCell`, or if A_1 or A_2 is no voltage like `V_th`.
 
     Example:
         >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace

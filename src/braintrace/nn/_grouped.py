@@ -59,8 +59,5 @@ class GroupedLinear(Layer):
 
     def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last two axes of x, whatever the axes before them."""
-        return over_leading(self._apply, x, axes=2)
-
-    def _apply(self, x: UnitArray) -> UnitArray:
-        params = self.weight.value
-        return grouped_matmul(x, params["weight"], params.get("bias"))
+        weight, bias = self.weight.value["weight"], self.weight.value.get("bias")
+        return over_leading(lambda x: grouped_matmul(x, weight, bias), x, axes=2)

@@ -77,12 +77,9 @@ class Linear(_Dense):
 
     def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last axis of x, whatever the axes before it."""
-        return over_leading(self._apply, x, axes=1)
-
-    def _apply(self, x: UnitArray) -> UnitArray:
-        params = self.weight.value
+        weight, bias = self.weight.value["weight"], self.weight.value.get("bias")
         mask = None if self.w_mask is None else lambda weight: weight * self.w_mask
-        return matmul(x, params["weight"], params.get("bias"), weight_fn=mask)
+        return over_leading(lambda x: matmul(x, weight, bias, weight_fn=mask), x, axes=1)
 
 
 class SignedWLinear(_Dense):

@@ -68,21 +68,15 @@ class LoRA(Layer):
         self.lora_rank, self.base_module = lora_rank, base_module
         _check(self)
         b_init = kernel_init if lora_b_init is None else lora_b_init
-        self.weight = param_type(
-            {
-                "lora_a": initial(kernel_init, (in_features, lora_rank), "LoRA: kernel_init"),
-                "lora_b": initial(b_init, (lora_rank, out_features), "LoRA: lora_b_init"),
-            }
-        )
+        a = initial(kernel_init, (in_features, lora_rank), "LoRA: kernel_init")
+        b = initial(b_init, (lora_rank, out_features), "LoRA: lora_b_init")
+        self.weight = param_type({"lora_a": a, "lora_b": b})
 
     def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last axis of x, whatever the axes before it."""
-        y = over_leading(self._apply, x, axes=1)
+        a, b = self.weight.value["lora_a"], self.weight.value["lora_b"]
+        y = over_leading(lambda x: lora_matmul(x, a, b, alpha=1 / self.lora_rank), x, axes=1)
         return y if self.base_module is None else y + self.base_module(x)
-
-    def _apply(self, x: UnitArray) -> UnitArray:
-        params = self.weight.value
-        return lora_matmul(x, params["lora_a"], params["lora_b"], alpha=1 / self.lora_rank)
 
 
 def _check(layer: LoRA) -> None:

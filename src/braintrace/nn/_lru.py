@@ -91,28 +91,16 @@ class RGLRUCell(Cell):
     `u = x`, or `u = Wu x` where the sizes of input and state differ or `project` is set.
 
     All layers read the input, none reads another or the state, so D_RTRL is exact for all weights.
+    Other arguments are those of `GRUCell`; `b_init` is for the gates.
 
     Args:
-        in_size: size of the input.
-        out_size: number of units.
         r_min: least `a` at the start where the gate r is open.
         r_max: largest such `a`; the default remembers up to a thousand steps.
         c: how much faster an open gate forgets than a shut one.
         project: whether there is a layer Wu; by default only if the sizes differ.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases of the gates; None for no bias.
-        state_init: initialiser of the state.
-        name: name of the cell.
 
     Raises:
         ValueError: if not `0 <= r_min < r_max <= 1`, or the sizes differ and project is False.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.RGLRUCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
     """
 
     _reads = (("Wr", "x"), ("Wi", "x"))

@@ -16,24 +16,7 @@ class LSTMCell(Cell):
 
     `c = σ(f + 1) c + σ(i) φ(g)`, `h = σ(o) φ(c)`.
 
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the states.
-        activation: φ, by name or as a function.
-        name: name of the cell.
-
-    Raises:
-        ValueError: if no activation has this name.
-
-    Example:
-        >>> import jax.numpy as jnp, braintrace
-        >>> cell = braintrace.nn.LSTMCell(3, 4)
-        >>> cell.init_state()
-        >>> cell(jnp.ones(3)).shape
-        (4,)
+    The arguments are those of `GRUCell`.
     """
 
     state_names = ("c", "h")
@@ -69,7 +52,7 @@ class URLSTMCell(Cell):
     σ(b) start uniform between 1/n and 1 - 1/n for n units.
 
     D_RTRL has a trace for all weights, and leaves out `h` feeding back through the gates. The
-    arguments are those of `LSTMCell`.
+    arguments are those of `GRUCell`, without `b_init`.
     """
 
     state_names = ("c", "h")

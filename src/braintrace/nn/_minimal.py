@@ -45,15 +45,8 @@ class MiniGRU(_Mini):
     """One gate of the input and the state: `z = σ(W_z[x, h])`, `h = (1 - z) h + z W_x x`.
 
     D_RTRL has a trace for both weights, and leaves out `h` feeding back through W_z. `MinGRUCell`
-    has no such feedback, and D_RTRL is exact for it.
-
-    Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
-        name: name of the cell.
+    has no such feedback, and D_RTRL is exact for it. The arguments are those of `GRUCell`, without
+    `activation`.
     """
 
     _reads = (("W_z", "xh"), ("W_x", "x"))
@@ -92,16 +85,11 @@ class MinGRUCell(_Min):
 
     Nothing feeds back but `h` itself, element by element, so D_RTRL is exact for all weights. A
     bias of Wz at `-log(n)` remembers about n steps; `b_init` sets those of both layers.
+    Other arguments are those of `GRUCell`.
 
     Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
         activation: g, by name or as a function; "identity" is the plain form, "positive" the one
             of the form in log space, `x + 1/2` above zero and `σ(x)` below.
-        name: name of the cell.
 
     Raises:
         ValueError: if no activation has this name.

@@ -56,16 +56,10 @@ class MinimalRNNCell(Cell):
     """The minimal recurrent network: `z = φ(x)`, `f = σ(W_u[z, h])`, `h = f h + (1 - f) z`.
 
     D_RTRL has a trace for all weights; φ is also read through W_u, and `h` feeds back through W_u:
-    these paths are left out, so no parameter is exact.
+    these paths are left out, so no parameter is exact. Other arguments are those of `GRUCell`.
 
     Args:
-        in_size: size of the input.
-        out_size: number of units.
-        w_init: initialiser of the weights.
-        b_init: initialiser of the biases; None for no bias.
-        state_init: initialiser of the state.
         phi: φ, a function or module from the input to the units; by default a `Linear` layer.
-        name: name of the cell.
     """
 
     def __init__(

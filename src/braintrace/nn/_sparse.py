@@ -69,11 +69,9 @@ class SparseLinear(Layer):
 
     def update(self, x: UnitArray) -> UnitArray:
         """Apply the layer to the last axis of x, whatever the axes before it."""
-        return over_leading(self._apply, x, axes=1)
-
-    def _apply(self, x: UnitArray) -> UnitArray:
-        p = self.weight.value
-        return sparse_matmul(x, p["weight"], sparse_mat=self.structure, bias=p.get("bias"))
+        p, matrix = self.weight.value, self.structure
+        product = lambda x: sparse_matmul(x, p["weight"], sparse_mat=matrix, bias=p.get("bias"))
+        return over_leading(product, x, axes=1)
 
 
 def _data(matrix: Any) -> UnitArray:
