@@ -1,8 +1,9 @@
-"""Running a program with something else in place of chosen equations, inside bodies too.
+"""Running a program with something else in place of some equations, inside bodies too.
 
 A `cond`, `scan` or `while` is applied again with its bodies run by the caller. Arrays may be *fed*
-to equations inside (sliced turn by turn where a scan lies between) and *seen* values come out the
-same way (stacked over turns; zeros from a branch that was not taken).
+to equations inside (sliced by iteration where a scan lies between) and *seen* values come out the
+same way (stacked over iterations; zeros from a branch that was not taken). Both are keyed by the
+number that the caller gives to an equation.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from jax import lax
 from ._jaxpr import (
     Atom,
     Body,
-    Const,
     Equation,
     Program,
-    Var,
     bind_forward,
     deep_equations,
+    evaluate,
     made_by_cond,
     scan_layout,
 )
@@ -43,18 +43,14 @@ def run(
     feed: Feed | None = None,
 ) -> tuple[list[Any], Seen]:
     """Run a program: the equations in `opens` body by body, any other by `apply`."""
-    env: dict[Var, Any] = dict(zip(program.consts, consts, strict=True))
-    env.update(zip(program.inputs, inputs, strict=True))
     seen: Seen = {}
 
-    def read(atom: Atom) -> Any:
-        return atom.value if isinstance(atom, Const) else env[atom]
+    def one(eqn: Equation, values: list[Any]) -> list[Any]:
+        outs, inner = run_one(eqn, values, apply, opens, feed or {})
+        seen.update(inner)
+        return outs
 
-    for eqn in program.equations:
-        outs, found = run_one(eqn, [read(a) for a in eqn.inputs], apply, opens, feed or {})
-        seen |= found
-        env.update(zip(eqn.outputs, outs, strict=True))
-    return [read(o) for o in program.outputs], seen
+    return evaluate(program, consts, inputs, one), seen
 
 
 def run_one(
@@ -71,18 +67,17 @@ def run_one(
 
 
 def opened(
-    program: Program, numbers: Callable[[Equation], int | None]
+    program: Program, number: Callable[[Equation], int | None]
 ) -> dict[Equation, frozenset[int]]:
-    """The equations of control flow with a chosen equation somewhere inside, and whose numbers.
+    """The equations of control flow with numbered equations somewhere inside, and these numbers.
 
-    `numbers` gives the number of a chosen equation (-1 for one that nothing is fed to), or None.
+    `number` gives the number of an equation (-1 for one that nothing is fed to), or None.
     """
     out = {}
     for eqn in deep_equations(program):
-        inner = [numbers(e) for body in eqn.bodies for e in deep_equations(body.program)]
-        found = frozenset(n for n in inner if n is not None)
-        if found:
-            out[eqn] = found
+        inner = [number(e) for body in eqn.bodies for e in deep_equations(body.program)]
+        if numbers := frozenset(n for n in inner if n is not None):
+            out[eqn] = numbers
     return out
 
 
@@ -97,22 +92,22 @@ def bind_quietly(eqn: Equation, values: Sequence[Any]) -> list[Any]:
 
 
 def guards(program: Program) -> dict[Equation, Atom]:
-    """What JAX makes of the operands of a `cond` under `vmap`, in bodies too, and what it means.
+    """The operands of a `cond` as JAX passes them on under `vmap`, and what each of them equals.
 
     A branch gets each operand `a` as `select_n(predicate, stop_gradient(a), a)`: the value is `a`
-    in any case, and no derivative leaves the branch where it is not chosen. What the branch makes
+    in any case, and no derivative leaves the branch where it is not taken. The result of the branch
     is selected by the same predicate, so that the derivative is that of `a`.
     """
-    found = {}
-    still: dict[Any, Atom] = {}
+    out = {}
+    stopped: dict[Any, Atom] = {}
     for eqn in deep_equations(program):
         if eqn.name == "stop_gradient":
-            still[eqn.outputs[0]] = eqn.inputs[0]
+            stopped[eqn.outputs[0]] = eqn.inputs[0]
         elif eqn.name == "select_n" and made_by_cond(eqn):
-            values = {still.get(a, a) for a in eqn.inputs[1:]}
+            values = {stopped.get(a, a) for a in eqn.inputs[1:]}
             if len(values) == 1:
-                found[eqn] = values.pop()
-    return found
+                out[eqn] = values.pop()
+    return out
 
 
 def through(
@@ -157,13 +152,13 @@ def _scan(eqn, values, inside, feed):
     consts, init, xs = values[:first], values[first:last], values[last:]
     (body,) = eqn.bodies
 
-    def turn(carry, slices):
+    def iteration(carry, slices):
         xs, fed = slices
         outs, seen = inside(body, [*consts, *carry, *xs], fed)
         return list(outs[:n_carry]), (list(outs[n_carry:]), seen)
 
     carry, (ys, seen) = lax.scan(
-        turn,
+        iteration,
         [jax.tree.map(jnp.asarray, c) for c in init],
         (list(xs), dict(feed)),
         length=eqn.params["length"],

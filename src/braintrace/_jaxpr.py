@@ -108,7 +108,7 @@ class Equation:
         return self.primitive.name
 
     def where(self) -> str | None:
-        """The user's own file and line that made this equation, or called what made it."""
+        """The user's own file and line of this equation, or of the call that it is part of."""
         lines = (user_line(s) for s in (self.source, *self.callers))
         return next((line for line in lines if line), None)
 
@@ -155,14 +155,14 @@ def is_inexact(dtype: Any) -> bool:
 
 
 def pattern(value: Any) -> np.ndarray | None:
-    """Where a floating constant is not zero; None if everywhere, or if nobody should rely on it.
+    """Where a floating constant is not zero; None if everywhere, or if that is by chance.
 
     The zeros of a matrix are its structure; a single number is zero by chance.
     """
     if is_traced(value) or np.ndim(value) < 2 or np.size(value) > _MOST_PATTERN:
         return None
-    found = np.asarray(value) != 0
-    return None if found.all() else found
+    nonzero = np.asarray(value) != 0
+    return None if nonzero.all() else nonzero
 
 
 # ------------------------------------------------------------------------------------ tracing
@@ -253,10 +253,10 @@ class _Flattener:
 
 def close(program: Program, values: Sequence[Any]) -> Program:
     """The program with the arrays that tracing brought along as its literals."""
-    known: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
+    literal: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
 
     def sub(atom: Atom) -> Atom:
-        return known.get(atom, atom) if isinstance(atom, Var) else atom
+        return literal.get(atom, atom) if isinstance(atom, Var) else atom
 
     equations = tuple(replace(e, inputs=tuple(sub(a) for a in e.inputs)) for e in program.equations)
     return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
@@ -267,14 +267,14 @@ def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
 
     Equations with side effects stay unless other outputs are asked for.
     """
-    chosen = program.outputs if outputs is None else tuple(outputs)
-    needed = {o for o in chosen if isinstance(o, Var)}
-    kept: list[Equation] = []
+    results = program.outputs if outputs is None else tuple(outputs)
+    needed = {o for o in results if isinstance(o, Var)}
+    equations: list[Equation] = []
     for eqn in reversed(program.equations):
         if any(o in needed for o in eqn.outputs) or (eqn.effects and outputs is None):
-            kept.append(eqn)
+            equations.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Program(program.consts, program.inputs, tuple(reversed(kept)), chosen)
+    return Program(program.consts, program.inputs, tuple(reversed(equations)), results)
 
 
 def section(
@@ -284,16 +284,16 @@ def section(
 
     What depends on the inputs through `fixed` variables only is constant as well.
     """
-    moving = set(inputs)
+    varying = set(inputs)
     equations = []
     for eqn in program.equations:
-        moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
-        if moves and not all(o in fixed for o in eqn.outputs):
+        varies = any(isinstance(a, Var) and a in varying for a in eqn.inputs)
+        if varies and not all(o in fixed for o in eqn.outputs):
             equations.append(eqn)
-            moving.update(eqn.outputs)
+            varying.update(eqn.outputs)
     part = prune(Program((), tuple(inputs), tuple(equations), ()), outputs)
     read = [a for eqn in part.equations for a in eqn.inputs] + list(outputs)
-    consts = dict.fromkeys(a for a in read if isinstance(a, Var) and a not in moving)
+    consts = dict.fromkeys(a for a in read if isinstance(a, Var) and a not in varying)
     return replace(part, consts=tuple(consts))
 
 
@@ -361,7 +361,7 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
 
     Floating values are left out unless `values` is set, but for the `pattern` of their zeros (an
     analysis reads nothing else); integers count, since indices decide which element is read. A
-    primitive is known by the object: a name may be registered again for another function.
+    primitive counts as an object: a name may be registered again for another function.
     """
     number: dict[Var, int] = {}
 
@@ -381,8 +381,8 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
         )
         for e in program.equations
     )
-    known = tuple(_value_key(c, values) for c in consts)
-    return heads, body, tuple(name(o) for o in program.outputs), known
+    constants = tuple(_value_key(c, values) for c in consts)
+    return heads, body, tuple(name(o) for o in program.outputs), constants
 
 
 def _value_key(value: Any, exact: bool) -> Any:
@@ -393,14 +393,14 @@ def _value_key(value: Any, exact: bool) -> Any:
     if traced or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return ("traced" if traced else "key", np.shape(value), str(dtype))
     if is_inexact(dtype) and not exact:
-        found = pattern(value)
-        zeros = None if found is None else np.packbits(found).tobytes()
+        nonzero = pattern(value)
+        zeros = None if nonzero is None else np.packbits(nonzero).tobytes()
         return ("value", np.shape(value), str(dtype), zeros)
     array = np.asarray(value)
     return (array.shape, str(array.dtype), array.tobytes())
 
 
-# Parameters that are made anew in every trace; `_derivative_key` tells what they compute.
+# Parameters that are new objects in every trace; `_derivative_key` stands for what they compute.
 _THUNKS = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 
 
@@ -428,21 +428,17 @@ def _param_key(value: Any) -> Any:
 def _derivative_key(eqn: Equation) -> tuple:
     """A custom derivative is a Python function: recognise it by what it computes."""
     point = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-    moving = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
+    inexact = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
 
     def pushed(*args):
-        def of_moving(*values):
-            full = list(args[: len(point)])
-            for i, v in zip(moving, values, strict=True):
-                full[i] = v
-            return bind_forward(eqn, full)
-
-        along = jax.jvp(of_moving, tuple(args[i] for i in moving), args[len(point) :])
+        values, tangents = args[: len(point)], args[len(point) :]
+        function = at_positions(lambda full: bind_forward(eqn, full), values, inexact)
+        along = jax.jvp(function, tuple(values[i] for i in inexact), tangents)
         if eqn.name != "custom_vjp_call":
             return along
-        return along, pulled_zeros(eqn, pullback(eqn, args[: len(point)])[1])
+        return along, pulled_zeros(eqn, pullback(eqn, values)[1])
 
-    program, consts = trace(pushed, *point, *(point[i] for i in moving))
+    program, consts = trace(pushed, *point, *(point[i] for i in inexact))
     return fingerprint(program, consts, values=True)
 
 
@@ -463,7 +459,7 @@ def jaxpr_of(program: Program) -> Any:
     blank = open_jaxpr(jax.make_jaxpr(lambda: ())())
     consts = [variable(v) for v in program.consts]
     equations = [equation_of(eqn) for eqn in program.equations]
-    # JAX >= 0.11 takes as constants only what has a value: shapes stand for values to be given.
+    # JAX >= 0.11 takes as constants only what has a value: shapes stand for them.
     held = {"consts": [v.aval for v in consts]} if hasattr(blank, "consts") else {}
     return blank.replace(
         constvars=consts,
@@ -500,15 +496,15 @@ def operand_of(atom: Atom) -> Any:
 
 def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs."""
-    found = eqn.primitive.get_bind_params(eqn.params)
-    subfuns, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = ((), bound) if isinstance(bound, dict) else bound  # JAX >= 0.9: one dict
     with at_line_of(eqn):
         out = eqn.primitive.bind(*subfuns, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def at_line_of(eqn: Equation) -> Any:
-    """A context in which what is made of an equation keeps the user's line."""
+    """A context in which what is traced has the user's line of this equation."""
     source = eqn.source
     if eqn.callers and user_line(source) is None:
         source = next((c for c in eqn.callers if user_line(c)), source)
@@ -533,6 +529,20 @@ def evaluate(
     return [read(o) for o in program.outputs]
 
 
+def at_positions(
+    function: Callable[[list[Any]], Any], operands: Sequence[Any], positions: Sequence[int]
+) -> Callable[..., Any]:
+    """A function of a list of operands as one of the operands at these positions alone."""
+
+    def call(*args):
+        full = list(operands)
+        for i, a in zip(positions, args, strict=True):
+            full[i] = a
+        return function(full)
+
+    return call
+
+
 def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Like `bind`, but a custom reverse rule can also be differentiated forward.
 
@@ -548,38 +558,30 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
 
     @call.defjvp
     def _(primals, tangents):
-        moving = [i for i, t in enumerate(tangents) if t.dtype != jax.dtypes.float0]
-
-        def of_moving(*args):
-            full = list(primals)
-            for i, a in zip(moving, args, strict=True):
-                full[i] = a
-            return bind(eqn, full)
-
-        out, pullback = jax.vjp(of_moving, *(primals[i] for i in moving))
+        varying = [i for i, t in enumerate(tangents) if t.dtype != jax.dtypes.float0]
+        function = at_positions(lambda full: bind(eqn, full), primals, varying)
+        out, pullback = jax.vjp(function, *(primals[i] for i in varying))
         push = jax.linear_transpose(lambda ct: pullback(ct), out)
-        return out, push(tuple(tangents[i] for i in moving))[0]
+        return out, push(tuple(tangents[i] for i in varying))[0]
 
     return call(*values)
 
 
 def pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
     """The results of an equation, and its reverse rule between inexact outputs and inputs."""
-    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
 
-    def of_moving(*args):
-        full = list(values)
-        for i, a in zip(moving, args, strict=True):
-            full[i] = a
+    def call(full):
         outs = bind(eqn, full)
         return [o for o, v in zip(outs, eqn.outputs, strict=True) if v.is_inexact], outs
 
-    _, pull, outs = jax.vjp(of_moving, *(values[i] for i in moving), has_aux=True)
+    inexact = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+    function = at_positions(call, values, inexact)
+    _, pull, outs = jax.vjp(function, *(values[i] for i in inexact), has_aux=True)
     return outs, pull
 
 
 def pulled_zeros(eqn: Equation, pull: Any) -> tuple[Any, ...]:
-    """What a reverse rule makes of a cotangent of zero: what it adds to any other."""
+    """The result of a reverse rule for a cotangent of zero: what it adds to any other."""
     return pull([jnp.zeros(o.shape, o.dtype) for o in eqn.outputs if o.is_inexact])
 
 
@@ -597,10 +599,10 @@ def marked(eqn: Equation, number: int) -> Equation:
 def unmarked(eqn: Equation, equations: Sequence[Equation]) -> tuple[Equation, Equation | None]:
     """An equation without its mark, and which of the numbered equations left it."""
     stacks = [str(s.name_stack) for s in (eqn.source, *eqn.callers)]
-    found = next((s.removeprefix(_MARK) for s in stacks if s.startswith(_MARK)), None)
-    if found is None:
+    mark = next((s.removeprefix(_MARK) for s in stacks if s.startswith(_MARK)), None)
+    if mark is None:
         return eqn, None
-    origin = equations[int(found.split("/")[0])]
+    origin = equations[int(mark.split("/")[0])]
     return replace(eqn, source=eqn.source.replace(name_stack=origin.source.name_stack)), origin
 
 
@@ -634,7 +636,7 @@ def failing_line(error: BaseException) -> str | None:
 
 
 def made_by_cond(eqn: Equation) -> bool:
-    """Whether JAX itself made an equation of a `cond`, and no function called inside of it."""
+    """Whether an equation is JAX's own translation of a `cond`, not of a function inside of it."""
     traceback = eqn.source.traceback
     for frame in traceback.frames if traceback is not None else ():  # innermost first
         if not frame.file_name.startswith(_JAX):
@@ -652,11 +654,13 @@ def _shown(file_name: str) -> str:
 
 def _first_of_user(frames: Iterable[tuple[str, int, str]]) -> str | None:
     """The innermost frame outside installed packages; if all are inside, that outside of JAX."""
-    known = [f for f in frames if not f[0].startswith(tuple(_OWN_FOLDERS))]
+    outside = [f for f in frames if not f[0].startswith(tuple(_OWN_FOLDERS))]
     users = [
-        f for f in known if not f[0].startswith(_PYTHON) and not _INSTALLED & {*f[0].split(os.sep)}
+        f
+        for f in outside
+        if not f[0].startswith(_PYTHON) and not _INSTALLED & {*f[0].split(os.sep)}
     ]
-    for name, line, function in users or known:
+    for name, line, function in users or outside:
         return f"{_shown(name)}:{line} ({function})"
     return None
 
@@ -704,16 +708,10 @@ class DerivedPrimitive(Primitive):
 
     def _jvp(self, primals, tangents, **params):
         out = self.bind(*primals, **params)
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
-
-        def of_moving(*args):
-            full = list(primals)
-            for i, a in zip(moving, args, strict=True):
-                full[i] = a
-            return self.apply(params)(*full)
-
-        point = tuple(primals[i] for i in moving)
-        return out, jax.jvp(of_moving, point, tuple(tangents[i] for i in moving))[1]
+        varying = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+        function = at_positions(lambda full: self.apply(params)(*full), primals, varying)
+        point = tuple(primals[i] for i in varying)
+        return out, jax.jvp(function, point, tuple(tangents[i] for i in varying))[1]
 
     def _transpose(self, ct, *operands, **params):
         linear = [i for i, o in enumerate(operands) if ad.is_undefined_primal(o)]
@@ -721,17 +719,10 @@ class DerivedPrimitive(Primitive):
             return [
                 ad.Zero(operands[i].aval) if i in linear else None for i in range(len(operands))
             ]
-
-        def of_linear(*args):
-            full = list(operands)
-            for i, a in zip(linear, args, strict=True):
-                full[i] = a
-            return self.apply(params)(*full)
-
-        shapes = [
-            jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear
-        ]
-        cts = iter(jax.linear_transpose(of_linear, *shapes)(ct))
+        function = at_positions(lambda full: self.apply(params)(*full), operands, linear)
+        avals = [operands[i].aval for i in linear]
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        cts = iter(jax.linear_transpose(function, *shapes)(ct))
         return [next(cts) if i in linear else None for i in range(len(operands))]
 
     def _batch(self, operands, axes, **params):
@@ -752,8 +743,8 @@ class Placeholder(Primitive):
     """Stands in a trace for a computation that is put in later: no derivative, no evaluation.
 
     The parameter `outs` are the shapes of its results; `mapped` counts the `vmap`s that map each
-    operand, None says that none may; `same` are pairs of numbers, of results that are operands as
-    they are.
+    operand, None says that none may; `same` are the positions (result, operand) of results that
+    are operands.
     """
 
     multiple_results = True
@@ -779,5 +770,5 @@ class Placeholder(Primitive):
         outs = tuple(jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for o in outs)
         mapped = tuple(n + (i is not None) for n, (_, i) in zip(mapped, pairs, strict=True))
         results = self.bind(*moved, outs=outs, mapped=mapped, same=same, **params)
-        given = {k: (operands[i], axes[i]) for k, i in same}
-        return zip(*(given.get(k, (o, 0)) for k, o in enumerate(results)), strict=True)
+        unchanged = {k: (operands[i], axes[i]) for k, i in same}
+        return zip(*(unchanged.get(k, (o, 0)) for k, o in enumerate(results)), strict=True)

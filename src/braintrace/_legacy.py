@@ -9,15 +9,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 
 from ._errors import message, type_error, value_error
-from ._jaxpr import bind, evaluate, trace
+from ._jaxpr import Equation, bind, evaluate, trace
 from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
 from .ops._structure import structure_of
+
+PyTree: TypeAlias = Any  # arrays, with or without units
+WeightFn = Callable[[jax.Array], jax.Array]
 
 INSTEAD = {
     "ETraceOp": "an operator function such as braintrace.matmul, or braintrace.register_primitive",
@@ -43,26 +46,28 @@ def deprecated(name: str) -> Any:
     return globals()[name]
 
 
-def plain(function: Callable[..., Any], *args: Any) -> Any:
+def plain(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """Apply a function with its operators as plain JAX, so that no compiler sees them."""
     flat, tree = jax.tree.flatten(args)
-    found: list[Any] = []
+    structures: list[jax.tree_util.PyTreeDef] = []
 
-    def call(*values: Any) -> list[Any]:
+    def call(*values: jax.Array) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(function(*jax.tree.unflatten(tree, values)))
-        found.append(structure)
+        structures.append(structure)
         return leaves
 
-    def opened(eqn: Any, values: list[Any]) -> list[Any]:
+    def apply(eqn: Equation, values: list[jax.Array]) -> list[jax.Array]:
         if isinstance(eqn.primitive, ETPPrimitive):
             return [eqn.primitive.apply(eqn.params)(*values)]
         return bind(eqn, values)
 
     program, consts = trace(call, *flat)
-    return jax.tree.unflatten(found[0], evaluate(program, consts, flat, opened))
+    return jax.tree.unflatten(structures[0], evaluate(program, consts, flat, apply))
 
 
-def general_y2w(xw2y: Callable[[Any, Any], Any], x: Any, y: Any, w: Any) -> Any:
+def general_y2w(
+    xw2y: Callable[[PyTree, PyTree], PyTree], x: PyTree, y: PyTree, w: PyTree
+) -> PyTree:
     """The pull-back of `y`, a cotangent of `xw2y(x, w)`, to the weights."""
     return jax.vjp(lambda weights: xw2y(x, weights), w)[1](y)[0]
 
@@ -75,7 +80,7 @@ def stop_param_gradients(stop_or_not: bool = True) -> Iterator[None]:
     yield
 
 
-def _same(weight: Any) -> Any:
+def _same(weight: jax.Array) -> jax.Array:
     return weight
 
 
@@ -83,23 +88,17 @@ def _same(weight: Any) -> Any:
 
 
 class ETraceOp:
-    """An operator as an object; subclasses say in `xw_to_y` which one.
+    """An operator as an object; subclasses say in `xw_to_y` which one. Arguments have no effect."""
 
-    Args:
-        is_diagonal: kept, without effect.
-        name: kept, without effect.
-    """
-
-    __module__ = "braintrace"
     needs: tuple[str, ...] = ()
 
     def __init__(self, is_diagonal: bool = False, name: str | None = None):
         self.is_diagonal, self.name = is_diagonal, name
 
-    def __call__(self, inputs: Any, weights: Any) -> Any:
+    def __call__(self, inputs: PyTree, weights: PyTree) -> PyTree:
         return self.xw_to_y(inputs, weights)
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The operator's output; its weights take part in online learning."""
         raise NotImplementedError(
             message(
@@ -109,16 +108,16 @@ class ETraceOp:
             )
         )
 
-    def raw_xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def raw_xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The same output in plain JAX; its weights are not traced."""
         return plain(self.xw_to_y, inputs, weights)
 
-    def xy_to_dw(self, input_dim_arr: Any, hidden_dim_arr: Any, weights: Any) -> Any:
+    def xy_to_dw(self, input_dim_arr: PyTree, hidden_dim_arr: PyTree, weights: PyTree) -> PyTree:
         """The weights' gradient for a cotangent of the output, within one step."""
         return general_y2w(self.raw_xw_to_y, input_dim_arr, hidden_dim_arr, weights)
 
-    def dt_to_t(self, hidden_dim_arr: Any, weight_dim_tree: Any) -> Any:
-        """Refused: learning rules move the traces themselves."""
+    def dt_to_t(self, hidden_dim_arr: PyTree, weight_dim_tree: PyTree) -> PyTree:
+        """Refused: learning rules advance the traces themselves."""
         raise NotImplementedError(
             message(
                 f"{type(self).__name__}.dt_to_t is not defined.",
@@ -127,7 +126,7 @@ class ETraceOp:
             )
         )
 
-    def _checked(self, weights: Any) -> dict[str, Any]:
+    def _checked(self, weights: PyTree) -> dict[str, jax.Array]:
         name = type(self).__name__
         if not isinstance(weights, dict):
             raise type_error(
@@ -150,12 +149,12 @@ class _Masked(ETraceOp):
 
     needs = ("weight",)
 
-    def __init__(self, weight_mask: Any, weight_fn: Callable[[Any], Any], fn_first: bool = False):
+    def __init__(self, weight_mask: jax.Array | None, weight_fn: WeightFn, fn_first: bool = False):
         super().__init__()
         self.weight_mask, self.weight_fn = weight_mask, weight_fn
         self.apply_weight_fn_before_mask = fn_first
 
-    def _effective(self, weight: Any) -> Any:
+    def _effective(self, weight: jax.Array) -> jax.Array:
         if self.weight_mask is None:
             return self.weight_fn(weight)
         if self.apply_weight_fn_before_mask:
@@ -164,25 +163,17 @@ class _Masked(ETraceOp):
 
 
 class MatMulOp(_Masked):
-    """`x @ weight_fn(weight * mask) + bias`: `braintrace.matmul`.
-
-    Args:
-        weight_mask: multiplies the weight.
-        weight_fn: differentiable function of the weight.
-        apply_weight_fn_before_mask: `weight_fn(weight) * mask` instead.
-    """
-
-    __module__ = "braintrace"
+    """`x @ weight_fn(weight * mask) + bias`, or `weight_fn(weight) * mask`: `braintrace.matmul`."""
 
     def __init__(
         self,
-        weight_mask: Any = None,
-        weight_fn: Callable[[Any], Any] = _same,
+        weight_mask: jax.Array | None = None,
+        weight_fn: WeightFn = _same,
         apply_weight_fn_before_mask: bool = False,
     ):
         super().__init__(weight_mask, weight_fn, apply_weight_fn_before_mask)
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The product; `weights` has `weight` and perhaps `bias`."""
         w = self._checked(weights)
         return matmul(inputs, w["weight"], w.get("bias"), weight_fn=self._effective)
@@ -191,37 +182,26 @@ class MatMulOp(_Masked):
 class ConvOp(_Masked):
     """A convolution of a batch: `braintrace.conv`.
 
-    Args:
-        xinfo: kept, without effect: shapes are those of the call.
-        window_strides: step of the window.
-        padding: 'SAME', 'VALID', or (low, high) for every axis.
-        lhs_dilation: dilation of the input.
-        rhs_dilation: dilation of the kernel.
-        feature_group_count: number of groups of channels.
-        batch_group_count: number of groups of the batch.
-        dimension_numbers: order of the axes, as in `jax.lax`.
-        weight_mask: multiplies the kernel.
-        weight_fn: differentiable function of the masked kernel.
+    `xinfo` has no effect, `weight_fn` is a function of the kernel times `weight_mask`, and the
+    other arguments are those of `jax.lax.conv_general_dilated`.
     """
-
-    __module__ = "braintrace"
 
     def __init__(
         self,
         xinfo: Any,
         window_strides: Sequence[int],
-        padding: Any,
+        padding: str | Sequence[tuple[int, int]],
         lhs_dilation: Sequence[int] | None = None,
         rhs_dilation: Sequence[int] | None = None,
         feature_group_count: int = 1,
         batch_group_count: int = 1,
         dimension_numbers: Any = None,
-        weight_mask: Any = None,
-        weight_fn: Callable[[Any], Any] = _same,
+        weight_mask: jax.Array | None = None,
+        weight_fn: WeightFn = _same,
     ):
         super().__init__(weight_mask, weight_fn)
         self.xinfo = xinfo
-        self._window = dict(
+        self._window: dict[str, Any] = dict(
             strides=window_strides,
             padding=padding,
             lhs_dilation=lhs_dilation,
@@ -231,7 +211,7 @@ class ConvOp(_Masked):
             dimension_numbers=dimension_numbers,
         )
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The convolution; `weights` has `weight` and perhaps `bias`."""
         w = self._checked(weights)
         return conv(inputs, w["weight"], w.get("bias"), kernel_fn=self._effective, **self._window)
@@ -240,46 +220,34 @@ class ConvOp(_Masked):
 class SpMatMulOp(ETraceOp):
     """`x @ S(weight_fn(weight)) + bias` with a fixed sparse structure: `braintrace.sparse_matmul`.
 
-    Args:
-        sparse_mat: the structure, in any format that `sparse_matmul` takes.
-        weight_fn: differentiable function of the non-zeros.
-
     Raises:
-        TypeError: `sparse_mat` is of no known format.
+        TypeError: `sparse_mat` has a format that `sparse_matmul` does not take.
     """
 
-    __module__ = "braintrace"
     needs = ("weight",)
 
-    def __init__(self, sparse_mat: Any, weight_fn: Callable[[Any], Any] = _same):
+    def __init__(self, sparse_mat: Any, weight_fn: WeightFn = _same):
         super().__init__()
         structure_of(sparse_mat)
         self.sparse_mat, self.weight_fn = sparse_mat, weight_fn
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The product; `weights` has `weight` and perhaps `bias`."""
-        w = self._checked(weights)
-        bias, fn = w.get("bias"), self.weight_fn
-        return sparse_matmul(
-            inputs, w["weight"], sparse_mat=self.sparse_mat, bias=bias, weight_fn=fn
-        )
+        w, matrix, fn = self._checked(weights), self.sparse_mat, self.weight_fn
+        bias = w.get("bias")
+        return sparse_matmul(inputs, w["weight"], sparse_mat=matrix, bias=bias, weight_fn=fn)
 
 
 class LoraOp(ETraceOp):
-    """`alpha * x @ B @ A + bias`: `braintrace.lora_matmul`.
+    """`alpha * x @ B @ A + bias`, with alpha 1 if it is None: `braintrace.lora_matmul`."""
 
-    Args:
-        alpha: scale of the product, 1 if None.
-    """
-
-    __module__ = "braintrace"
     needs = ("B", "A")
 
-    def __init__(self, alpha: Any = None):
+    def __init__(self, alpha: jax.typing.ArrayLike | None = None):
         super().__init__()
         self.alpha = alpha
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The product; `weights` has `B`, `A` and perhaps `bias`."""
         w = self._checked(weights)
         alpha = 1.0 if self.alpha is None else self.alpha
@@ -287,22 +255,16 @@ class LoraOp(ETraceOp):
 
 
 class ElemWiseOp(ETraceOp):
-    """`fn(weight)`: `braintrace.element_wise`.
+    """`fn(weight)`: `braintrace.element_wise`."""
 
-    Args:
-        fn: differentiable function of the weight's numbers.
-    """
-
-    __module__ = "braintrace"
-
-    def __init__(self, fn: Callable[[Any], Any] = _same):
+    def __init__(self, fn: WeightFn = _same):
         super().__init__(is_diagonal=True)
         self.fn = fn
 
-    def __call__(self, weights: Any) -> Any:  # type: ignore[override]
+    def __call__(self, weights: PyTree) -> PyTree:  # type: ignore[override]
         return self.xw_to_y(None, weights)
 
-    def xw_to_y(self, inputs: Any, weights: Any) -> Any:
+    def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The function's value; there are no inputs."""
         return element_wise(weights, self.fn)
 
@@ -311,7 +273,7 @@ class ElemWiseOp(ETraceOp):
 
 
 class ETraceGrad(StrEnum):
-    """The kinds of gradient that version 0.1 knew; the rule decides today."""
+    """The kinds of gradient of version 0.1; the rule decides today."""
 
     full = "full"
     approx = "approx"
@@ -324,7 +286,7 @@ class ETraceParam(brainstate.ParamState):
     Args:
         weight: the operator's weights, a dict of arrays.
         op: the operator.
-        grad: 'full', 'approx' or 'adaptive'; kept as `gradient`, without effect.
+        grad: 'full', 'approx' or 'adaptive'; stored as `gradient`, without effect.
         name: name of the state.
 
     Raises:
@@ -332,27 +294,28 @@ class ETraceParam(brainstate.ParamState):
         ValueError: unknown `grad`.
     """
 
-    __module__ = "braintrace"
     is_etrace = True
 
-    def __init__(self, weight: Any, op: ETraceOp, grad: Any = None, name: str | None = None):
+    def __init__(
+        self, weight: PyTree, op: ETraceOp, grad: str | None = None, name: str | None = None
+    ):
         if not isinstance(op, ETraceOp):
             raise type_error(
                 f"{type(self).__name__}: op is a {type(op).__name__}.",
-                why="the weights go through an operator, which makes their traces",
+                why="the weights go through an operator, which has their traces",
                 do="pass e.g. braintrace.MatMulOp(), or braintrace.NonTempParam(weight, op)",
             )
         if grad is not None and grad not in list(ETraceGrad):
             raise value_error(
                 f"{type(self).__name__}: grad={grad!r}.",
-                why=f"known kinds are {', '.join(ETraceGrad)}",
+                why=f"the kinds are {', '.join(ETraceGrad)}",
                 do="leave it out: the learning rule decides about gradients",
             )
         super().__init__(weight, name=name)
         self.op = op
         self.gradient = ETraceGrad("adaptive" if grad is None else grad)
 
-    def execute(self, x: Any) -> Any:
+    def execute(self, x: PyTree) -> PyTree:
         """The operator's output for this input."""
         return self.op(x, self.value)
 
@@ -360,19 +323,14 @@ class ETraceParam(brainstate.ParamState):
 class ElemWiseParam(ETraceParam):
     """A parameter that acts element by element; `execute()` is its value through the function.
 
-    Args:
-        weight: an array.
-        op: an `ElemWiseOp`, or the function itself.
-        name: name of the state.
+    `op` is an `ElemWiseOp`, or the function itself.
     """
 
-    __module__ = "braintrace"
-
-    def __init__(self, weight: Any, op: Any = _same, name: str | None = None):
+    def __init__(self, weight: PyTree, op: Any = _same, name: str | None = None):
         op = op if isinstance(op, ETraceOp) or not callable(op) else ElemWiseOp(op)
         super().__init__(weight, op, "full", name)
 
-    def execute(self) -> Any:  # type: ignore[override]
+    def execute(self) -> PyTree:  # type: ignore[override]
         """The function of the parameter."""
         return self.op.xw_to_y(None, self.value)
 
@@ -380,20 +338,14 @@ class ElemWiseParam(ETraceParam):
 class NonTempParam(brainstate.ParamState):
     """A parameter that no rule traces: it has the gradient of the step, computed in plain JAX.
 
-    Args:
-        value: the weights.
-        op: an operator, or a function of input and weights.
-        name: name of the state.
-        **options: kept out: options of version 0.1 without effect.
+    `op` is an operator, or a function of input and weights; `options` have no effect.
     """
 
-    __module__ = "braintrace"
-
-    def __init__(self, value: Any, op: Any, name: str | None = None, **options: Any):
+    def __init__(self, value: PyTree, op: Any, name: str | None = None, **options: object):
         super().__init__(value, name=name)
         self.op = op.raw_xw_to_y if isinstance(op, ETraceOp) else op
 
-    def execute(self, x: Any) -> Any:
+    def execute(self, x: PyTree) -> PyTree:
         """The function's output for this input."""
         return self.op(x, self.value)
 
@@ -401,18 +353,14 @@ class NonTempParam(brainstate.ParamState):
 class FakeETraceParam:
     """Weights that are not trained, with the call of a parameter.
 
-    Args:
-        value: the weights.
-        op: an operator, or a function of input and weights.
+    `op` is an operator, or a function of input and weights.
     """
 
-    __module__ = "braintrace"
-
-    def __init__(self, value: Any, op: Any):
+    def __init__(self, value: PyTree, op: Any):
         self.value = value
         self.op = op.raw_xw_to_y if isinstance(op, ETraceOp) else op
 
-    def execute(self, x: Any) -> Any:
+    def execute(self, x: PyTree) -> PyTree:
         """The function's output for this input."""
         return self.op(x, self.value)
 
@@ -420,18 +368,17 @@ class FakeETraceParam:
 class FakeElemWiseParam:
     """An array that is not trained, with the call of an element-wise parameter.
 
-    Args:
-        weight: an array.
-        op: an `ElemWiseOp`, or the function itself.
-        name: kept, without effect.
+    `op` is an `ElemWiseOp`, or the function itself; `name` has no effect.
     """
 
-    __module__ = "braintrace"
-
-    def __init__(self, weight: Any, op: Any = _same, name: str | None = None):
+    def __init__(self, weight: PyTree, op: Any = _same, name: str | None = None):
         self.value, self.name = weight, name
         self.op = op if isinstance(op, ETraceOp) else ElemWiseOp(op)
 
-    def execute(self) -> Any:
+    def execute(self) -> PyTree:
         """The function of the array."""
         return self.op.raw_xw_to_y(None, self.value)
+
+
+for _name in INSTEAD:
+    globals()[_name].__module__ = "braintrace"

@@ -9,6 +9,7 @@ from typing import Any
 import brainstate
 import jax
 import saiunit as u
+from jax.tree_util import PyTreeDef
 
 from .._errors import NotSupportedError, dotted, message, type_error, value_error
 from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
@@ -34,7 +35,7 @@ hide_frames_of(u)
 class ModuleInfo(ModuleViews):
     """One traced call of a model.
 
-    `states` are the states the call touched, by path; `records` what was noticed on the way;
+    `states` are the states the call touched, by path; `records` the diagnostics of the trace;
     `stateful_model` brainstate's own record of the call.
     """
 
@@ -42,8 +43,8 @@ class ModuleInfo(ModuleViews):
     step: Step
     consts: tuple[Any, ...]
     states: Mapping[Path, brainstate.State]
-    arg_tree: Any
-    out_tree: Any
+    arg_tree: PyTreeDef
+    out_tree: PyTreeDef
     records: tuple[CompilationRecord, ...]
     stateful_model: Any
     control_flow: ControlFlowPolicy | None = None
@@ -53,9 +54,9 @@ class ModuleInfo(ModuleViews):
         """The path of every state that the call touched."""
         return {id(state): path for path, state in self.states.items()}
 
-    def leaves(self, kind: str) -> tuple[Any, ...]:
+    def leaves(self, kind: str) -> tuple[jax.Array, ...]:
         """Current arrays of the `params`, `hidden` or `others` slots."""
-        flat: dict[Path, list[Any]] = {}
+        flat: dict[Path, list[jax.Array]] = {}
         out = []
         for leaf in getattr(self.step, kind):
             if leaf.path not in flat:
@@ -63,9 +64,9 @@ class ModuleInfo(ModuleViews):
             out.append(flat[leaf.path][leaf.index])
         return tuple(out)
 
-    def write(self, kind: str, arrays: tuple[Any, ...]) -> None:
+    def write(self, kind: str, arrays: tuple[jax.Array, ...]) -> None:
         """Store new arrays in the states of the `hidden` or `others` slots."""
-        new: dict[Path, list[Any]] = {}
+        new: dict[Path, list[jax.Array]] = {}
         for leaf, array in zip(getattr(self.step, kind), arrays, strict=True):
             if leaf.path not in new:
                 new[leaf.path] = jax.tree.leaves(self.states[leaf.path].value)
@@ -73,9 +74,6 @@ class ModuleInfo(ModuleViews):
         for path, flat in new.items():
             state = self.states[path]
             state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
-
-
-ModuleInfo.__module__ = "braintrace"
 
 
 def extract_module_info(
@@ -108,12 +106,12 @@ def extract_module_info(
     paths = {id(state): path for path, state in every.items()}
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
-    kept = {path: jax.tree.structure(s.value) for path, s in every.items()}
+    structures = {path: jax.tree.structure(s.value) for path, s in every.items()}
 
     def call(*a, **k):
         try:
             out = model(*a, **k)
-            _check_structure(model, kept)
+            _check_structure(model, structures)
             return out
         except Exception as error:
             lines.append(failing_line(error))  # further out JAX drops frames
@@ -154,17 +152,17 @@ def extract_module_info(
     )
 
 
-def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
+def _check_structure(model: Any, structures: Mapping[Path, PyTreeDef]) -> None:
     """Refuse a state that took another unit or structure during the step."""
     for path, state in model.states().items():
-        old, new = kept.get(path), state._read_value()  # `value` would count as a use
+        old, new = structures.get(path), state._read_value()  # `value` would count as a use
         if old is None or jax.tree.structure(new) == old:
             continue
         before, after = _describe_tree(old), _describe(new)
         leaves = jax.tree.leaves(new)[:1] * old.num_leaves
         state.value = jax.tree.unflatten(old, leaves)  # else brainstate cannot undo the trace
         code = getattr(type(model), "update", type(model).__call__).__code__
-        named = next(p for p in kept if p == path)
+        named = next(p for p in structures if p == path)
         raise value_error(
             f"state {dotted(named)} is {before} before the step and {after} after it.",
             where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
@@ -173,7 +171,7 @@ def _check_structure(model: Any, kept: Mapping[Path, Any]) -> None:
         )
 
 
-def _describe_tree(tree: Any) -> str:
+def _describe_tree(tree: PyTreeDef) -> str:
     return _describe(jax.tree.unflatten(tree, [jax.numpy.zeros(())] * tree.num_leaves))
 
 
@@ -185,12 +183,12 @@ def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
         if not isinstance(state, brainstate.ParamState)
     }
     listed = ", ".join(f"{dotted(p)} {_describe(s.value)}" for p, s in states.items())
-    made = listed or "none: the states are not initialised"
+    states_now = listed or "none: the states are not initialised"
     return message(
         f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
         where=where,
-        why=f"`update` raised the error above; the model's states are {made}",
-        do="mend `update` at this line; if shapes do not fit, give states and inputs the same "
+        why=f"`update` raised the error above; the model's states are {states_now}",
+        do="fix `update` at this line; if shapes do not fit, give states and inputs the same "
         "batch size: braintrace.compile(..., batch_size=...) or "
         "brainstate.nn.init_all_states(model, batch_size=...)",
     )
@@ -270,8 +268,8 @@ def _describe(value: Any) -> str:
     parts = []
     for x in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity)):
         unit = f" in {x.unit}" if isinstance(x, u.Quantity) else ""
-        known = hasattr(x, "dtype") and hasattr(x, "shape")
-        parts.append(f"{x.dtype}{list(x.shape)}{unit}" if known else repr(x))
+        is_array = hasattr(x, "dtype") and hasattr(x, "shape")
+        parts.append(f"{x.dtype}{list(x.shape)}{unit}" if is_array else repr(x))
     return ", ".join(parts)
 
 
@@ -287,26 +285,20 @@ def _mismatch(state: brainstate.State, path: Path) -> CompilationRecord:
 def _unused(
     every: Mapping[Path, brainstate.State], states: Mapping[Path, Any]
 ) -> list[CompilationRecord]:
-    out = []
-    for path, state in every.items():
-        if path in states:
-            continue
-        if isinstance(state, brainstate.ParamState):
-            out.append(
-                CompilationRecord(
-                    DiagnosticKind.PARAMETER_UNUSED,
-                    DiagnosticLevel.WARNING,
-                    f"parameter {dotted(path)} is never read by the step; its gradient is zero, or "
-                    "that of single steps if a step function uses it outside the learner call.",
-                    weight_path=path,
-                )
-            )
-        else:
-            out.append(
-                CompilationRecord(
-                    DiagnosticKind.STATE_MISMATCH,
-                    DiagnosticLevel.INFO,
-                    f"state {dotted(path)} is never touched by the step.",
-                )
-            )
-    return out
+    return [
+        CompilationRecord(
+            DiagnosticKind.PARAMETER_UNUSED,
+            DiagnosticLevel.WARNING,
+            f"parameter {dotted(path)} is never read by the step; its gradient is zero, or "
+            "that of single steps if a step function uses it outside the learner call.",
+            weight_path=path,
+        )
+        if isinstance(state, brainstate.ParamState)
+        else CompilationRecord(
+            DiagnosticKind.STATE_MISMATCH,
+            DiagnosticLevel.INFO,
+            f"state {dotted(path)} is never touched by the step.",
+        )
+        for path, state in every.items()
+        if path not in states
+    ]

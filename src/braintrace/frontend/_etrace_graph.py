@@ -1,9 +1,9 @@
-"""The compiled graph of a brainstate model, and the functions that find its parts."""
+"""The compiled graph of a brainstate model, and functions that return its parts."""
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import brainstate
@@ -41,7 +41,7 @@ from ._brainstate import ModuleInfo, Path, extract_module_info
 
 
 class ETraceGraph(NamedTuple):
-    """What a model's step consists of, seen by a learning rule."""
+    """The parts of a model's step that a learning rule reads."""
 
     module_info: ModuleInfo
     hidden_groups: tuple[HiddenGroup, ...]
@@ -121,9 +121,6 @@ class ETraceGraph(NamedTuple):
         return self._asdict()
 
 
-ETraceGraph.__module__ = "braintrace"
-
-
 def compile_etrace_graph(
     model: brainstate.nn.Module,
     *model_args: Any,
@@ -170,18 +167,11 @@ def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | 
 
 def check_crossings(n: Any) -> int:
     """Accept the order n of a rule that follows n - 1 crossings."""
-    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
-        raise type_error(
-            f"n is a {type(n).__name__}.",
-            why="n - 1 counts how many operators a trace is followed through",
-            do="pass an integer >= 1",
-        )
+    why, do = "n - 1 counts how many operators a trace is followed through", "pass an integer >= 1"
+    if isinstance(n, bool) or not isinstance(n, Integral):
+        raise type_error(f"n is a {type(n).__name__}.", why=why, do=do)
     if n < 1:
-        raise value_error(
-            f"n={n}.",
-            why="n - 1 counts how many operators a trace is followed through",
-            do="pass an integer >= 1",
-        )
+        raise value_error(f"n={n}.", why=why, do=do)
     return int(n)
 
 
@@ -199,7 +189,7 @@ def graph_of(
         CompilationError: the derivative of the step could not be taken or analysed.
     """
     try:
-        found = analyse(
+        graph = analyse(
             minfo.step,
             minfo.consts,
             minfo.states.get,
@@ -216,12 +206,12 @@ def graph_of(
     perturb = add_hidden_perturbation_from_minfo(minfo) if include_hidden_perturb else None
     return ETraceGraph(
         minfo,
-        found.groups,
-        _by_path(found.groups),
-        found.relations,
+        graph.groups,
+        _by_path(graph.groups),
+        graph.relations,
         perturb,
-        found.records,
-        found,
+        graph.records,
+        graph,
     )
 
 
@@ -273,7 +263,7 @@ def find_hidden_groups_from_module(
 def find_hidden_param_op_relations_from_minfo(
     minfo: ModuleInfo, hid_path_to_group: Mapping[Path, HiddenGroup] | None = None
 ) -> tuple[HiddenParamOpRelation, ...]:
-    """The weight relations of a traced model, only those into the given groups if any."""
+    """The weight relations of a traced model, or those into `hid_path_to_group` only."""
     relations = graph_of(minfo, False).hidden_param_op_relations
     if hid_path_to_group is None:
         return relations

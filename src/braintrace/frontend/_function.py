@@ -31,17 +31,17 @@ class Traced:
     consts: tuple[Any, ...]
     arguments: tuple[Var, ...]
     results: tuple[Atom, ...]
-    out_tree: Any
+    out_tree: jax.tree_util.PyTreeDef
     leaves: tuple[StateLeaf, ...]
 
-    def values(self) -> list[Any]:
-        """The states' present arrays."""
+    def values(self) -> list[jax.Array]:
+        """The current arrays of the states."""
         return [jax.tree.leaves(leaf.state.value)[leaf.index] for leaf in self.leaves]
 
-    def write(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Store new arrays in chosen leaves."""
-        new: dict[int, tuple[brainstate.State, list[Any]]] = {}
-        for i, array in zip(numbers, arrays, strict=True):
+    def write(self, indices: Sequence[int], arrays: Sequence[jax.Array]) -> None:
+        """Store new arrays in the leaves at these indices."""
+        new: dict[int, tuple[brainstate.State, list[jax.Array]]] = {}
+        for i, array in zip(indices, arrays, strict=True):
             state = self.leaves[i].state
             flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
             flat[self.leaves[i].index] = array

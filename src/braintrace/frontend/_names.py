@@ -1,6 +1,6 @@
 """What a report calls the states of a model: the shortest path to each, in short words.
 
-Keys are brainstate's own, the first path it happens to find: a population may be keyed as
+Keys are brainstate's own, the first path in its own order: a population may be keyed as
 `('E2I', 'post', 'V')` although it is `model.I`, and a synapse as the printed description of its
 class. Names are for reading only; gradients and states are indexed by the keys.
 """
@@ -18,13 +18,14 @@ from brainstate.graph import iter_leaf, iter_node
 
 from .._errors import NamedPath
 
+Path = tuple[Any, ...]
 _CLASS = re.compile(r"<class '(?:[^']*[.])?(\w+)'>")
 
 
-def named_states(model: brainstate.nn.Module) -> dict[tuple[Any, ...], brainstate.State]:
+def named_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
     """The states of a model by their keys, each key with a name."""
     shortest = _shortest(model)
-    out: dict[tuple[Any, ...], brainstate.State] = {}
+    out: dict[Path, brainstate.State] = {}
     taken: set[str] = set()
     for key, state in model.states().items():
         name = _short(shortest.get(id(state), key))
@@ -36,25 +37,25 @@ def named_states(model: brainstate.nn.Module) -> dict[tuple[Any, ...], brainstat
     return out
 
 
-def _shortest(model: brainstate.nn.Module) -> dict[int, tuple[Any, ...]]:
+def _shortest(model: brainstate.nn.Module) -> dict[int, Path]:
     """The shortest path to each state; of several, the first in brainstate's order."""
-    found: dict[int, tuple[Any, ...]] = {}
+    shortest: dict[int, Path] = {}
     seen: set[int] = set()
     order = count()
-    todo: list[tuple[int, int, tuple[Any, ...], Any]] = [(0, next(order), (), model)]
+    todo: list[tuple[int, int, Path, Any]] = [(0, next(order), (), model)]
     while todo:
         length, _, path, item = heapq.heappop(todo)
         if isinstance(item, brainstate.State):
-            found.setdefault(id(item), path)
+            shortest.setdefault(id(item), path)
         elif id(item) not in seen:
             seen.add(id(item))
             for keys, child in (*iter_leaf(item, (0, 0)), *iter_node(item, (1, 1))):
                 heapq.heappush(todo, (length + len(keys), next(order), (*path, *keys), child))
-    return found
+    return shortest
 
 
 def _short(path: Iterable[Any]) -> str:
-    """A printed description of classes becomes their names, without the container it is kept in."""
+    """A printed description of classes becomes their names, without their container."""
     parts: list[str] = []
     for key in map(str, path):
         classes = _CLASS.findall(key)

@@ -123,7 +123,7 @@ def conv(
         feature_group_count: number of groups of channels.
         batch_group_count: number of groups of the batch.
         dimension_numbers: order of the axes, as in `jax.lax`.
-        kernel_fn: differentiable function of the kernel's numbers.
+        kernel_fn: differentiable function of the kernel without its unit.
         bias_fn: the same for the bias.
 
     Returns:

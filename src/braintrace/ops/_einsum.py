@@ -37,7 +37,7 @@ def einsum(equation: str, x: Any, weight: Any, *, weight_fn: Hook = None) -> Any
             which the weight does not have.
         x: batched input.
         weight: array with the axes that the equation gives it.
-        weight_fn: differentiable function of the weight's numbers.
+        weight_fn: differentiable function of the weight without its unit.
 
     Returns:
         The contraction, in the product of the two units.

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._operator import Rules, Weights
+from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._twin import twins
 
 Array = jax.Array
 
@@ -40,7 +41,7 @@ class EinsumForm:
         """y, as one `dot_general` whose axes can be followed (see `_ties`)."""
         dtype = jnp.result_type(x, w)
         x, w = self._summed(x).astype(dtype), w.astype(dtype)
-        left = self._kept
+        left = self._unsummed
         shared = [l for l in left if l in self.w]
         batch = [l for l in shared if l in self.y]
         contracted = [l for l in shared if l not in self.y]
@@ -59,9 +60,9 @@ class EinsumForm:
     def features(self, x: Array) -> Array:
         """dy/dw, broadcastable to (*free, *w.shape)."""
         x = self._summed(x)
-        size = dict(zip(self._kept, x.shape, strict=True))
+        size = dict(zip(self._unsummed, x.shape, strict=True))
         order = [l for l in self.y if l not in self.w] + [l for l in self.w if l in size]
-        x = jnp.transpose(x, [self._kept.index(l) for l in order])
+        x = jnp.transpose(x, [self._unsummed.index(l) for l in order])
         free = [size[l] for l in self.y if l not in self.w]
         return x.reshape((*free, *(size.get(l, 1) for l in self.w)))
 
@@ -73,20 +74,19 @@ class EinsumForm:
         dtype = jnp.result_type(x, c)
         out = jnp.einsum(
             x.astype(dtype),
-            [0, *index(self._kept)],
+            [0, *index(self._unsummed)],
             c.astype(dtype),
             [0, *index(self.y)],
             index(self.w),
         )
-        real = not jnp.issubdtype(like.dtype, jnp.complexfloating)
-        return (out.real if real else out).astype(like.dtype)
+        return _as_gradient(out, like)
 
     @property
-    def _kept(self) -> str:
+    def _unsummed(self) -> str:
         return "".join(l for l in self.x if l in self.w or l in self.y)
 
     def _summed(self, x: Array) -> Array:
-        gone = tuple(i for i, l in enumerate(self.x) if l not in self._kept)
+        gone = tuple(i for i, l in enumerate(self.x) if l not in self._unsummed)
         return jnp.sum(x, axis=gone) if gone else x
 
 
@@ -124,9 +124,7 @@ def biased_rules(form: EinsumForm) -> Rules:
         out = {"weight": form.pull(x, c, shapes["weight"])}
         if "bias" in shapes:
             bias = shapes["bias"]
-            rows = c.sum(tuple(range(c.ndim - len(bias.shape))))
-            real = not jnp.issubdtype(bias.dtype, jnp.complexfloating)
-            out["bias"] = (rows.real if real else rows).astype(bias.dtype)
+            out["bias"] = _as_gradient(c.sum(tuple(range(c.ndim - len(bias.shape)))), bias)
         return out
 
     def part(weights: Weights, axis: int, start: int, stop: int, **static: Any) -> Array | None:
@@ -139,6 +137,27 @@ def biased_rules(form: EinsumForm) -> Rules:
         return form.apply(x, rows)
 
     return Rules(features=biased_features(form), pull=pull, part=part, of_part=of_part)
+
+
+def _as_gradient(value: Array, like: Any) -> Array:
+    real = not jnp.issubdtype(like.dtype, jnp.complexfloating)
+    return (value.real if real else value).astype(like.dtype)
+
+
+def biased_pair(batched: str, single: str, form: EinsumForm) -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Operators of these names with an optional bias: with a batch axis, and as `form` says."""
+
+    def primitive(name: str, form: EinsumForm, batched: bool) -> ETPPrimitive:
+        return register_primitive(
+            name,
+            biased(form),
+            batched=batched,
+            trainable_invars_fn=weight_and_bias,
+            rules=biased_rules(form),
+        )
+
+    with_batch = EinsumForm(f"b{form.x}", form.w, f"b{form.y}")
+    return twins(primitive(batched, with_batch, True), primitive(single, form, False))
 
 
 def weight_and_bias(params: dict[str, Any]) -> dict[str, int]:

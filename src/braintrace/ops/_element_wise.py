@@ -32,7 +32,7 @@ def element_wise(weight: Any, fn: Hook = None, *, weight_fn: Hook = None) -> Any
 
     Args:
         weight: the parameter, of any shape.
-        fn: differentiable function of its numbers, identity by default.
+        fn: differentiable function of it without its unit, identity by default.
         weight_fn: another spelling of `fn`.
 
     Returns:

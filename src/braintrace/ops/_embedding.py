@@ -12,7 +12,7 @@ from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
-from ._twin import becomes, folds
+from ._twin import twins
 from ._units import Hook, Operand, attach, hooked, operand
 
 Array = jax.Array
@@ -30,7 +30,7 @@ def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
         return jnp.take(weight, jnp.clip(x, 0, weight.shape[0] - 1), axis=0, mode="clip")
 
     def linear(x: Array, weights: Weights) -> Array:
-        # The input is indices, or what `represent` made of them (perhaps filtered in time).
+        # The input is indices, or their `represent` (perhaps filtered in time).
         table = weights["weight"]
         return form.apply(x, table) if is_inexact(x.dtype) else function(x, table)
 
@@ -42,22 +42,22 @@ def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
     return register_primitive(name, function, batched=batched, rules=rules)
 
 
-etp_emb = _primitive("etp_emb", "bv,vd->bd", batched=True)
-etp_emb_v = _primitive("etp_emb_v", "v,vd->d", batched=False)
-etp_emb.twin = folds(etp_emb)
-etp_emb_v.twin = becomes(etp_emb)
+etp_emb, etp_emb_v = twins(
+    _primitive("etp_emb", "bv,vd->bd", batched=True),
+    _primitive("etp_emb_v", "v,vd->d", batched=False),
+)
 
 
 def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
     """Look up rows of a trained table.
 
-    Indices outside the table are an error where their values are known; inside `jit` they are
+    Indices outside the table are an error where they have values; inside `jit` they are
     clipped to the first and last row.
 
     Args:
         indices: one integer, or integers of shape (batch,).
         weight: table of shape (rows, features).
-        weight_fn: differentiable function of the table's numbers.
+        weight_fn: differentiable function of the table without its unit.
 
     Returns:
         The rows, of shape (features,) or (batch, features), in the table's unit.
@@ -85,7 +85,7 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
         raise NotImplementedError(
             message(
                 f"{op}: {i} has {i.ndim} axes.",
-                why="the indices are one integer or (batch,), so that every trace knows its batch.",
+                why="the indices are one integer or (batch,), so that every trace has its batch.",
                 do="reshape the indices into one axis and the result back.",
             )
         )

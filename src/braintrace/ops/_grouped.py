@@ -5,26 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .._errors import value_error
-from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
-from ._operator import register_primitive
-from ._twin import becomes, folds
-from ._units import Hook, bias_operand, bind, expect_shape, hooked, operand
+from ._einsum_form import EinsumForm, biased_pair
+from ._units import Hook, bias_operand, bind, hooked, operand
 
-_GMV = EinsumForm.parse("gk,gkn->gn")
-_GMM = EinsumForm.parse("bgk,gkn->bgn")
-
-etp_gmm = register_primitive(
-    "etp_gmm",
-    biased(_GMM),
-    batched=True,
-    trainable_invars_fn=weight_and_bias,
-    rules=biased_rules(_GMM),
-)
-etp_gmv = register_primitive(
-    "etp_gmv", biased(_GMV), trainable_invars_fn=weight_and_bias, rules=biased_rules(_GMV)
-)
-etp_gmm.twin = folds(etp_gmm)
-etp_gmv.twin = becomes(etp_gmm)
+etp_gmm, etp_gmv = biased_pair("etp_gmm", "etp_gmv", EinsumForm.parse("gk,gkn->gn"))
 
 
 def grouped_matmul(
@@ -36,7 +20,7 @@ def grouped_matmul(
         x: input of shape (groups, in) or (batch, groups, in).
         weight: matrices of shape (groups, in, out).
         bias: optional, of shape (groups, out), in the unit of the product.
-        weight_fn: differentiable function of the weight's numbers.
+        weight_fn: differentiable function of the weight without its unit.
         bias_fn: the same for the bias.
 
     Returns:
@@ -73,6 +57,5 @@ def grouped_matmul(
             do="make groups and inputs agree.",
         )
     unit = x_.unit * w.unit
-    b = bias_operand(op, bias, unit, bias_fn)
-    expect_shape(op, b, (w.shape[0], w.shape[2]))
+    b = bias_operand(op, bias, unit, bias_fn, (w.shape[0], w.shape[2]))
     return bind(etp_gmv if x_.ndim == 2 else etp_gmm, x_, w, bias=b, unit=unit)

@@ -11,8 +11,8 @@ from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_features
 from ._matmul import check_product
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
-from ._twin import becomes, folds
-from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+from ._twin import twins
+from ._units import Hook, Operand, bias_operand, bind, hooked, operand
 
 Array = jax.Array
 
@@ -44,10 +44,10 @@ def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
     )
 
 
-etp_lora_mm = _primitive("etp_lora_mm", "bi,io->bo", batched=True)
-etp_lora_mv = _primitive("etp_lora_mv", "i,io->o", batched=False)
-etp_lora_mm.twin = folds(etp_lora_mm)
-etp_lora_mv.twin = becomes(etp_lora_mm)
+etp_lora_mm, etp_lora_mv = twins(
+    _primitive("etp_lora_mm", "bi,io->bo", batched=True),
+    _primitive("etp_lora_mv", "i,io->o", batched=False),
+)
 
 
 def lora_matmul(
@@ -69,7 +69,7 @@ def lora_matmul(
         A: factor that faces the output, (rank, out).
         alpha: scale of the product.
         bias: optional vector of shape (out,), in the unit of the product.
-        b_fn: differentiable function of the numbers of B.
+        b_fn: differentiable function of B without its unit.
         a_fn: the same for A.
         bias_fn: the same for the bias.
 
@@ -102,7 +102,6 @@ def lora_matmul(
             do="give both the same rank.",
         )
     unit = x_.unit * b.unit * a.unit
-    c = bias_operand(op, bias, unit, bias_fn)
-    expect_shape(op, c, a.shape[1:])
+    c = bias_operand(op, bias, unit, bias_fn, a.shape[1:])
     primitive = etp_lora_mv if x_.ndim == 1 else etp_lora_mm
     return bind(primitive, x_, b, a, bias=c, unit=unit, alpha=alpha)

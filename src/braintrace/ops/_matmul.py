@@ -5,26 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .._errors import value_error
-from ._einsum_form import EinsumForm, biased, biased_rules, weight_and_bias
-from ._operator import register_primitive
-from ._twin import becomes, folds
-from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+from ._einsum_form import EinsumForm, biased_pair
+from ._units import Hook, Operand, bias_operand, bind, hooked, operand
 
-_MV = EinsumForm.parse("i,io->o")
-_MM = EinsumForm.parse("bi,io->bo")
-
-etp_mm = register_primitive(
-    "etp_mm",
-    biased(_MM),
-    batched=True,
-    trainable_invars_fn=weight_and_bias,
-    rules=biased_rules(_MM),
-)
-etp_mv = register_primitive(
-    "etp_mv", biased(_MV), trainable_invars_fn=weight_and_bias, rules=biased_rules(_MV)
-)
-etp_mm.twin = folds(etp_mm)
-etp_mv.twin = becomes(etp_mm)
+etp_mm, etp_mv = biased_pair("etp_mm", "etp_mv", EinsumForm.parse("i,io->o"))
 
 
 def matmul(
@@ -36,7 +20,7 @@ def matmul(
         x: input of shape (in,) or (batch, in).
         weight: matrix of shape (in, out).
         bias: optional vector of shape (out,), in the unit of the product.
-        weight_fn: differentiable function of the weight's numbers, e.g. a mask.
+        weight_fn: differentiable function of the weight without its unit, e.g. a mask.
         bias_fn: the same for the bias.
 
     Returns:
@@ -55,8 +39,7 @@ def matmul(
     x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
     check_product(op, x_, w)
     unit = x_.unit * w.unit
-    b = bias_operand(op, bias, unit, bias_fn)
-    expect_shape(op, b, w.shape[1:])
+    b = bias_operand(op, bias, unit, bias_fn, w.shape[1:])
     return bind(etp_mv if x_.ndim == 1 else etp_mm, x_, w, bias=b, unit=unit)
 
 
@@ -65,7 +48,7 @@ def check_product(op: str, x: Operand, weight: Operand) -> None:
     if x.ndim not in (1, 2):
         raise value_error(
             f"{op}: {x} has {x.ndim} axes.",
-            why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+            why="the input is (in,) or (batch, in), so that every trace has its batch.",
             do="reshape the leading axes into one, or use braintrace.nn.Linear, which does.",
         )
     if weight.ndim != 2:

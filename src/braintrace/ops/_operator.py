@@ -6,7 +6,7 @@ an `ETPPrimitive` may carry faster hand-written `rules` for the same mathematics
 
 The trace of a weight has one entry per (free output position, weight element): axes of the output
 that are tied to a weight axis (see `_ties`) are shared, the remaining ones are free. `spread` takes
-numbers that live at output elements to these coordinates, `features` is dy/dw in them.
+values at output elements to these coordinates, `features` is dy/dw in them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _weight_only(params: dict[str, Any]) -> dict[str, int]:
 
 
 class ETPPrimitive(DerivedPrimitive):
-    """A JAX primitive whose weights take part in online learning; made by `register_primitive`."""
+    """A JAX primitive whose weights take part in online learning; see `register_primitive`."""
 
     __module__ = "braintrace"
 
@@ -114,7 +114,7 @@ class ETPPrimitive(DerivedPrimitive):
             self._warned = True
             text = message(
                 f"rules for {self.name} are not used: {', '.join(unused)}.",
-                why="all of them are derived from the function that the operator was made of",
+                why="all of them are derived from the function that defines the operator",
                 do="leave them out; to learn with another derivative, give that function one: "
                 "jax.custom_vjp",
             )
@@ -123,13 +123,13 @@ class ETPPrimitive(DerivedPrimitive):
     def __getattr__(self, name: str) -> Any:
         rule = name.removeprefix("register_")
         if name != rule and _is_hand_written(rule):  # one at a time: register_xy_to_dw(rule), ...
-            return lambda given: self._not_used({rule: given})
+            return lambda function: self._not_used({rule: function})
         near = _did_you_mean(rule, ("etp_rules", *_HAND_WRITTEN), "register_")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near or '.'}")
 
 
-# What operators with derivatives written by hand are made of, here derived. `init_<learning rule>`
-# is one of them for every learning rule, none of which an operator knows.
+# The parts of operators with derivatives written by hand, here derived. `init_<learning rule>`
+# is one of them for every learning rule, none of which is known to an operator.
 _HAND_WRITTEN = tuple(
     "dt_to_t yw_to_w xy_to_dw fast_path pp_x_repr snap_anchor snap_adjacency".split()
 )
@@ -298,7 +298,7 @@ class Operator:
         return None if self.record is None else jax.eval_shape(self.represent, self.record)
 
     def part(self, weights: Weights, axis: int, start: int, stop: int) -> Array | None:
-        """The weights that a part of the input meets; None where that cannot be told."""
+        """The weights that a part of the input meets; None where they are not one slice."""
         rule = self.primitive.rules.part
         return rule(weights, axis, start, stop, **self._static) if rule and self.plain else None
 
@@ -310,8 +310,8 @@ class Operator:
 
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
         """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
-        moving = {k: w for k, w in effective.items() if is_inexact(w.dtype)}
-        out, vjp = jax.vjp(lambda w: self.apply(x, {**effective, **w}), moving)
+        inexact = {k: w for k, w in effective.items() if is_inexact(w.dtype)}
+        out, vjp = jax.vjp(lambda w: self.apply(x, {**effective, **w}), inexact)
         return vjp(c.astype(out.dtype))[0]
 
     def pull_all(
@@ -320,15 +320,14 @@ class Operator:
         """`pull` of many inputs and cotangents, summed over the leading axis of both."""
         rule = self.primitive.rules.pull
         if x is None or c.shape[0] == 1:
-            found = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
+            grads = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
         elif rule and self.plain:
-            found = rule(x, c, self.shapes, **self._static)
+            grads = rule(x, c, self.shapes, **self._static)
         else:
-            moving = {k: effective[k] for k in keys}
             each = lambda w: jax.vmap(lambda v: self.apply(v, {**effective, **w}))(x)
-            out, back = jax.vjp(each, moving)
-            found = back(c.astype(out.dtype))[0]
-        return {k: found[k] for k in keys}
+            out, vjp = jax.vjp(each, {k: effective[k] for k in keys})
+            grads = vjp(c.astype(out.dtype))[0]
+        return {k: grads[k] for k in keys}
 
     @cached_property
     def constant_keys(self) -> frozenset[str]:
@@ -338,7 +337,7 @@ class Operator:
 
     @property
     def is_linear(self) -> bool:
-        """Whether y is known to be linear in the represented input, for any weights."""
+        """Whether, by its hand-written rules, y is linear in the represented input."""
         rules = self.primitive.rules
         return self.plain and (rules.pull is not None or rules.represent is not None)
 
@@ -360,15 +359,15 @@ class Operator:
     ) -> dict[str, frozenset[str | None]]:
         """Per weight, what its pull-back reads: names of weights, None for the input."""
         names = list(shapes)
-        moving = [k for k in names if is_inexact(shapes[k].dtype)]
+        inexact = [k for k in names if is_inexact(shapes[k].dtype)]
         point, structure = jax.tree.flatten(x)
 
         def pulled(c, *values):
-            given = jax.tree.unflatten(structure, values[: len(point)])
+            inputs = jax.tree.unflatten(structure, values[: len(point)])
             weights = dict(zip(names, values[len(point) :], strict=True))
-            chosen = {k: weights[k] for k in moving}
-            pull = jax.vjp(lambda w: function(given, {**weights, **w}), chosen)[1]
-            return [pull(c)[0][k] for k in moving]
+            varying = {k: weights[k] for k in inexact}
+            pull = jax.vjp(lambda w: function(inputs, {**weights, **w}), varying)[1]
+            return [pull(c)[0][k] for k in inexact]
 
         program, _ = trace(pulled, self.y, *point, *(shapes[k] for k in names))
         reads: dict[Var, frozenset] = {
@@ -376,12 +375,10 @@ class Operator:
             for var, name in zip(program.inputs[1:], [*(None for _ in point), *names], strict=True)
         }
         for eqn in program.equations:
-            found = frozenset().union(*(reads.get(a, ()) for a in eqn.inputs if isinstance(a, Var)))
-            reads.update((out, found) for out in eqn.outputs)
-        outputs = zip(moving, program.outputs, strict=True)
-        return {
-            k: reads.get(o, frozenset()) if isinstance(o, Var) else frozenset() for k, o in outputs
-        }
+            own = frozenset().union(*(reads.get(a, ()) for a in eqn.inputs if isinstance(a, Var)))
+            reads.update((out, own) for out in eqn.outputs)
+        outputs = [reads.get(o) if isinstance(o, Var) else None for o in program.outputs]
+        return {k: names or frozenset() for k, names in zip(inexact, outputs, strict=True)}
 
     # ---------------------------------------------------------------------- trace coordinates
 
@@ -396,8 +393,8 @@ class Operator:
             x = jax.tree.unflatten(structure, args[: len(inputs)])
             return self.apply(x, dict(zip(names, args[len(inputs) :], strict=True)))
 
-        given = (*inputs, *values)
-        return {k: tied_axes(fun, given, len(inputs) + i) for i, k in enumerate(names)}
+        shapes = (*inputs, *values)
+        return {k: tied_axes(fun, shapes, len(inputs) + i) for i, k in enumerate(names)}
 
     def free_axes(self, key: str) -> list[int]:
         """The output axes that no axis of this weight is tied to."""
@@ -434,13 +431,10 @@ class Operator:
         order += range(lead + n, values.ndim)
         values = jnp.transpose(values, order)
         start = lead + len(free)
-        tied_axes_of_w = [w for _, w in tied]
-        shape = list(values.shape[:start])
-        sizes = iter(values.shape[start : start + len(tied)])
-        shape += [
-            next(sizes) if w in tied_axes_of_w else 1 for w in range(len(self.shapes[key].shape))
-        ]
-        return values.reshape((*shape, *values.shape[start + len(tied) :]))
+        end = start + len(tied)
+        size = dict(zip((w for _, w in tied), values.shape[start:end], strict=True))
+        weight = (size.get(axis, 1) for axis in range(len(self.shapes[key].shape)))
+        return values.reshape((*values.shape[:start], *weight, *values.shape[end:]))
 
     def features(
         self, x: Array | None, effective: Weights, keys: Sequence[str] | None = None
@@ -452,8 +446,8 @@ class Operator:
             if out is not None:
                 return out
         x = self.represent(x)
-        chosen = self.shapes if keys is None else keys
-        return {k: self._derived_features(k, x, effective) for k in chosen}
+        keys = tuple(self.shapes) if keys is None else keys
+        return {k: self._derived_features(k, x, effective) for k in keys}
 
     def _derived_features(self, key: str, x: Array | None, effective: Weights) -> Array:
         # One pull-back per free position, of the cotangent that is 1 on all of its tied elements:

@@ -11,8 +11,8 @@ from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
 from ._structure import Structure, structure_of
-from ._twin import becomes, folds
-from ._units import Hook, Operand, bias_operand, bind, expect_shape, hooked, operand
+from ._twin import twins
+from ._units import Hook, Operand, bias_operand, bind, hooked, operand
 
 Array = jax.Array
 
@@ -23,12 +23,7 @@ def _presynaptic(x: Array, structure: Structure) -> Array:
 
 
 def _multiply(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
-    *,
-    structure: Structure,
-    has_bias: bool = False,
+    x: Array, weight: Array, bias: Array | None = None, *, structure: Structure, **static: Any
 ) -> Array:
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
@@ -39,8 +34,8 @@ def _multiply(
 
 
 def _features(x: Array, shapes: dict[str, Any], *, structure: Structure, **static: Any) -> Weights:
-    taken = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
-    return with_bias_features(taken, shapes)
+    inputs = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
+    return with_bias_features(inputs, shapes)
 
 
 def _free(key: str, y: tuple[int, ...], **static: Any) -> tuple[int, ...] | None:
@@ -63,10 +58,7 @@ def _primitive(name: str, rank: int) -> ETPPrimitive:
     )
 
 
-etp_sp_mm = _primitive("etp_sp_mm", 2)
-etp_sp_mv = _primitive("etp_sp_mv", 1)
-etp_sp_mm.twin = folds(etp_sp_mm)
-etp_sp_mv.twin = becomes(etp_sp_mm)
+etp_sp_mm, etp_sp_mv = twins(_primitive("etp_sp_mm", 2), _primitive("etp_sp_mv", 1))
 
 
 def sparse_matmul(
@@ -86,9 +78,9 @@ def sparse_matmul(
         weight: the non-zeros, in the order of the structure's own data vector (for scipy formats
             without one, of its `tocoo()`); a single number serves all of them.
         sparse_mat: structure of shape (in, out): CSR, CSC or COO of brainevent or saiunit, BCOO
-            or BCSR of jax, or any scipy.sparse matrix. Its own numbers are not read.
+            or BCSR of jax, or any scipy.sparse matrix. Its own values are not read.
         bias: optional vector of shape (out,), in the unit of the product.
-        weight_fn: differentiable function of the numbers of the weight.
+        weight_fn: differentiable function of the weight without its unit.
         bias_fn: the same for the bias.
         weight_data: another spelling of `weight`.
 
@@ -96,7 +88,7 @@ def sparse_matmul(
         The product, of shape (out,) or (batch, out).
 
     Raises:
-        TypeError: if the structure is of no known format, or the weight is missing.
+        TypeError: if the structure has another format, or the weight is missing.
         ValueError: if the shapes do not fit.
         saiunit.UnitMismatchError: if the bias has another unit than the product.
 
@@ -117,8 +109,7 @@ def sparse_matmul(
         w = Operand(w.label, jnp.broadcast_to(w.value, (structure.size,)), w.unit)
     _check_shapes(x_, w, structure)
     unit = x_.unit * w.unit
-    b = bias_operand(op, bias, unit, bias_fn)
-    expect_shape(op, b, structure.shape[1:])
+    b = bias_operand(op, bias, unit, bias_fn, structure.shape[1:])
     primitive = etp_sp_mv if x_.ndim == 1 else etp_sp_mm
     return bind(primitive, x_, w, bias=b, unit=unit, structure=structure)
 
@@ -127,7 +118,7 @@ def _check_shapes(x: Operand, w: Operand, structure: Structure) -> None:
     if x.ndim not in (1, 2):
         raise value_error(
             f"sparse_matmul: {x} has {x.ndim} axes.",
-            why="the input is (in,) or (batch, in), so that every trace knows its batch.",
+            why="the input is (in,) or (batch, in), so that every trace has its batch.",
             do="reshape the leading axes into one.",
         )
     if x.shape[-1] != structure.shape[0]:
@@ -140,6 +131,6 @@ def _check_shapes(x: Operand, w: Operand, structure: Structure) -> None:
     if w.shape != (structure.size,):
         raise value_error(
             f"sparse_matmul: {w} does not have the shape ({structure.size},).",
-            why=f"sparse_mat stores {structure.size} numbers.",
-            do="give one weight per stored number, in the order of sparse_mat.data.",
+            why=f"sparse_mat stores {structure.size} values.",
+            do="give one weight per stored value, in the order of sparse_mat.data.",
         )

@@ -49,7 +49,7 @@ class Structure:
 def structure_of(matrix: Any) -> Structure:
     """Read the structure of a CSR, CSC, COO, BCOO, BCSR or scipy.sparse matrix.
 
-    Formats are told by their attributes, so that no sparse library is needed to import this one.
+    Formats are recognised by their attributes: no sparse library is needed to import this one.
 
     Raises:
         TypeError: if it is none of these.
@@ -62,7 +62,7 @@ def structure_of(matrix: Any) -> Structure:
     try:
         rows, cols = _positions(matrix)
     except jax.errors.TracerArrayConversionError as error:
-        raise _refuse(matrix, "its indices are not known when the model is traced.") from error
+        raise _refuse(matrix, "its indices have no values when the model is traced.") from error
     return Structure(rows, cols, (int(shape[0]), int(shape[1])))
 
 

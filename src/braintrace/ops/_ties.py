@@ -1,8 +1,8 @@
 """Which axes of an operator's output are axes of its weight.
 
 An output axis `a` is *tied* to a weight axis `b` when y[..., i_a, ...] reads only weights with
-i_b = i_a. Ties are found by one walk over the operator's program that carries, for every axis of
-every value, the weight axis it runs along (or None). What the table does not know drops all
+i_b = i_a. Ties come from one walk over the operator's program that carries, for every axis of
+every value, the weight axis it runs along (or None). What is not in the table drops all
 ties, which is always sound: the trace is then merely larger.
 """
 
@@ -38,9 +38,8 @@ def tied_axes(fun: Callable, args: tuple[Any, ...], index: int) -> tuple[tuple[i
         for out in eqn.outputs:
             env[out] = rule(eqn, out, axes)
 
-    found = read(program.outputs[0])
     pairs: list[tuple[int, int]] = []
-    for y_axis, w_axis in enumerate(found or ()):
+    for y_axis, w_axis in enumerate(read(program.outputs[0]) or ()):
         if w_axis is not None and all(w_axis != w for _, w in pairs):
             pairs.append((y_axis, w_axis))
     return tuple(pairs)
@@ -51,14 +50,14 @@ def _unknown(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 
 def _agree(rows: list[Axes | None], rank: int) -> Axes:
-    known = [r for r in rows if r is not None]
-    if any(len(r) != rank for r in known):
+    dependent = [r for r in rows if r is not None]
+    if any(len(r) != rank for r in dependent):
         return (None,) * rank
-    return tuple(c[0] if len(set(c)) == 1 else None for c in zip(*known, strict=True))
+    return tuple(c[0] if len(set(c)) == 1 else None for c in zip(*dependent, strict=True))
 
 
 def _elementwise(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    # An operand axis of size 1 may be stretched without an equation of its own.
+    # An operand axis of size 1 may be broadcast without an equation of its own.
     rows: list[Axes | None] = []
     for atom, row in zip(eqn.inputs, axes, strict=True):
         if row is not None and len(row) == len(out.shape):
@@ -115,11 +114,11 @@ def _gather(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # Whatever the indices are, an axis that is taken whole stays what it is.
     if axes[0] is None:
         return _unknown(eqn, out, axes)
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    dims, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
     taken = [i for i in range(len(sizes)) if i not in gone]
     result: list[int | None] = [None] * len(out.shape)
-    for o, i in zip(numbers.offset_dims, taken, strict=True):
+    for o, i in zip(dims.offset_dims, taken, strict=True):
         result[o] = axes[0][i] if sizes[i] == eqn.inputs[0].shape[i] else None
     return tuple(result)
 

@@ -21,6 +21,12 @@ def _input_only(axes: tuple[int | None, ...]) -> bool:
     return axes[0] is not None and all(a is None for a in axes[1:])
 
 
+def twins(batched: ETPPrimitive, single: ETPPrimitive) -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Set the twins of an operator with a batch axis and of the same one without."""
+    batched.twin, single.twin = folds(batched), becomes(batched)
+    return batched, single
+
+
 def becomes(batched: ETPPrimitive) -> Twin:
     """For an operator without batch: the mapped axis is the batch axis of `batched`."""
 
@@ -44,10 +50,10 @@ def folds(
     """
 
     def twin(operands, axes, params):
-        found = (0, 0) if batch_axes is None else batch_axes(operands, params)
-        if not _input_only(axes) or found is None:
+        places = (0, 0) if batch_axes is None else batch_axes(operands, params)
+        if not _input_only(axes) or places is None:
             return None
-        at_x, at_y = found
+        at_x, at_y = places
         x, *weights = operands
         x = jnp.moveaxis(x, axes[0], at_x)
         sizes = x.shape[at_x : at_x + 2]

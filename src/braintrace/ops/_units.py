@@ -1,4 +1,4 @@
-"""The door of the operators: units are split off here, and bare numbers reach the primitives.
+"""The entry point of the operators: units are split off, primitives get plain arrays.
 
 Hooks are applied here too, to the mantissa, so that a primitive only ever sees the operand it is
 linear in.
@@ -22,7 +22,7 @@ from ._operator import ETPPrimitive
 Array = jax.Array
 Hook = Callable[[Array], Array] | None
 
-_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Operand:
 
 
 def operand(op: str, label: str, value: Any) -> Operand:
-    """Split an argument into its numbers and its unit."""
+    """Split an argument into an array and its unit."""
     unit = u.UNITLESS
     if type(value).__module__.split(".")[0] == "brainevent" and hasattr(value, "value"):
         value = value.value  # an array with a promise about its entries
@@ -56,7 +56,7 @@ def operand(op: str, label: str, value: Any) -> Operand:
 
 
 def _array(op: str, label: str, value: Any) -> Array:
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, _ARRAYS):
         return jnp.asarray(value)
     do = f"pass {label}.value" if hasattr(value, "value") else f"pass jax.numpy.asarray({label})"
     raise type_error(
@@ -67,7 +67,7 @@ def _array(op: str, label: str, value: Any) -> Array:
 
 
 def hooked(op: str, label: str, value: Any, hook: str, fn: Hook) -> Operand:
-    """Split an argument and apply the user's hook to its numbers."""
+    """Split an argument and apply the user's hook to its array."""
     raw = operand(op, label, value)
     return raw if fn is None else _apply(op, raw, hook, fn)
 
@@ -77,8 +77,13 @@ def _apply(op: str, raw: Operand, hook: str, fn: Callable[[Array], Array]) -> Op
     return Operand(label, _array(op, label, fn(raw.value)), raw.unit)
 
 
-def bias_operand(op: str, bias: Any, unit: u.Unit, fn: Hook) -> Operand | None:
-    """Bring a bias to the unit of the product, then apply its hook; None stays None."""
+def bias_operand(
+    op: str, bias: Any, unit: u.Unit, fn: Hook, shape: tuple[int, ...] | None = None
+) -> Operand | None:
+    """Bring a bias to the unit of the product, then apply its hook; refuse another shape.
+
+    None stays None.
+    """
     if bias is None:
         return None
     raw = operand(op, "bias", bias)
@@ -91,17 +96,14 @@ def bias_operand(op: str, bias: Any, unit: u.Unit, fn: Hook) -> Operand | None:
         raise u.UnitMismatchError(text, raw.unit, unit)
     if raw.unit != unit:
         raw = Operand("bias", u.Quantity(raw.value, unit=raw.unit).in_unit(unit).mantissa, unit)
-    return raw if fn is None else _apply(op, raw, "bias_fn", fn)
-
-
-def expect_shape(op: str, bias: Operand | None, shape: tuple[int, ...]) -> None:
-    """Refuse a bias of another shape."""
-    if bias is not None and bias.shape != shape:
+    out = raw if fn is None else _apply(op, raw, "bias_fn", fn)
+    if shape is not None and out.shape != shape:
         raise value_error(
-            f"{op}: {bias} does not have the shape {shape}.",
+            f"{op}: {out} does not have the shape {shape}.",
             why="the bias has one number for every output unit.",
             do=f"give it the shape {shape}.",
         )
+    return out
 
 
 def bind(
@@ -112,7 +114,7 @@ def bind(
     unit: u.Unit,
     **static: Any,
 ) -> Any:
-    """Apply a primitive with an optional bias to bare numbers; the result carries `unit`."""
+    """Apply a primitive with an optional bias to plain arrays; the result has `unit`."""
     values = [floating(x, weights[0]), *(w.value for w in weights)]
     if bias is not None:
         values.append(bias.value)
@@ -120,10 +122,10 @@ def bind(
 
 
 def floating(x: Operand, weight: Operand) -> Array:
-    """The numbers of the input; spikes given as integers or booleans take the weight's type."""
+    """The array of the input; spikes as integers or booleans take the weight's type."""
     return x.value if is_inexact(x.value.dtype) else x.value.astype(weight.value.dtype)
 
 
 def attach(y: Array, unit: u.Unit) -> Any:
-    """Give the result its unit; a dimensionless result is a bare array."""
+    """Give the result its unit; a dimensionless result is a plain array."""
     return y if unit == u.UNITLESS else u.maybe_decimal(u.Quantity(y, unit=unit))

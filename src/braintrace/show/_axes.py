@@ -11,7 +11,7 @@ from .._errors import message, value_error
 
 
 def axes(ax: Any = None) -> Any:
-    """The given axes, or those of a new figure.
+    """These axes, or those of a new figure.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -35,7 +35,7 @@ def axes(ax: Any = None) -> Any:
 
 
 def times(length: int, dt: Any) -> tuple[np.ndarray, str]:
-    """The time after each step, and what to call it: ms if the duration of a step is known."""
+    """The time after each step, and what to call it: ms if there is a duration of a step."""
     return (np.arange(1, length + 1) * _milliseconds(dt), "time (ms)" if dt is not None else "step")
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import saiunit as u
 
 from .._errors import dotted, value_error
 from ._axes import axes, tidy, times
 from ._raster import one_sample
-from ._recording import Recording, found, path_of
+from ._recording import Recording, lookup, path_of
+
+Lines = Mapping[str, jax.Array | np.ndarray]
 
 
 def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any = None) -> Any:
-    """Draw eligibility traces over time: the length of each, or the kept entries of one.
+    """Draw eligibility traces over time: the length of each, or the recorded entries of one.
 
     Args:
         recording: what `record` returned.
@@ -33,9 +37,9 @@ def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any 
     if weight is None:
         if not recording.traces:
             raise _nothing("traces", "no parameter has one, or `weights` was empty")
-        lines = {dotted(path): trace.norm for path, trace in recording.traces.items()}
+        lines: Lines = {dotted(path): trace.norm for path, trace in recording.traces.items()}
         return _curves(axes(ax), after, lines, label, "length of the trace")
-    trace = found(recording.traces, weight, "trace of")
+    trace = lookup(recording.traces, weight, "trace of")
     lines = dict(zip(trace.labels, np.asarray(trace.entries).T, strict=True))
     ax = _curves(axes(ax), after, lines, label, "trace")
     ax.set_title(f"eligibility trace of {dotted(path_of(weight))}", fontsize="medium")
@@ -70,16 +74,13 @@ def signals(
     after, label = times(recording.length, dt)
     if state is None:
         if not recording.signals:
-            raise _nothing(
-                "learning signals", "it was made without a step_fn, or `states` was empty"
-            )
+            raise _nothing("learning signals", "made without a step_fn, or `states` was empty")
         lines = {
             dotted(path): np.linalg.norm(np.asarray(a).reshape(len(after), -1), axis=1)
             for path, a in recording.signals.items()
         }
         return _curves(axes(ax), after, lines, label, "length of ∂L/∂h")
-    array = found(recording.signals, state, "learning signal of")
-    array = one_sample(array, sample)
+    array = one_sample(lookup(recording.signals, state, "learning signal of"), sample)
     ax = axes(ax)
     most = float(np.abs(array).max()) or 1.0
     step = after[0] if len(after) else 1.0
@@ -102,7 +103,7 @@ def states(
     recording: Recording,
     state: Any,
     *,
-    neurons: Any = 5,
+    neurons: int | Sequence[int] = 5,
     dt: Any = None,
     sample: int | None = None,
     ax: Any = None,
@@ -112,7 +113,7 @@ def states(
     Args:
         recording: what `record` returned.
         state: the path of a state, as a tuple or a name with dots.
-        neurons: how many to draw, the first ones; or their numbers.
+        neurons: how many to draw, the first ones; or their indices.
         dt: the duration of a step, a time or a number of milliseconds; default counts steps.
         sample: which sample to draw, of several.
         ax: axes to draw on; default those of a new figure.
@@ -125,18 +126,18 @@ def states(
         ModuleNotFoundError: matplotlib is not installed.
     """
     after, label = times(recording.length, dt)
-    values = found(recording.states, state, "state")
+    values = lookup(recording.states, state, "state")
     unit = u.get_unit(values)
     array = one_sample(values, sample)
-    chosen = range(min(neurons, array.shape[1])) if isinstance(neurons, int) else neurons
-    lines = {f"neuron {i}": array[:, i] for i in chosen}
+    indices = range(min(neurons, array.shape[1])) if isinstance(neurons, int) else neurons
+    lines = {f"neuron {i}": array[:, i] for i in indices}
     name = dotted(path_of(state))
     if not unit.is_unitless:
         name = f"{name} ({unit})"
     return _curves(axes(ax), after, lines, label, name)
 
 
-def _curves(ax: Any, after: np.ndarray, lines: dict[str, Any], xlabel: str, ylabel: str) -> Any:
+def _curves(ax: Any, after: np.ndarray, lines: Lines, xlabel: str, ylabel: str) -> Any:
     for name, values in lines.items():
         ax.plot(after, np.asarray(values), label=name, linewidth=1.2)
     if len(lines) > 1 or (lines and "[" not in next(iter(lines))):

@@ -1,4 +1,4 @@
-"""Stepping a learner through a sequence and keeping what there is to see."""
+"""Stepping a learner through a sequence and recording it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from .._errors import not_supported, type_error, value_error
 from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
-from ._looks import looks_at, norm
-from ._recording import Path, Recording, TraceRecord, found, path_of
+from ._recording import Path, Recording, TraceRecord, lookup, path_of
+from ._traces import norm, trace_readers
 
 MEMORY = 1 << 30
 
@@ -30,22 +30,22 @@ def record(
     sample: int | None = None,
     memory_limit: int = MEMORY,
 ) -> Recording:
-    """Step a learner through a sequence and keep outputs, states, traces and learning signals.
+    """Step a learner through a sequence and record outputs, states, traces and learning signals.
 
-    It looks and does not touch: weights, states, traces and random keys are afterwards what they
-    were before. The learning signal is `∂L_t/∂h_t`, the derivative of the loss of a step by the
-    states that the step leaves behind, along the random way back or replaced if the rule does so.
-    A state does not pass it on through states that share its traces, see `docs/rules.md`.
+    Nothing changes: weights, states, traces and random keys are afterwards what they were before.
+    The learning signal is `∂L_t/∂h_t`, the derivative of the loss of a step by the states that the
+    step leaves behind, along random feedback or replaced if the rule does so. A state does not
+    pass it on through states that share its traces, see `docs/rules.md`.
 
     Args:
-        learner: a learner with single steps, as `braintrace.compile` makes it.
+        learner: a learner with single steps, as `braintrace.compile` returns it.
         *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
         step_fn: `step_fn(*slices)` calls the learner once and returns the loss of the step;
             without it there are no losses, signals and gradients.
-        states: paths of the hidden states whose values and signals are kept; default all.
-        weights: paths of the parameters whose traces are kept; default all that have one.
-        entries: how many entries of each trace are kept, evenly spread; its length always is.
-        sample: keep this sample of a batch only; default all.
+        states: paths of the hidden states whose values and signals are recorded; default all.
+        weights: paths of the parameters whose traces are recorded; default all that have one.
+        entries: how many entries of each trace to record, evenly spread, besides its length.
+        sample: record this sample of a batch only; default all.
         memory_limit: bytes that the recording may take.
 
     Raises:
@@ -56,14 +56,14 @@ def record(
         >>> import braintrace, jax.numpy as jnp
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(3, 4), 'd_rtrl', jnp.zeros(3))
         >>> loss = lambda x: jnp.sum(learner(x) ** 2)
-        >>> seen = braintrace.show.record(learner, jnp.ones((5, 3)), step_fn=loss)
-        >>> seen.signals['h',].shape
+        >>> recording = braintrace.show.record(learner, jnp.ones((5, 3)), step_fn=loss)
+        >>> recording.signals['h',].shape
         (5, 4)
     """
     _check(learner, step_fn, entries, sample)
     length = length_of(sequences)
     places = _places(learner, states)
-    looks = looks_at(learner, weights, entries, sample)
+    readers = trace_readers(learner, weights, entries, sample)
     one = lambda a: a if sample is None else _sample(a, learner.batch_size, sample)
     first = jax.tree.map(lambda a: a[0], sequences)
     call = learner if step_fn is None else step_fn
@@ -78,40 +78,38 @@ def record(
             loss = lambda: _loss(step_fn, slices)
             before = [s.value for s in touched]
             signals, outputs = listener.signals(loss)
-            for state, value in zip(touched, before, strict=True):  # that was a rehearsal
+            for state, value in zip(touched, before, strict=True):  # undo that step
                 state.value = value
             gradient = brainstate.transform.grad(
                 loss, params, return_value=True, check_states=False
             )
             grads, out["losses"] = gradient()
-            out["signals"] = {path: one(signals[at.number]) for path, at in places.items()}
+            out["signals"] = {path: one(signals[at.position]) for path, at in places.items()}
             out["gradients"] = {path: norm(grads[path]) for path in params}
         out["outputs"] = jax.tree.map(one, outputs)
         out["states"] = {path: jax.tree.map(one, at.read()) for path, at in places.items()}
-        out["traces"] = {path: look() for path, look in looks.items()}
+        out["traces"] = {path: read() for path, read in readers.items()}
         return out
 
     loop = lambda *s: brainstate.transform.for_loop(step, *s)
     stateful = brainstate.transform.StatefulFunction(loop, return_only_write=False)
     used = stateful.get_states(*sequences)
     _check_memory(stateful.get_out_shapes(*sequences), memory_limit)
-    # The states go in as numbers and what becomes of them is dropped: nothing is written back.
+    # The states go in as arrays and their new values are dropped: nothing is written back.
     run = jax.jit(lambda values, sequences: stateful.jaxpr_call(values, *sequences)[1])
-    seen = run([s.value for s in used], sequences)
-    traces = {}
-    for path, look in looks.items():
-        length_of_trace, chosen = seen["traces"][path]
-        traces[path] = TraceRecord(length_of_trace, chosen, look.labels)
+    recorded = run([s.value for s in used], sequences)
+    read = recorded["traces"]
+    traces = {p: TraceRecord(read[p][0], read[p][1], r.labels) for p, r in readers.items()}
     groups = tuple(g.hidden_paths for g in learner.graph.hidden_groups)
-    rest = {k: seen[k] for k in ("outputs", "states", "losses", "signals", "gradients")}
+    rest = {k: recorded[k] for k in ("outputs", "states", "losses", "signals", "gradients")}
     return Recording(length=length, groups=groups, traces=traces, **rest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A hidden leaf: its number, its state, and which leaf of the state's value it is."""
+    """A hidden leaf: its position, its state, and which leaf of the state's value it is."""
 
-    number: int
+    position: int
     state: Any
     index: int
     alone: bool
@@ -122,18 +120,18 @@ class _Place:
 
 
 def _places(learner: ETraceAlgorithm, wanted: Iterable[Any] | None) -> dict[Path, _Place]:
-    """Where the states to keep are, by path; of a state of several arrays, by path and number."""
+    """Where the states to record are, by path; of a state of several arrays, by path and index."""
     states = learner.hidden_states
     leaves = learner.graph.module_info.step.hidden
     count = Counter(leaf.path for leaf in leaves)
-    known = {}
+    places = {}
     for i, leaf in enumerate(leaves):
         alone = count[leaf.path] == 1
         path = leaf.path if alone else (*leaf.path, leaf.index)
-        known[path] = _Place(i, states[leaf.path], leaf.index, alone)
+        places[path] = _Place(i, states[leaf.path], leaf.index, alone)
     if wanted is None:
-        return known
-    return {path_of(w): found(known, w, "hidden state", "the model") for w in wanted}
+        return places
+    return {path_of(w): lookup(places, w, "hidden state", "the model") for w in wanted}
 
 
 def _loss(step_fn: Callable[..., Any], slices: Any) -> Any:
@@ -162,7 +160,7 @@ def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
     if not isinstance(learner, ETraceAlgorithm) or not learner.is_compiled:
         raise type_error(
             f"{type(learner).__name__} is not a compiled learner.",
-            why="what there is to see is known from the compiled graph",
+            why="its states and traces are those of the compiled graph",
             do="pass what braintrace.compile(model, rule, *example_inputs) returns",
         )
     if learner.vjp_method != "single-step":
@@ -204,6 +202,6 @@ def _check_memory(shapes: Any, limit: int) -> None:
         raise value_error(
             f"the recording would take {size:,} bytes.",
             why=f"memory_limit is {limit:,} bytes",
-            do="keep less: name the states and weights, one sample, fewer entries; or raise "
+            do="record less: name the states and weights, one sample, fewer entries; or raise "
             "memory_limit",
         )

@@ -1,4 +1,4 @@
-"""What was seen of a learner that was stepped through a sequence."""
+"""The record of a learner that was stepped through a sequence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TraceRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What was seen of a learner, step by step; made by `record`. Leading axes count the steps.
+    """The record of a learner, step by step, by `record`. Leading axes count the steps.
 
     Attributes:
         length: the number of steps.
@@ -61,7 +61,7 @@ def path_of(name: Any) -> Path:
     return tuple(name.split(".")) if isinstance(name, str) else tuple(name)
 
 
-def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the recording") -> Any:
+def lookup(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the recording") -> Any:
     """The item at a path.
 
     Raises:
@@ -74,6 +74,6 @@ def found(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the rec
         raise value_error(
             f"{where} has no {kind} {wanted!r}.",
             why=f"there are {', '.join(named)}" if named else "there are none",
-            do="name one of these" if named else "see braintrace.show.record for what is kept",
+            do="name one of these" if named else "see braintrace.show.record for what is recorded",
         )
     return named[wanted] if wanted in named else keyed[wanted]

@@ -1,4 +1,4 @@
-"""Looking at traces: their length, and a few of their entries."""
+"""Readers of traces: their length, and a few of their entries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..learner import ETraceAlgorithm
-from ._recording import Path, found, path_of
+from ._recording import Path, lookup, path_of
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How to look at the trace of one parameter: `()` gives its length and the chosen entries."""
+class TraceReader:
+    """Reads the trace of one parameter: `()` returns its length and the entries at `places`."""
 
     read: Callable[[], list[Array]]
     places: tuple[tuple[int, tuple[int, ...]], ...]
@@ -32,48 +32,44 @@ class Look:
 
 
 def norm(tree: Any) -> Array:
-    """The length of all numbers together."""
+    """The Euclidean length of all arrays as one vector."""
     return jnp.sqrt(sum(jnp.sum(jnp.abs(a) ** 2) for a in jax.tree.leaves(tree)))
 
 
-def looks_at(
+def trace_readers(
     learner: ETraceAlgorithm, wanted: Iterable[Any] | None, entries: int, sample: int | None
-) -> dict[Path, Look]:
-    """How to look at the traces of parameters, by path; default of all that have one."""
-    readers = _readers(learner)
+) -> dict[Path, TraceReader]:
+    """Readers of the traces of parameters, by path; default of all that have one."""
+    parameters = learner.report.parameters.values()
+    paths = {p.path: p.path for p in parameters if p.trace_shapes}
     if wanted is not None:
-        readers = {
-            path_of(w): found(readers, w, "parameter with a trace", "the learner") for w in wanted
-        }
+        kind = "parameter with a trace"
+        paths = {path_of(w): lookup(paths, w, kind, "the learner") for w in wanted}
     return {
-        path: _look(read, learner.batch_size, entries, sample) for path, read in readers.items()
+        path: _reader(partial(_arrays, learner, of), learner.batch_size, entries, sample)
+        for path, of in paths.items()
     }
 
 
-def _readers(learner: ETraceAlgorithm) -> dict[Path, Callable[[], dict[str, Array]]]:
-    """Per parameter with a trace a function to the arrays of it, by name."""
-    parameters = learner.report.parameters.values()
-    return {p.path: partial(_arrays, learner, p.path) for p in parameters if p.trace_shapes}
-
-
 def _arrays(learner: ETraceAlgorithm, path: Path) -> dict[str, Array]:
-    found = learner.get_etrace_of(path)
+    """The arrays of the trace of one parameter, by name."""
+    traces = learner.get_etrace_of(path)
     keys = {f"{r.index}": r.trainable_paths for r in learner.graph.hidden_param_op_relations}
     out = {}
-    for name, trace in found.items():
+    for name, trace in traces.items():
         operands = keys.get(name.split(":")[0], {})
         own = {k for k, p in operands.items() if p == path and k in trace}
         for leaf, array in jax.tree_util.tree_flatten_with_path(trace)[0]:
             top = getattr(leaf[0], "key", None)
             if jnp.issubdtype(array.dtype, jnp.inexact) and (not own or top in own):
                 label = jax.tree_util.keystr(leaf, simple=True, separator=".")
-                out[label if len(found) == 1 else f"{name}.{label}"] = array
+                out[label if len(traces) == 1 else f"{name}.{label}"] = array
     return out
 
 
-def _look(
+def _reader(
     read: Callable[[], dict[str, Array]], batch: int | None, entries: int, sample: int | None
-) -> Look:
+) -> TraceReader:
     arrays = read()
     names, shapes = list(arrays), [a.shape for a in arrays.values()]
     # Entries of one sample: those of several are the same weights once more.
@@ -86,16 +82,16 @@ def _look(
         index = first[k] + tuple(int(n) for n in np.unravel_index(i - ends[k], rest[k]))
         places.append((k, index))
         labels.append(f"{names[k]}[{', '.join(map(str, index))}]")
-    return Look(lambda: list(read().values()), tuple(places), tuple(labels))
+    return TraceReader(lambda: list(read().values()), tuple(places), tuple(labels))
 
 
 def _spread(count: int, size: int) -> list[int]:
-    """Numbers below `size` that lie evenly and, in an array, at all places of its axes."""
+    """Indices below `size`, evenly spaced and, in an array, at all places of its axes."""
     if count >= size:
         return list(range(size))
-    chosen: set[int] = set()
+    indices: set[int] = set()
     golden, k = (5**0.5 - 1) / 2, 0
-    while len(chosen) < count:
-        chosen.add(int(size * ((0.5 + golden * k) % 1)))
+    while len(indices) < count:
+        indices.add(int(size * ((0.5 + golden * k) % 1)))
         k += 1
-    return sorted(chosen)
+    return sorted(indices)
