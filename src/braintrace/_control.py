@@ -9,6 +9,7 @@ number that the caller gives to an equation.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -123,27 +124,19 @@ def through(
 def _cond(eqn, values, inside, feed):
     index, *operands = values
 
-    def branch(body):
-        return lambda ops, feed: inside(body, ops, feed)
-
-    runs = [branch(b) for b in eqn.bodies]
+    runs = [partial(inside, body) for body in eqn.bodies]
     shapes: Seen = {}
     for r in runs if feed else ():  # what is seen belongs to what is fed
         shapes |= jax.eval_shape(r, operands, dict(feed))[1]
 
-    def full(r):
-        def call(ops, feed):
-            outs, seen = r(ops, feed)
-            none = {i: jax.tree.map(_zeros, s) for i, s in shapes.items() if i not in seen}
-            return list(outs), {**none, **seen}
+    def full(r, ops, feed):
+        outs, seen = r(ops, feed)
+        zeros = lambda s: jnp.zeros(s.shape, s.dtype)
+        none = {i: jax.tree.map(zeros, s) for i, s in shapes.items() if i not in seen}
+        return list(outs), {**none, **seen}
 
-        return call
-
-    return lax.switch(jnp.asarray(index, "int32"), [full(r) for r in runs], operands, dict(feed))
-
-
-def _zeros(shape: Any) -> Any:
-    return jnp.zeros(shape.shape, shape.dtype)
+    branches = [partial(full, r) for r in runs]
+    return lax.switch(jnp.asarray(index, "int32"), branches, operands, dict(feed))
 
 
 def _scan(eqn, values, inside, feed):

@@ -82,9 +82,7 @@ class Const:
 
     @property
     def dtype(self) -> Any:
-        return (
-            self.value.dtype if hasattr(self.value, "dtype") else jax.numpy.result_type(self.value)
-        )
+        return self.value.dtype if hasattr(self.value, "dtype") else jnp.result_type(self.value)
 
 
 Atom = Var | Const
@@ -221,8 +219,8 @@ class _Flattener:
 
         for eqn in jaxpr.eqns:
             inputs = tuple(read(a) for a in eqn.invars)
-            inner = _called(eqn)
-            if inner is not None:
+            if eqn.primitive.name in _INLINED:
+                inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
                 sub = open_jaxpr(inner)
                 sub_env: dict[Any, Atom] = {
                     v: self.constant(_fresh(v), c)
@@ -309,12 +307,6 @@ def _bodies(eqn: Any) -> Sequence[Any]:
 def _body(closed: Any, callers: tuple[Any, ...]) -> Body:
     program, values = flatten(closed, callers)
     return Body(prune(program), values)
-
-
-def _called(eqn: Any) -> Any:
-    if eqn.primitive.name in _INLINED:
-        return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    return None
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
@@ -646,22 +638,14 @@ def made_by_cond(eqn: Equation) -> bool:
     return False
 
 
-def _shown(file_name: str) -> str:
-    """Relative to the working folder if it is below it, as editors and terminals open it."""
-    folder = os.path.join(os.getcwd(), "")
-    return file_name.removeprefix(folder)
-
-
 def _first_of_user(frames: Iterable[tuple[str, int, str]]) -> str | None:
     """The innermost frame outside installed packages; if all are inside, that outside of JAX."""
     outside = [f for f in frames if not f[0].startswith(tuple(_OWN_FOLDERS))]
-    users = [
-        f
-        for f in outside
-        if not f[0].startswith(_PYTHON) and not _INSTALLED & {*f[0].split(os.sep)}
-    ]
+    installed = lambda file: file.startswith(_PYTHON) or _INSTALLED & {*file.split(os.sep)}
+    users = [f for f in outside if not installed(f[0])]
     for name, line, function in users or outside:
-        return f"{_shown(name)}:{line} ({function})"
+        # Relative to the working folder if it is below it, as editors and terminals open it.
+        return f"{name.removeprefix(os.path.join(os.getcwd(), ''))}:{line} ({function})"
     return None
 
 
@@ -680,14 +664,10 @@ class DerivedPrimitive(Primitive):
         super().__init__(name)
         self.function = function
         self.twin: Callable[..., Any] | None = None
-        self.def_impl(lambda *args, **params: self.apply(params)(*args))
+        call = lambda *args, **params: self.apply(params)(*args)
+        self.def_impl(call)
         self.def_abstract_eval(self._abstract)
-        mlir.register_lowering(
-            self,
-            mlir.lower_fun(
-                lambda *args, **params: self.apply(params)(*args), multiple_results=False
-            ),
-        )
+        mlir.register_lowering(self, mlir.lower_fun(call, multiple_results=False))
         ad.primitive_jvps[self] = self._jvp
         ad.primitive_transposes[self] = self._transpose
         batching.primitive_batchers[self] = self._batch
@@ -701,9 +681,8 @@ class DerivedPrimitive(Primitive):
         return fun
 
     def _abstract(self, *avals, **params):
-        out = jax.eval_shape(
-            self.apply(params), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-        )
+        shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+        out = jax.eval_shape(self.apply(params), *shapes)
         return jax.core.ShapedArray(out.shape, out.dtype)
 
     def _jvp(self, primals, tangents, **params):
@@ -716,9 +695,7 @@ class DerivedPrimitive(Primitive):
     def _transpose(self, ct, *operands, **params):
         linear = [i for i, o in enumerate(operands) if ad.is_undefined_primal(o)]
         if isinstance(ct, ad.Zero):
-            return [
-                ad.Zero(operands[i].aval) if i in linear else None for i in range(len(operands))
-            ]
+            return [ad.Zero(o.aval) if i in linear else None for i, o in enumerate(operands)]
         function = at_positions(lambda full: self.apply(params)(*full), operands, linear)
         avals = [operands[i].aval for i in linear]
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]

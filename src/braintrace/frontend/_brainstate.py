@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +66,20 @@ class ModuleInfo(ModuleViews):
 
     def write(self, kind: str, arrays: tuple[jax.Array, ...]) -> None:
         """Store new arrays in the states of the `hidden` or `others` slots."""
-        new: dict[Path, list[jax.Array]] = {}
-        for leaf, array in zip(getattr(self.step, kind), arrays, strict=True):
-            if leaf.path not in new:
-                new[leaf.path] = jax.tree.leaves(self.states[leaf.path].value)
-            new[leaf.path][leaf.index] = array
-        for path, flat in new.items():
-            state = self.states[path]
-            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+        leaves = getattr(self.step, kind)
+        write_leaves([(self.states[leaf.path], leaf.index) for leaf in leaves], arrays)
+
+
+def write_leaves(
+    places: Sequence[tuple[brainstate.State, int]], arrays: Sequence[jax.Array]
+) -> None:
+    """Store new arrays in states: each in one state, at an index among the leaves of its value."""
+    new: dict[int, tuple[brainstate.State, list[jax.Array]]] = {}
+    for (state, index), array in zip(places, arrays, strict=True):
+        flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
+        flat[index] = array
+    for state, flat in new.values():
+        state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
 
 
 def extract_module_info(

@@ -10,6 +10,7 @@ import brainstate
 import jax
 
 from .._jaxpr import Atom, Program, Var, flatten, prune
+from ._brainstate import write_leaves
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,13 +41,8 @@ class Traced:
 
     def write(self, indices: Sequence[int], arrays: Sequence[jax.Array]) -> None:
         """Store new arrays in the leaves at these indices."""
-        new: dict[int, tuple[brainstate.State, list[jax.Array]]] = {}
-        for i, array in zip(indices, arrays, strict=True):
-            state = self.leaves[i].state
-            flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
-            flat[self.leaves[i].index] = array
-        for state, flat in new.values():
-            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+        leaves = [self.leaves[i] for i in indices]
+        write_leaves([(leaf.state, leaf.index) for leaf in leaves], arrays)
 
 
 def trace_function(function: Callable[..., Any], *args: Any, pruned: bool = True) -> Traced:

@@ -12,7 +12,7 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ._linear import Linear
-from ._shapes import ZERO, Init, Layer, Size, batched
+from ._shapes import ZERO, Init, Layer, Size, batched, one_of
 
 Array = jax.Array
 Activation = str | Callable[[Array], Array]
@@ -29,13 +29,6 @@ class Orthogonal(init.Orthogonal):
 
 ORTHOGONAL = Orthogonal()
 
-ACTIVATIONS = tuple(
-    """
-    celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid mish relu
-    relu6 selu sigmoid silu soft_sign softplus squareplus swish tanh
-    """.split()
-)
-
 
 def identity(x: Array) -> Array:
     """x itself."""
@@ -47,22 +40,21 @@ def positive(x: Array) -> Array:
     return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
 
 
-_OWN: dict[str, Callable[[Array], Array]] = {"identity": identity, "positive": positive}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    name: getattr(brainstate.nn, name)
+    for name in """
+    celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid mish relu
+    relu6 selu sigmoid silu soft_sign softplus squareplus swish tanh
+    """.split()
+} | {"identity": identity, "positive": positive}
 
 
 def activation_of(name: Activation) -> Callable[[Array], Array]:
     """A function of its own, or one by name: of `brainstate.nn`, `identity` or `positive`."""
     if callable(name):
         return name
-    if name in _OWN:
-        return _OWN[name]
-    if name not in ACTIVATIONS:
-        raise value_error(
-            f"There is no activation {name!r}.",
-            why=f"the names are {', '.join([*ACTIVATIONS, *_OWN])}.",
-            do="use one of these names, or pass a function.",
-        )
-    return getattr(brainstate.nn, name)
+    do = "use one of these names, or pass a function."
+    return one_of("activation", name, ACTIVATIONS, do)
 
 
 class Cell(Layer):

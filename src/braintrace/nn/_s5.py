@@ -12,6 +12,7 @@ from .._errors import value_error
 from ..ops import element_wise
 from ._cell import Array, Cell
 from ._linear import Linear
+from ._shapes import one_of
 
 
 class S5Cell(Cell):
@@ -57,19 +58,13 @@ class S5Cell(Cell):
     ):
         super().__init__(d_model, d_model, name=name)
         self.d_model, self.d_state, self.state_size = d_model, d_state, (d_state,)
-        if discretization not in _DISCRETE:
-            raise value_error(
-                f"S5Cell: there is no discretization {discretization!r}.",
-                why=f"the names are {', '.join(_DISCRETE)}.",
-                do="use one of these names.",
-            )
+        self._discrete = one_of("discretization", discretization, _DISCRETE)
         if not 0 < dt_min <= dt_max:
             raise value_error(
                 f"S5Cell: dt_min is {dt_min} and dt_max is {dt_max}.",
                 why="the logarithm of a step is drawn between those of the two.",
                 do="choose 0 < dt_min <= dt_max.",
             )
-        self._discrete = _DISCRETE[discretization]
         steps = brainstate.random.uniform(np.log(dt_min), np.log(dt_max), (d_state,))
         self.log_step = brainstate.ParamState(steps)
         self.log_rate = brainstate.ParamState(jnp.full_like(steps, np.log(0.5)))

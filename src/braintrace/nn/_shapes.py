@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
@@ -17,6 +17,8 @@ from .._errors import value_error
 UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit
 Size = int | Sequence[int]
 Init = Callable[..., Any] | Any  # an initialiser, or a value
+
+T = TypeVar("T")
 
 ZERO = init.ZeroInit()
 KAIMING = init.KaimingNormal()
@@ -33,6 +35,15 @@ class Layer(brainstate.nn.Module):
     def _kind(self) -> str:
         """What messages call it."""
         return type(self).__name__
+
+
+def one_of(what: str, name: str, table: Mapping[str, T], do: str = "use one of these names.") -> T:
+    """What a name stands for."""
+    if name not in table:
+        raise value_error(
+            f"There is no {what} {name!r}.", why=f"the names are {', '.join(table)}.", do=do
+        )
+    return table[name]
 
 
 def initial(value: Init, shape: tuple[int, ...], label: str = "the initial value") -> UnitArray:

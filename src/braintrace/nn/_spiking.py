@@ -12,7 +12,7 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ._linear import Linear
-from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial
+from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial, one_of
 from ._surrogate import surrogate as surrogate_of
 from ._time import Decay, refuted
 
@@ -96,13 +96,7 @@ class SpikingCell(Layer):
         super().__init__(name=name)
         self.in_size, self.out_size = in_size, out_size
         self.surrogate = surrogate_of(surrogate)
-        if reset not in RESETS:
-            raise value_error(
-                f"There is no reset {reset!r}.",
-                why=f"there are {' and '.join(RESETS)}.",
-                do="use one of these names.",
-            )
-        self._reset = RESETS[reset]
+        self._reset = one_of("reset", reset, RESETS)
         self.V_th = self.per_neuron("V_th", V_th)
         self.unit = u.get_unit(self.V_th)
         if refuted(u.get_mantissa(self.V_th) > 0):

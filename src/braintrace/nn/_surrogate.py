@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import value_error
+from ._shapes import one_of
 from ._time import refuted
 
 Array = jax.Array
@@ -93,12 +94,7 @@ def surrogate(
     if callable(name):
         _check(name)
         return name
-    if name not in SHAPES:
-        raise value_error(
-            f"There is no surrogate {name!r}.",
-            why=f"the names are {', '.join(SHAPES)}.",
-            do="use one of these names, or pass a function of v.",
-        )
+    one_of("surrogate", name, SHAPES, "use one of these names, or pass a function of v.")
     for label, value in (("width", width), ("height", height)):
         if not value > 0:
             raise value_error(

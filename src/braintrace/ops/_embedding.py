@@ -13,7 +13,7 @@ from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
 from ._twin import twins
-from ._units import Hook, Operand, attach, hooked, operand
+from ._units import Hook, Operand, attach, expect_axes, hooked, operand
 
 Array = jax.Array
 
@@ -89,12 +89,8 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
                 do="reshape the indices into one axis and the result back.",
             )
         )
-    if table.ndim != 2:
-        raise value_error(
-            f"{op}: {table} has {table.ndim} axes.",
-            why="the table is (rows, features).",
-            do="reshape it to two axes.",
-        )
+    why = "the table is (rows, features)."
+    expect_axes(op, table, (2,), why=why, do="reshape it to two axes.")
     _check_range(i, table.shape[0])
     return attach((etp_emb if i.ndim else etp_emb_v).bind(i.value, table.value), table.unit)
 

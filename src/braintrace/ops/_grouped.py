@@ -6,7 +6,7 @@ from typing import Any
 
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased_pair
-from ._units import Hook, bias_operand, bind, hooked, operand
+from ._units import Hook, bias_operand, bind, expect_axes, hooked, operand
 
 etp_gmm, etp_gmv = biased_pair("etp_gmm", "etp_gmv", EinsumForm.parse("gk,gkn->gn"))
 
@@ -37,18 +37,11 @@ def grouped_matmul(
     """
     op = "grouped_matmul"
     x_, w = operand(op, "x", x), hooked(op, "weight", weight, "weight_fn", weight_fn)
-    if x_.ndim not in (2, 3):
-        raise value_error(
-            f"{op}: {x_} has {x_.ndim} axes.",
-            why="the input is (groups, in) or (batch, groups, in).",
-            do="reshape the leading axes into one.",
-        )
-    if w.ndim != 3:
-        raise value_error(
-            f"{op}: {w} has {w.ndim} axes.",
-            why="the weight is one matrix per group, (groups, in, out).",
-            do="reshape it to three axes, or use braintrace.matmul for one matrix.",
-        )
+    why = "the input is (groups, in) or (batch, groups, in)."
+    expect_axes(op, x_, (2, 3), why=why, do="reshape the leading axes into one.")
+    why = "the weight is one matrix per group, (groups, in, out)."
+    do = "reshape it to three axes, or use braintrace.matmul for one matrix."
+    expect_axes(op, w, (3,), why=why, do=do)
     if x_.shape[-2:] != w.shape[:2]:
         raise value_error(
             f"{op}: {x_} does not fit {w}.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased_pair
-from ._units import Hook, Operand, bias_operand, bind, hooked, operand
+from ._units import Hook, Operand, bias_operand, bind, expect_axes, hooked, operand
 
 etp_mm, etp_mv = biased_pair("etp_mm", "etp_mv", EinsumForm.parse("i,io->o"))
 
@@ -45,18 +45,11 @@ def matmul(
 
 def check_product(op: str, x: Operand, weight: Operand) -> None:
     """Refuse shapes that are not (in,) or (batch, in) times (in, out)."""
-    if x.ndim not in (1, 2):
-        raise value_error(
-            f"{op}: {x} has {x.ndim} axes.",
-            why="the input is (in,) or (batch, in), so that every trace has its batch.",
-            do="reshape the leading axes into one, or use braintrace.nn.Linear, which does.",
-        )
-    if weight.ndim != 2:
-        raise value_error(
-            f"{op}: {weight} has {weight.ndim} axes.",
-            why="the weight is a matrix (in, out).",
-            do="reshape it to two axes, or use braintrace.einsum.",
-        )
+    why = "the input is (in,) or (batch, in), so that every trace has its batch."
+    do = "reshape the leading axes into one, or use braintrace.nn.Linear, which does."
+    expect_axes(op, x, (1, 2), why=why, do=do)
+    do = "reshape it to two axes, or use braintrace.einsum."
+    expect_axes(op, weight, (2,), why="the weight is a matrix (in, out).", do=do)
     if x.shape[-1] != weight.shape[0]:
         raise value_error(
             f"{op}: {x} does not fit {weight}.",

@@ -12,7 +12,7 @@ from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Rules, Weights, register_primitive
 from ._structure import Structure, structure_of
 from ._twin import twins
-from ._units import Hook, Operand, bias_operand, bind, hooked, operand
+from ._units import Hook, Operand, bias_operand, bind, expect_axes, hooked, operand
 
 Array = jax.Array
 
@@ -115,12 +115,8 @@ def sparse_matmul(
 
 
 def _check_shapes(x: Operand, w: Operand, structure: Structure) -> None:
-    if x.ndim not in (1, 2):
-        raise value_error(
-            f"sparse_matmul: {x} has {x.ndim} axes.",
-            why="the input is (in,) or (batch, in), so that every trace has its batch.",
-            do="reshape the leading axes into one.",
-        )
+    why = "the input is (in,) or (batch, in), so that every trace has its batch."
+    expect_axes("sparse_matmul", x, (1, 2), why=why, do="reshape the leading axes into one.")
     if x.shape[-1] != structure.shape[0]:
         raise value_error(
             f"sparse_matmul: {x} does not fit sparse_mat {structure.shape}.",

@@ -62,7 +62,7 @@ def structure_of(matrix: Any) -> Structure:
     try:
         rows, cols = _positions(matrix)
     except jax.errors.TracerArrayConversionError as error:
-        raise _refuse(matrix, "its indices have no values when the model is traced.") from error
+        raise _refuse(matrix, "its indices are not known when the model is traced.") from error
     return Structure(rows, cols, (int(shape[0]), int(shape[1])))
 
 

@@ -77,6 +77,12 @@ def _apply(op: str, raw: Operand, hook: str, fn: Callable[[Array], Array]) -> Op
     return Operand(label, _array(op, label, fn(raw.value)), raw.unit)
 
 
+def expect_axes(op: str, operand: Operand, ranks: tuple[int, ...], *, why: str, do: str) -> None:
+    """Refuse an operand with another number of axes."""
+    if operand.ndim not in ranks:
+        raise value_error(f"{op}: {operand} has {operand.ndim} axes.", why=why, do=do)
+
+
 def bias_operand(
     op: str, bias: Any, unit: u.Unit, fn: Hook, shape: tuple[int, ...] | None = None
 ) -> Operand | None:

@@ -20,18 +20,14 @@ Lines = Mapping[str, jax.Array | np.ndarray]
 def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any = None) -> Any:
     """Draw eligibility traces over time: the length of each, or the recorded entries of one.
 
+    `dt`, `ax` and the result are those of `raster`.
+
     Args:
         recording: what `record` returned.
         weight: the path of a parameter, as a tuple or a name with dots; default all, by length.
-        dt: the duration of a step, a time or a number of milliseconds; default counts steps.
-        ax: axes to draw on; default those of a new figure.
-
-    Returns:
-        the axes.
 
     Raises:
         ValueError: the recording has no trace of this parameter.
-        ModuleNotFoundError: matplotlib is not installed.
     """
     after, label = times(recording.length, dt)
     if weight is None:
@@ -56,20 +52,15 @@ def signals(
 ) -> Any:
     """Draw learning signals `∂L_t/∂h_t` over time: the length of each, or one by neuron.
 
+    `dt`, `sample`, `ax` and the result are those of `raster`.
+
     Args:
         recording: what `record` returned, with a `step_fn`.
         state: the path of a state, as a tuple or a name with dots: a map of its neurons (red pushes
             the loss up, blue down). Default all states, by length.
-        dt: the duration of a step, a time or a number of milliseconds; default counts steps.
-        sample: which sample to draw, of several.
-        ax: axes to draw on; default those of a new figure.
-
-    Returns:
-        the axes.
 
     Raises:
         ValueError: the recording has no signal of this state.
-        ModuleNotFoundError: matplotlib is not installed.
     """
     after, label = times(recording.length, dt)
     if state is None:
@@ -110,20 +101,15 @@ def states(
 ) -> Any:
     """Draw a state, such as a membrane potential, over time.
 
+    `dt`, `sample`, `ax` and the result are those of `raster`.
+
     Args:
         recording: what `record` returned.
         state: the path of a state, as a tuple or a name with dots.
         neurons: how many to draw, the first ones; or their indices.
-        dt: the duration of a step, a time or a number of milliseconds; default counts steps.
-        sample: which sample to draw, of several.
-        ax: axes to draw on; default those of a new figure.
-
-    Returns:
-        the axes.
 
     Raises:
         ValueError: the recording has no such state.
-        ModuleNotFoundError: matplotlib is not installed.
     """
     after, label = times(recording.length, dt)
     values = lookup(recording.states, state, "state")
