@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import jax
@@ -24,6 +25,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 Array = jax.Array
+SourceInfo = source_info_util.SourceInfo
+Pull = Callable[[list[Array]], tuple[Array, ...]]
+Params = dict[str, Any]  # the static parameters of an equation
 
 # Calls that mean nothing beyond the equations inside them.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
@@ -95,10 +99,10 @@ class Equation:
     primitive: Any
     inputs: tuple[Atom, ...]
     outputs: tuple[Var, ...]
-    params: dict[str, Any]
-    source: Any
+    params: Params
+    source: Any  # a SourceInfo
     effects: frozenset[Any] = frozenset()
-    callers: tuple[Any, ...] = ()
+    callers: tuple[SourceInfo, ...] = ()
     bodies: tuple[Body, ...] = ()
 
     @property
@@ -171,7 +175,9 @@ def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
     return flatten(jax.make_jaxpr(fun)(*args))
 
 
-def flatten(closed: Any, callers: tuple[Any, ...] = ()) -> tuple[Program, tuple[Any, ...]]:
+def flatten(
+    closed: core.ClosedJaxpr, callers: tuple[SourceInfo, ...] = ()
+) -> tuple[Program, tuple[Any, ...]]:
     """Inline every call of a closed jaxpr; returns the program and its closed-over values.
 
     Floating literals count as closed-over values: two traces that differ in them alone are the
@@ -212,7 +218,7 @@ class _Flattener:
         return var
 
     def inline(
-        self, jaxpr: Any, env: dict[Any, Atom], callers: tuple[Any, ...] = ()
+        self, jaxpr: core.Jaxpr, env: dict[Any, Atom], callers: tuple[SourceInfo, ...] = ()
     ) -> tuple[Atom, ...]:
         def read(atom: Any) -> Atom:
             return self.literal(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
@@ -295,7 +301,7 @@ def section(
     return replace(part, consts=tuple(consts))
 
 
-def _bodies(eqn: Any) -> Sequence[Any]:
+def _bodies(eqn: core.JaxprEqn) -> Sequence[core.ClosedJaxpr]:
     p = eqn.params
     if eqn.primitive.name == "cond":
         return p["branches"]
@@ -304,12 +310,12 @@ def _bodies(eqn: Any) -> Sequence[Any]:
     return (p["cond_jaxpr"], p["body_jaxpr"]) if eqn.primitive.name == "while" else ()
 
 
-def _body(closed: Any, callers: tuple[Any, ...]) -> Body:
+def _body(closed: core.ClosedJaxpr, callers: tuple[SourceInfo, ...]) -> Body:
     program, values = flatten(closed, callers)
     return Body(prune(program), values)
 
 
-def open_jaxpr(jaxpr: Any) -> Any:
+def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
     """The jaxpr of a closed jaxpr (newer JAX has one class for both)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
@@ -318,7 +324,7 @@ def _fresh(var: Any) -> Var:
     return Var(tuple(var.aval.shape), var.aval.dtype)
 
 
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+def inner_jaxprs(params: Params) -> Iterator[core.Jaxpr]:
     """The jaxprs among the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -326,7 +332,7 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
                 yield open_jaxpr(item)
 
 
-def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+def scan_layout(params: Params) -> tuple[int, int]:
     """How many of a `scan`'s operands are constants and how many are carried."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -334,7 +340,7 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def inner_equations(eqn: Any) -> Iterator[Any]:
+def inner_equations(eqn: Equation | core.JaxprEqn) -> Iterator[core.JaxprEqn]:
     """All JAX equations nested anywhere inside an equation's parameters."""
     for jaxpr in inner_jaxprs(eqn.params):
         for inner in jaxpr.eqns:
@@ -344,8 +350,10 @@ def inner_equations(eqn: Any) -> Iterator[Any]:
 
 def cannot_be_mapped(eqn: Equation) -> bool:
     """Whether an equation calls Python in a way that has no `vmap`."""
-    calls = ((e.primitive.name, e.params) for e in (eqn, *inner_equations(eqn)))
-    return any(n == "pure_callback" and p.get("vmap_method") is None for n, p in calls)
+    calls: list[Any] = [eqn, *inner_equations(eqn)]
+    return any(
+        e.primitive.name == "pure_callback" and e.params.get("vmap_method") is None for e in calls
+    )
 
 
 def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False) -> tuple:
@@ -357,7 +365,7 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
     """
     number: dict[Var, int] = {}
 
-    def name(atom: Atom) -> Any:
+    def name(atom: Atom) -> Hashable:
         return _value_key(atom.value, True) if isinstance(atom, Const) else number[atom]
 
     def declare(var: Var) -> tuple:
@@ -377,7 +385,7 @@ def fingerprint(program: Program, consts: Sequence[Any], *, values: bool = False
     return heads, body, tuple(name(o) for o in program.outputs), constants
 
 
-def _value_key(value: Any, exact: bool) -> Any:
+def _value_key(value: Any, exact: bool) -> Hashable:
     dtype = Const(value).dtype
     traced = is_traced(value)
     if traced and exact:
@@ -396,14 +404,14 @@ def _value_key(value: Any, exact: bool) -> Any:
 _THUNKS = {"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 
 
-def _params_key(eqn: Equation, derivatives: bool) -> Any:
+def _params_key(eqn: Equation, derivatives: bool) -> Hashable:
     plain = tuple((k, _param_key(v)) for k, v in sorted(eqn.params.items()) if k not in _THUNKS)
     names = [eqn.name, *(e.primitive.name for e in inner_equations(eqn))]
     custom = derivatives and any(n in _CUSTOM_DERIVATIVE for n in names)
     return (plain, _derivative_key(eqn)) if custom else plain
 
 
-def _param_key(value: Any) -> Any:
+def _param_key(value: Any) -> Hashable:
     if hasattr(open_jaxpr(value), "eqns"):
         return fingerprint(*flatten(value), values=True)
     if isinstance(value, (tuple, list)):
@@ -436,17 +444,17 @@ def _derivative_key(eqn: Equation) -> tuple:
 
 # --------------------------------------------------------------------------------- JAX's jaxprs
 
-_variables: WeakKeyDictionary[Var, Any] = WeakKeyDictionary()
+_variables: WeakKeyDictionary[Var, core.Var] = WeakKeyDictionary()
 
 
-def variable(var: Var) -> Any:
+def variable(var: Var) -> core.Var:
     """The JAX variable that stands for a variable of a program: always the same one."""
     if var not in _variables:
         _variables[var] = core.Var(jax.core.ShapedArray(var.shape, var.dtype))
     return _variables[var]
 
 
-def jaxpr_of(program: Program) -> Any:
+def jaxpr_of(program: Program) -> core.Jaxpr:
     """A program as a jaxpr of JAX, over `variable`s."""
     blank = open_jaxpr(jax.make_jaxpr(lambda: ())())
     consts = [variable(v) for v in program.consts]
@@ -463,12 +471,12 @@ def jaxpr_of(program: Program) -> Any:
     )
 
 
-def closed_jaxpr_of(program: Program, consts: Sequence[Any]) -> Any:
+def closed_jaxpr_of(program: Program, consts: Sequence[Any]) -> core.ClosedJaxpr:
     """A program and the values of its constants as a closed jaxpr of JAX."""
     return core.ClosedJaxpr(jaxpr_of(program), consts)
 
 
-def equation_of(eqn: Equation) -> Any:
+def equation_of(eqn: Equation) -> core.JaxprEqn:
     """An equation as one of JAX, over `variable`s."""
     inputs, outputs = [operand_of(a) for a in eqn.inputs], [variable(v) for v in eqn.outputs]
     return core.new_jaxpr_eqn(
@@ -476,7 +484,7 @@ def equation_of(eqn: Equation) -> Any:
     )
 
 
-def operand_of(atom: Atom) -> Any:
+def operand_of(atom: Atom) -> core.Var | core.Literal:
     """The JAX variable or literal that stands for an atom."""
     if isinstance(atom, Var):
         return variable(atom)
@@ -495,7 +503,7 @@ def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def at_line_of(eqn: Equation) -> Any:
+def at_line_of(eqn: Equation) -> AbstractContextManager[None]:
     """A context in which what is traced has the user's line of this equation."""
     source = eqn.source
     if eqn.callers and user_line(source) is None:
@@ -559,7 +567,7 @@ def bind_forward(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     return call(*values)
 
 
-def pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
+def pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Pull]:
     """The results of an equation, and its reverse rule between inexact outputs and inputs."""
 
     def call(full):
@@ -572,7 +580,7 @@ def pullback(eqn: Equation, values: Sequence[Any]) -> tuple[list[Any], Any]:
     return outs, pull
 
 
-def pulled_zeros(eqn: Equation, pull: Any) -> tuple[Any, ...]:
+def pulled_zeros(eqn: Equation, pull: Pull) -> tuple[Array, ...]:
     """The result of a reverse rule for a cotangent of zero: what it adds to any other."""
     return pull([jnp.zeros(o.shape, o.dtype) for o in eqn.outputs if o.is_inexact])
 
@@ -613,7 +621,7 @@ def hide_frames_of(module: Any) -> None:
         _OWN_FOLDERS.append(folder)
 
 
-def user_line(source: Any) -> str | None:
+def user_line(source: SourceInfo | None) -> str | None:
     """`file:line (function)` of the innermost frame that belongs to the user."""
     if source is None or source.traceback is None:
         return None
@@ -629,7 +637,7 @@ def failing_line(error: BaseException) -> str | None:
 
 def made_by_cond(eqn: Equation) -> bool:
     """Whether an equation is JAX's own translation of a `cond`, not of a function inside of it."""
-    traceback = eqn.source.traceback
+    traceback: Any = eqn.source.traceback
     for frame in traceback.frames if traceback is not None else ():  # innermost first
         if not frame.file_name.startswith(_JAX):
             return False
@@ -672,7 +680,7 @@ class DerivedPrimitive(Primitive):
         ad.primitive_transposes[self] = self._transpose
         batching.primitive_batchers[self] = self._batch
 
-    def apply(self, params: dict[str, Any]) -> Callable[..., Array]:
+    def apply(self, params: Params) -> Callable[..., Array]:
         """The plain function of the operands, under its static parameters and `vmap`s."""
         static = {k: v for k, v in params.items() if k != "mapped"}
         fun = lambda *args: self.function(*args, **static)
@@ -735,7 +743,7 @@ class Placeholder(Primitive):
         ad.primitive_jvps[self] = self._refuse
         batching.primitive_batchers[self] = self._batch
 
-    def _refuse(self, *args: Any, **params: Any) -> Any:
+    def _refuse(self, *args: object, **params: object) -> NoReturn:
         raise Misplaced(f"{self.name} is evaluated, differentiated or mapped.")
 
     def _batch(self, operands, axes, *, outs, mapped, same, **params):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
 
 from .._errors import value_error
+from ..ops._units import UnitArray as UnitArray
 
-UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit
 Size = int | Sequence[int]
 Init = Callable[..., Any] | Any  # an initialiser, or a value
 

@@ -12,9 +12,9 @@ from jax import lax
 
 from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
-from ._operator import Rules, Weights, register_primitive
+from ._operator import Params, Rules, Shapes, Weights, register_primitive
 from ._twin import folds
-from ._units import Hook, Operand, bias_operand, bind, hooked, operand
+from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
 
 Array = jax.Array
 
@@ -41,7 +41,7 @@ def _convolve(
 
 def _features(
     x: Array,
-    shapes: dict[str, Any],
+    shapes: Shapes,
     *,
     has_bias: bool = False,
     dimension_numbers: lax.ConvDimensionNumbers,
@@ -73,7 +73,7 @@ def _features(
     return with_bias_features(jnp.transpose(patches, order), shapes)
 
 
-def _batch_axes(operands: Sequence[Array], params: dict[str, Any]) -> tuple[int, int] | None:
+def _batch_axes(operands: Sequence[Array], params: Params) -> tuple[int, int] | None:
     # Batch groups, and a bias that differs along the batch, fix what the batch axis means.
     dims = params["dimension_numbers"]
     if params.get("has_bias") and operands[2].ndim > 1:
@@ -96,9 +96,9 @@ etp_conv.twin = folds(etp_conv, _batch_axes)
 
 
 def conv(
-    x: Any,
-    kernel: Any,
-    bias: Any = None,
+    x: AnyArray,
+    kernel: AnyArray,
+    bias: AnyArray | None = None,
     *,
     strides: int | Sequence[int] = (1,),
     padding: str | Sequence[tuple[int, int]] = "SAME",
@@ -109,7 +109,7 @@ def conv(
     dimension_numbers: Any = None,
     kernel_fn: Hook = None,
     bias_fn: Hook = None,
-) -> Any:
+) -> UnitArray:
     """Convolve a batch with a trained kernel, as `jax.lax.conv_general_dilated`.
 
     Args:

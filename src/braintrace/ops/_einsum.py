@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from .._errors import value_error
 from ._einsum_form import EinsumForm
-from ._operator import Rules, Weights, register_primitive
+from ._operator import Rules, Shapes, Weights, register_primitive
 from ._twin import folds
-from ._units import Hook, Operand, attach, floating, hooked, operand
+from ._units import AnyArray, Hook, Operand, UnitArray, attach, floating, hooked, operand
 
 Array = jax.Array
 
@@ -19,7 +17,7 @@ def _contract(x: Array, weight: Array, *, equation: str) -> Array:
     return EinsumForm.parse(equation).apply(x, weight)
 
 
-def _features(x: Array, shapes: dict[str, Any], *, equation: str) -> Weights:
+def _features(x: Array, shapes: Shapes, *, equation: str) -> Weights:
     return {"weight": EinsumForm.parse(equation).features(x)}
 
 
@@ -29,7 +27,7 @@ etp_einsum = register_primitive(
 etp_einsum.twin = folds(etp_einsum)
 
 
-def einsum(equation: str, x: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
+def einsum(equation: str, x: AnyArray, weight: AnyArray, *, weight_fn: Hook = None) -> UnitArray:
     """Contract a batched input with a trained weight of any rank.
 
     Args:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._operator import ETPPrimitive, Params, Rules, Shapes, Weights, register_primitive
 from ._twin import twins
 
 Array = jax.Array
@@ -103,13 +103,13 @@ def biased(form: EinsumForm) -> Callable[..., Array]:
 def biased_features(form: EinsumForm) -> Callable[..., Weights]:
     """The features of `biased(form)`, whatever its other static parameters."""
 
-    def features(x: Array, shapes: dict[str, Any], **static: Any) -> Weights:
+    def features(x: Array, shapes: Shapes, **static: Any) -> Weights:
         return with_bias_features(form.features(x), shapes)
 
     return features
 
 
-def with_bias_features(weight: Array, shapes: dict[str, Any]) -> Weights:
+def with_bias_features(weight: Array, shapes: Shapes) -> Weights:
     """Add a bias, where there is one: a row of the weight whose input is 1."""
     out = {"weight": weight}
     if "bias" in shapes:
@@ -120,7 +120,7 @@ def with_bias_features(weight: Array, shapes: dict[str, Any]) -> Weights:
 def biased_rules(form: EinsumForm) -> Rules:
     """Hand-written forms for `biased(form)`."""
 
-    def pull(x: Array, c: Array, shapes: dict[str, Any], **static: Any) -> Weights:
+    def pull(x: Array, c: Array, shapes: Shapes, **static: Any) -> Weights:
         out = {"weight": form.pull(x, c, shapes["weight"])}
         if "bias" in shapes:
             bias = shapes["bias"]
@@ -160,6 +160,6 @@ def biased_pair(batched: str, single: str, form: EinsumForm) -> tuple[ETPPrimiti
     return twins(primitive(batched, with_batch, True), primitive(single, form, False))
 
 
-def weight_and_bias(params: dict[str, Any]) -> dict[str, int]:
+def weight_and_bias(params: Params) -> dict[str, int]:
     """Positions of the trained operands of `biased`."""
     return {"weight": 1, "bias": 2} if params.get("has_bias") else {"weight": 1}

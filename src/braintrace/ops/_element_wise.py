@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from ._operator import Rules, Weights, register_primitive
-from ._units import Hook, attach, hooked
+from ._operator import Rules, Shapes, Weights, register_primitive
+from ._units import AnyArray, Hook, UnitArray, attach, hooked
 
 Array = jax.Array
 
 
-def _features(x: None, shapes: dict[str, Any]) -> Weights:
+def _features(x: None, shapes: Shapes) -> Weights:
     return {"weight": jnp.ones(shapes["weight"].shape, shapes["weight"].dtype)}
 
 
@@ -27,7 +25,7 @@ etp_elemwise = register_primitive(
 )
 
 
-def element_wise(weight: Any, fn: Hook = None, *, weight_fn: Hook = None) -> Any:
+def element_wise(weight: AnyArray, fn: Hook = None, *, weight_fn: Hook = None) -> UnitArray:
     """Mark a parameter that acts element by element (a time constant, a bias) as trained online.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +9,14 @@ import numpy as np
 from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
-from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shapes, Weights, register_primitive
 from ._twin import twins
-from ._units import Hook, Operand, attach, expect_axes, hooked, operand
+from ._units import AnyArray, Hook, Operand, UnitArray, attach, expect_axes, hooked, operand
 
 Array = jax.Array
 
 
-def _one_hot(x: Array, shapes: dict[str, Any]) -> Array:
+def _one_hot(x: Array, shapes: Shapes) -> Array:
     table = shapes["weight"]
     return jax.nn.one_hot(jnp.clip(x, 0, table.shape[0] - 1), table.shape[0], dtype=table.dtype)
 
@@ -34,7 +32,7 @@ def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
         table = weights["weight"]
         return form.apply(x, table) if is_inexact(x.dtype) else function(x, table)
 
-    def features(x: Array, shapes: dict[str, Any]) -> Weights:
+    def features(x: Array, shapes: Shapes) -> Weights:
         rows = x if is_inexact(x.dtype) else _one_hot(x, shapes)
         return {"weight": form.features(rows)}
 
@@ -48,7 +46,7 @@ etp_emb, etp_emb_v = twins(
 )
 
 
-def embedding(indices: Any, weight: Any, *, weight_fn: Hook = None) -> Any:
+def embedding(indices: AnyArray, weight: AnyArray, *, weight_fn: Hook = None) -> UnitArray:
     """Look up rows of a trained table.
 
     Indices outside the table are an error where they have values; inside `jit` they are

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased_pair
-from ._units import Hook, bias_operand, bind, expect_axes, hooked, operand
+from ._units import AnyArray, Hook, UnitArray, bias_operand, bind, expect_axes, hooked, operand
 
 etp_gmm, etp_gmv = biased_pair("etp_gmm", "etp_gmv", EinsumForm.parse("gk,gkn->gn"))
 
 
 def grouped_matmul(
-    x: Any, weight: Any, bias: Any = None, *, weight_fn: Hook = None, bias_fn: Hook = None
-) -> Any:
+    x: AnyArray,
+    weight: AnyArray,
+    bias: AnyArray | None = None,
+    *,
+    weight_fn: Hook = None,
+    bias_fn: Hook = None,
+) -> UnitArray:
     """Multiply every group of units by its own trained matrix.
 
     Args:

@@ -10,14 +10,14 @@ import numpy as np
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_features
 from ._matmul import check_product
-from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._operator import ETPPrimitive, Params, Rules, Weights, register_primitive
 from ._twin import twins
-from ._units import Hook, Operand, bias_operand, bind, hooked, operand
+from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
 
 Array = jax.Array
 
 
-def _trainable(params: dict[str, Any]) -> dict[str, int]:
+def _trainable(params: Params) -> dict[str, int]:
     keys = {"lora_b": 1, "lora_a": 2}
     return {**keys, "bias": 3} if params.get("has_bias") else keys
 
@@ -51,16 +51,16 @@ etp_lora_mm, etp_lora_mv = twins(
 
 
 def lora_matmul(
-    x: Any,
-    B: Any,
-    A: Any,
+    x: AnyArray,
+    B: AnyArray,
+    A: AnyArray,
     *,
-    alpha: Any = 1.0,
-    bias: Any = None,
+    alpha: AnyArray = 1.0,
+    bias: AnyArray | None = None,
     b_fn: Hook = None,
     a_fn: Hook = None,
     bias_fn: Hook = None,
-) -> Any:
+) -> UnitArray:
     """Multiply by a trained matrix of low rank: `alpha * x @ b_fn(B) @ a_fn(A) + bias_fn(bias)`.
 
     Args:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased_pair
-from ._units import Hook, Operand, bias_operand, bind, expect_axes, hooked, operand
+from ._units import (
+    AnyArray,
+    Hook,
+    Operand,
+    UnitArray,
+    bias_operand,
+    bind,
+    expect_axes,
+    hooked,
+    operand,
+)
 
 etp_mm, etp_mv = biased_pair("etp_mm", "etp_mv", EinsumForm.parse("i,io->o"))
 
 
 def matmul(
-    x: Any, weight: Any, bias: Any = None, *, weight_fn: Hook = None, bias_fn: Hook = None
-) -> Any:
+    x: AnyArray,
+    weight: AnyArray,
+    bias: AnyArray | None = None,
+    *,
+    weight_fn: Hook = None,
+    bias_fn: Hook = None,
+) -> UnitArray:
     """Multiply by a trained matrix: `x @ weight_fn(weight) + bias_fn(bias)`.
 
     Args:

@@ -28,6 +28,9 @@ from ._ties import aval, tied_axes
 
 Array = jax.Array
 Weights = dict[str, Array]
+Shape = jax.ShapeDtypeStruct
+Shapes = dict[str, Shape]
+Params = dict[str, Any]  # the static parameters of an equation
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Rules:
     of_part: Callable[..., Array] | None = None
 
 
-def _weight_only(params: dict[str, Any]) -> dict[str, int]:
+def _weight_only(params: Params) -> dict[str, int]:
     return {"weight": 1}
 
 
@@ -78,7 +81,7 @@ class ETPPrimitive(DerivedPrimitive):
         *,
         batched: bool = False,
         gradient_enabled: bool = False,
-        trainable_invars_fn: Callable[[dict[str, Any]], dict[str, int]] | None = None,
+        trainable_invars_fn: Callable[[Params], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
         factor_invars: tuple[int, ...] = (),
         rules: Rules | None = None,
@@ -92,7 +95,7 @@ class ETPPrimitive(DerivedPrimitive):
         self.rules = rules or Rules()
         self._warned = False  # that rules written by hand are not used
 
-    def register_etp_rules(self, **rules: Callable[..., Any] | None) -> None:
+    def register_etp_rules(self, **rules: Callable | None) -> None:
         """Take rules by keyword, as programs written for hand-derived operators pass them.
 
         They are derived from the operator's function here: a warning says that they are not used.
@@ -150,7 +153,7 @@ def register_primitive(
     *,
     batched: bool = False,
     gradient_enabled: bool = False,
-    trainable_invars_fn: Callable[[dict[str, Any]], dict[str, int]] | None = None,
+    trainable_invars_fn: Callable[[Params], dict[str, int]] | None = None,
     x_invar_index: int | None = 0,
     y_outvar_index: int = 0,
     rules: Rules | None = None,
@@ -202,8 +205,8 @@ class Operator:
 
     primitive: ETPPrimitive
     params: Mapping[str, Any]
-    operands: tuple[Any, ...]
-    y: Any
+    operands: tuple[Shape, ...]
+    y: Shape
     positions: dict[str, int] = field(init=False)
 
     def __post_init__(self):
@@ -242,7 +245,7 @@ class Operator:
         return self.recorded(self.operands)
 
     @cached_property
-    def _static(self) -> dict[str, Any]:
+    def _static(self) -> Params:
         return {k: v for k, v in self.params.items() if k != "mapped"}
 
     @property
@@ -271,7 +274,7 @@ class Operator:
         return rule(weights, **self._static) if rule and self.plain else dict(weights)
 
     @cached_property
-    def shapes(self) -> dict[str, Any]:
+    def shapes(self) -> Shapes:
         """Shapes of the effective weights."""
         raw = {k: self.operands[i] for k, i in self.positions.items()}
         return dict(jax.eval_shape(self.effective, raw))
@@ -355,7 +358,7 @@ class Operator:
         return {k: frozenset(n for n in names if n is not None) for k, names in reads.items()}
 
     def _pull_reads(
-        self, function: Callable[..., Array], x: Any, shapes: Mapping[str, Any]
+        self, function: Callable[..., Array], x: Any, shapes: Mapping[str, Shape]
     ) -> dict[str, frozenset[str | None]]:
         """Per weight, what its pull-back reads: names of weights, None for the input."""
         names = list(shapes)

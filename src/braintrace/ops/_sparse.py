@@ -9,10 +9,20 @@ import jax.numpy as jnp
 
 from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
-from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shapes, Weights, register_primitive
 from ._structure import Structure, structure_of
 from ._twin import twins
-from ._units import Hook, Operand, bias_operand, bind, expect_axes, hooked, operand
+from ._units import (
+    AnyArray,
+    Hook,
+    Operand,
+    UnitArray,
+    bias_operand,
+    bind,
+    expect_axes,
+    hooked,
+    operand,
+)
 
 Array = jax.Array
 
@@ -33,7 +43,7 @@ def _multiply(
     return y if bias is None else y + bias
 
 
-def _features(x: Array, shapes: dict[str, Any], *, structure: Structure, **static: Any) -> Weights:
+def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: Any) -> Weights:
     inputs = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
     return with_bias_features(inputs, shapes)
 
@@ -62,15 +72,15 @@ etp_sp_mm, etp_sp_mv = twins(_primitive("etp_sp_mm", 2), _primitive("etp_sp_mv",
 
 
 def sparse_matmul(
-    x: Any,
-    weight: Any = None,
+    x: AnyArray,
+    weight: AnyArray | None = None,
     *,
     sparse_mat: Any,
-    bias: Any = None,
+    bias: AnyArray | None = None,
     weight_fn: Hook = None,
     bias_fn: Hook = None,
-    weight_data: Any = None,
-) -> Any:
+    weight_data: AnyArray | None = None,
+) -> UnitArray:
     """Multiply by a sparse matrix whose non-zeros are trained: `x @ S(weight_fn(weight)) + bias`.
 
     Args:

@@ -6,15 +6,14 @@ So a weight that all mapped calls share stays one weight of one operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._operator import ETPPrimitive
+from ._operator import ETPPrimitive, Params
 
 Array = jax.Array
-Twin = Callable[[Sequence[Array], tuple[int | None, ...], dict[str, Any]], Array | None]
+Twin = Callable[[Sequence[Array], tuple[int | None, ...], Params], Array | None]
 
 
 def _input_only(axes: tuple[int | None, ...]) -> bool:
@@ -41,7 +40,7 @@ def becomes(batched: ETPPrimitive) -> Twin:
 
 def folds(
     primitive: ETPPrimitive,
-    batch_axes: Callable[[Sequence[Array], dict[str, Any]], tuple[int, int] | None] | None = None,
+    batch_axes: Callable[[Sequence[Array], Params], tuple[int, int] | None] | None = None,
 ) -> Twin:
     """For an operator with batch: the mapped axis joins the batch axis and leaves it again.
 

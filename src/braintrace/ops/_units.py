@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
+from jax.typing import ArrayLike
 
 from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._operator import ETPPrimitive
 
 Array = jax.Array
+UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit
+AnyArray: TypeAlias = ArrayLike | u.Quantity  # of JAX, NumPy or Python
 Hook = Callable[[Array], Array] | None
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -84,7 +87,11 @@ def expect_axes(op: str, operand: Operand, ranks: tuple[int, ...], *, why: str, 
 
 
 def bias_operand(
-    op: str, bias: Any, unit: u.Unit, fn: Hook, shape: tuple[int, ...] | None = None
+    op: str,
+    bias: AnyArray | None,
+    unit: u.Unit,
+    fn: Hook,
+    shape: tuple[int, ...] | None = None,
 ) -> Operand | None:
     """Bring a bias to the unit of the product, then apply its hook; refuse another shape.
 
@@ -119,7 +126,7 @@ def bind(
     bias: Operand | None,
     unit: u.Unit,
     **static: Any,
-) -> Any:
+) -> UnitArray:
     """Apply a primitive with an optional bias to plain arrays; the result has `unit`."""
     values = [floating(x, weights[0]), *(w.value for w in weights)]
     if bias is not None:
@@ -132,6 +139,6 @@ def floating(x: Operand, weight: Operand) -> Array:
     return x.value if is_inexact(x.value.dtype) else x.value.astype(weight.value.dtype)
 
 
-def attach(y: Array, unit: u.Unit) -> Any:
+def attach(y: Array, unit: u.Unit) -> UnitArray:
     """Give the result its unit; a dimensionless result is a plain array."""
     return y if unit == u.UNITLESS else u.maybe_decimal(u.Quantity(y, unit=unit))
