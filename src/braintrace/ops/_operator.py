@@ -6,7 +6,9 @@ an `ETPPrimitive` may carry faster hand-written `rules` for the same mathematics
 
 The trace of a weight has one entry per (free output position, weight element): axes of the output
 that are tied to a weight axis (see `_ties`) are shared, the remaining ones are free. `spread` takes
-values at output elements to these coordinates, `features` is dy/dw in them.
+values at output elements to these coordinates, `features` is dy/dw in them. For `y = x @ w` with
+x of shape (batch, in) the axis `out` is tied and `batch` is free: the trace is (batch, in, out),
+`spread` of (batch, out) is (batch, 1, out), and `features` are x as (batch, in, 1).
 """
 
 from __future__ import annotations
