@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import saiunit as u
 
 from .._errors import message, value_error
 
+Axes: TypeAlias = Any  # of matplotlib
+Duration: TypeAlias = float | u.Quantity
 
-def axes(ax: Any = None) -> Any:
+
+def axes(ax: Axes | None = None) -> Axes:
     """These axes, or those of a new figure.
 
     Raises:
@@ -34,12 +37,12 @@ def axes(ax: Any = None) -> Any:
     return pyplot.subplots(layout="constrained")[1]
 
 
-def times(length: int, dt: Any) -> tuple[np.ndarray, str]:
+def times(length: int, dt: Duration | None) -> tuple[np.ndarray, str]:
     """The time after each step, and what to call it: ms if there is a duration of a step."""
     return (np.arange(1, length + 1) * _milliseconds(dt), "time (ms)" if dt is not None else "step")
 
 
-def _milliseconds(dt: Any) -> float:
+def _milliseconds(dt: Duration | None) -> float:
     if dt is None:
         return 1.0
     try:
@@ -55,7 +58,7 @@ def _milliseconds(dt: Any) -> float:
     return value
 
 
-def tidy(ax: Any, **labels: Any) -> Any:
+def tidy(ax: Axes, **labels: object) -> Axes:
     """Set labels and leave out the frame at the top and the right."""
     ax.set(**labels)
     ax.spines[["top", "right"]].set_visible(False)

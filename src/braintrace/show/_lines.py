@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 import saiunit as u
 
 from .._errors import dotted, value_error
-from ._axes import axes, tidy, times
+from ._axes import Axes, Duration, axes, tidy, times
 from ._raster import one_sample
-from ._recording import Recording, lookup, path_of
+from ._recording import Name, Recording, lookup, path_of
 
 Lines = Mapping[str, jax.Array | np.ndarray]
 
 
-def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any = None) -> Any:
+def traces(
+    recording: Recording,
+    weight: Name | None = None,
+    *,
+    dt: Duration | None = None,
+    ax: Axes | None = None,
+) -> Axes:
     """Draw eligibility traces over time: the length of each, or the recorded entries of one.
 
     `dt`, `ax` and the result are those of `raster`.
@@ -44,12 +49,12 @@ def traces(recording: Recording, weight: Any = None, *, dt: Any = None, ax: Any 
 
 def signals(
     recording: Recording,
-    state: Any = None,
+    state: Name | None = None,
     *,
-    dt: Any = None,
+    dt: Duration | None = None,
     sample: int | None = None,
-    ax: Any = None,
-) -> Any:
+    ax: Axes | None = None,
+) -> Axes:
     """Draw learning signals `∂L_t/∂h_t` over time: the length of each, or one by neuron.
 
     `dt`, `sample`, `ax` and the result are those of `raster`.
@@ -92,13 +97,13 @@ def signals(
 
 def states(
     recording: Recording,
-    state: Any,
+    state: Name,
     *,
     neurons: int | Sequence[int] = 5,
-    dt: Any = None,
+    dt: Duration | None = None,
     sample: int | None = None,
-    ax: Any = None,
-) -> Any:
+    ax: Axes | None = None,
+) -> Axes:
     """Draw a state, such as a membrane potential, over time.
 
     `dt`, `sample`, `ax` and the result are those of `raster`.
@@ -123,7 +128,7 @@ def states(
     return _curves(axes(ax), after, lines, label, name)
 
 
-def _curves(ax: Any, after: np.ndarray, lines: Lines, xlabel: str, ylabel: str) -> Any:
+def _curves(ax: Axes, after: np.ndarray, lines: Lines, xlabel: str, ylabel: str) -> Axes:
     for name, values in lines.items():
         ax.plot(after, np.asarray(values), label=name, linewidth=1.2)
     if len(lines) > 1 or (lines and "[" not in next(iter(lines))):

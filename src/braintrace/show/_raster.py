@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 import saiunit as u
+from jax.typing import ArrayLike
 
 from .._errors import value_error
-from ._axes import axes, tidy, times
+from ._axes import Axes, Duration, axes, tidy, times
 
 
 def raster(
-    spikes: Any,
+    spikes: ArrayLike,
     *,
-    dt: Any = None,
+    dt: Duration | None = None,
     sample: int | None = None,
-    ax: Any = None,
-    color: Any = None,
-) -> Any:
+    ax: Axes | None = None,
+    color: str | None = None,
+) -> Axes:
     """Draw a raster plot: a mark for every spike, neurons from bottom to top.
 
     Args:
@@ -63,7 +62,7 @@ def raster(
     )
 
 
-def one_sample(array: Any, sample: int | None) -> np.ndarray:
+def one_sample(array: ArrayLike, sample: int | None) -> np.ndarray:
     """An array (T, N), or (T, B, N) without its axis of samples."""
     array = np.asarray(jax.device_get(u.get_mantissa(array)))
     if array.ndim not in (2, 3):

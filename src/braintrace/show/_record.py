@@ -14,7 +14,7 @@ import numpy as np
 
 from .._errors import not_supported, type_error, value_error
 from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
-from ._recording import Path, Recording, TraceRecord, lookup, path_of
+from ._recording import Name, Path, Recording, TraceRecord, lookup, path_of
 from ._traces import norm, trace_readers
 
 MEMORY = 1 << 30
@@ -23,9 +23,9 @@ MEMORY = 1 << 30
 def record(
     learner: ETraceAlgorithm,
     *sequences: Any,
-    step_fn: Callable[..., Any] | None = None,
-    states: Iterable[Any] | None = None,
-    weights: Iterable[Any] | None = None,
+    step_fn: Callable[..., jax.Array] | None = None,
+    states: Iterable[Name] | None = None,
+    weights: Iterable[Name] | None = None,
     entries: int = 8,
     sample: int | None = None,
     memory_limit: int = MEMORY,
@@ -110,7 +110,7 @@ class _Place:
     """A hidden leaf: its position, its state, and which leaf of the state's value it is."""
 
     position: int
-    state: Any
+    state: brainstate.State
     index: int
     alone: bool
 
@@ -119,7 +119,7 @@ class _Place:
         return value if self.alone else jax.tree.leaves(value)[self.index]
 
 
-def _places(learner: ETraceAlgorithm, wanted: Iterable[Any] | None) -> dict[Path, _Place]:
+def _places(learner: ETraceAlgorithm, wanted: Iterable[Name] | None) -> dict[Path, _Place]:
     """Where the states to record are, by path; of a state of several arrays, by path and index."""
     states = learner.hidden_states
     leaves = learner.graph.module_info.step.hidden
@@ -134,7 +134,7 @@ def _places(learner: ETraceAlgorithm, wanted: Iterable[Any] | None) -> dict[Path
     return {path_of(w): lookup(places, w, "hidden state", "the model") for w in wanted}
 
 
-def _loss(step_fn: Callable[..., Any], slices: Any) -> Any:
+def _loss(step_fn: Callable[..., jax.Array], slices: Any) -> jax.Array:
     loss = step_fn(*slices)
     if isinstance(loss, tuple) or jnp.shape(loss) != ():
         kind = "a tuple" if isinstance(loss, tuple) else f"shape {jnp.shape(loss)}"
@@ -146,7 +146,7 @@ def _loss(step_fn: Callable[..., Any], slices: Any) -> Any:
     return loss
 
 
-def _sample(a: Any, batch: int | None, sample: int) -> Any:
+def _sample(a: jax.Array, batch: int | None, sample: int) -> jax.Array:
     return a[sample] if jnp.ndim(a) and jnp.shape(a)[0] == batch else a
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -12,6 +12,8 @@ from .._errors import dotted, value_error
 
 Array = jax.Array
 Path = tuple[Any, ...]
+Name = str | Path  # a path, or its keys joined by dots
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +58,12 @@ class Recording:
     gradients: Mapping[Path, Array]
 
 
-def path_of(name: Any) -> Path:
+def path_of(name: Name) -> Path:
     """A path as users write it: a tuple of keys, or one name with dots."""
     return tuple(name.split(".")) if isinstance(name, str) else tuple(name)
 
 
-def lookup(items: Mapping[Path, Any], name: Any, kind: str, where: str = "the recording") -> Any:
+def lookup(items: Mapping[Path, T], name: Name, kind: str, where: str = "the recording") -> T:
     """The item at a path.
 
     Raises:

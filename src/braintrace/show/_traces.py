@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..learner import ETraceAlgorithm
-from ._recording import Path, lookup, path_of
+from ._recording import Name, Path, lookup, path_of
 
 Array = jax.Array
 
@@ -37,7 +37,7 @@ def norm(tree: Any) -> Array:
 
 
 def trace_readers(
-    learner: ETraceAlgorithm, wanted: Iterable[Any] | None, entries: int, sample: int | None
+    learner: ETraceAlgorithm, wanted: Iterable[Name] | None, entries: int, sample: int | None
 ) -> dict[Path, TraceReader]:
     """Readers of the traces of parameters, by path; default of all that have one."""
     parameters = learner.report.parameters.values()
