@@ -222,7 +222,7 @@ def test_a_cell_of_your_own_needs_two_methods():
 
 
 ERRORS = [
-    (dict(reset="mild"), "no reset 'mild'(.|\n)*soft and hard"),
+    (dict(reset="mild"), "no reset 'mild'(.|\n)*soft, hard"),
     (dict(surrogate="step"), "no surrogate 'step'(.|\n)*triangle"),
     (dict(V_th=0.0), "V_th is 0.0(.|\n)*positive"),
     (dict(tau=-1.0 * u.ms), "tau is \\[-1\\..*(.|\n)*positive"),
