@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._errors import dotted
 from .._jaxpr import flatten, is_traced, prune
-from ..engine import Values, init_traces
+from ..engine import Values
 from ..graph import (
     CompilationReport,
     ControlFlowPolicy,
@@ -146,8 +146,8 @@ def make_plan(
     check_relations(graph, rule.record.per_parameter)
     rule.check_groups(graph.groups)
     arrays = signature.shapes[first : first + len(trained)]
-    values = Values(consts, (), tuple(arrays), (), ())
-    shapes = jax.eval_shape(lambda v: init_traces(graph, rule.record, v), values)
+    init = lambda params: rule.record.init(graph, Values(tuple(consts), (), params, (), ()))
+    shapes = jax.eval_shape(init, tuple(arrays))
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
     return Plan(signature, graph, rule, tuple(consts), out_tree, shapes, windows)

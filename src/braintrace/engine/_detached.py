@@ -19,7 +19,7 @@ from jax import lax
 from .._control import Apply, Feed, Seen, through
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
 from ..graph import Graph, reach
-from ..rules import ExitCotangents
+from ._rule import ExitCotangents
 
 
 def evaluate_cut(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,33 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._control import Apply, run
+from .._control import Apply, bind_quietly, run
 from .._jaxpr import Equation, bind
 from ..graph import Graph, bind_reversible
-from ..rules import ExitCotangents
 from ._detached import evaluate_cut, evaluate_with_exits
+from ._rule import ExitCotangents
+from ._values import Values
 
 Array = jax.Array
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The arrays of a step: closed-over constants, arguments, and the three kinds of state.
-
-    `extra` is what the rule is given besides, and the step does not see.
-    """
-
-    consts: tuple[Any, ...]
-    args: tuple[Any, ...]
-    params: tuple[Any, ...]
-    hidden: tuple[Any, ...]
-    others: tuple[Any, ...]
-    extra: tuple[Any, ...] = ()
-
-
-jax.tree_util.register_dataclass(
-    Values, data_fields=["consts", "args", "params", "hidden", "others", "extra"], meta_fields=[]
-)
 
 
 def inputs_of(graph: Graph, values: Values) -> list[Any]:
@@ -59,6 +39,22 @@ def evaluate_plain(graph: Graph, values: Values) -> list[Any]:
     """The program's outputs, with a reverse mode through every `while`."""
     apply: Apply = lambda eqn, operands, feed: (bind_reversible(eqn, operands), {})
     return run(graph.step.program, values.consts, inputs_of(graph, values), apply, graph.whiles)[0]
+
+
+def new_hidden(graph: Graph, values: Values, taps: Mapping[int, Array] | None = None) -> list[Any]:
+    """The new hidden states as a function that can be differentiated forward.
+
+    `taps` are added to the operators' outputs, by relation; operators are not in control flow then.
+    """
+    index_of = {r.site.equation: r.index for r in graph.relations} if taps else {}
+
+    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+        outs = bind_quietly(eqn, operands)
+        return ([outs[0] + taps[index_of[eqn]]] if taps and eqn in index_of else outs), {}
+
+    inputs = inputs_of(graph, values)
+    outs = run(graph.step.program, values.consts, inputs, apply, graph.custom)[0]
+    return [outs[leaf.output] for leaf in graph.step.hidden]
 
 
 def evaluate_window(

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from ..graph import Graph
-from ..rules import ExitCotangents, Rule, SignalInputs, WholeStepRule
-from ._evaluate import Values, evaluate_single
+from ._evaluate import evaluate_single
 from ._feedback import back_operands
+from ._rule import ExitCotangents, Rule, SignalInputs
 from ._signals import signal_source
-from ._time import TimeAxes
+from ._values import TimeAxes, Values
 
 Array = jax.Array
 Made = Callable[[Sequence[Array], Any], list[Array]]
@@ -22,7 +22,7 @@ Made = Callable[[Sequence[Array], Any], list[Array]]
 
 def run_with_exits(
     graph: Graph,
-    rule: Rule | WholeStepRule,
+    rule: Rule,
     values: Values,
     exits: Sequence[Array],
     extra: tuple[bool, ...],
@@ -32,26 +32,22 @@ def run_with_exits(
 
     Args:
         graph: the analysed step.
-        rule: the rule, whose random feedback is on the way back.
+        rule: the rule, whose random feedback is in the reverse pass.
         values: the arrays of the step.
         exits: zeros, one per hidden leaf.
-        extra: as in `TimeAxes`, of what the rule is given besides.
+        extra: as in `TimeAxes`, of what the rule is called with.
         names: its structure.
 
     Returns:
         results, values after the step, a function from the cotangents of `exits` and the last
         item to what the rule makes of them, and that item: arrays.
     """
-    feedback = rule.feedback if isinstance(rule, Rule) else None
-    backs = back_operands(graph, feedback)
+    backs = back_operands(graph, rule.feedback)
     outs = evaluate_single(graph, values, {}, {}, exits, ExitCotangents.READ, backs)
     step = graph.step
     kinds = (step.hidden, step.others)
     hidden, others = (tuple(outs[leaf.output] for leaf in kind) for kind in kinds)
     after = replace(values, hidden=hidden, others=others)
-    if not isinstance(rule, Rule):
-        return outs[: step.n_outs], after, lambda cotangents, read: list(cotangents), ()
-
     one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
     none = lambda arrays: tuple(False for _ in arrays)
     axes = TimeAxes(1, none(values.consts), none(values.args), None, extra, names)

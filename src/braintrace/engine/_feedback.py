@@ -1,4 +1,4 @@
-"""Random feedback: the way back through an operator with other operands than the way there."""
+"""Random feedback: other operands in the reverse pass through an operator than forward."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 from .._jaxpr import Var
 from ..graph import Graph, bits_of, reach
 from ..ops import ETPPrimitive
-from ..rules import Feedback
 from ._evaluate import Backs
+from ._rule import Feedback
 
 
 def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
@@ -27,11 +27,11 @@ def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
             continue
         if site.x is None or not bits_of(site.x, carries):
             continue
-        found = {}
+        operands = {}
         for k, at in enumerate(site.operator.positions.values()):
             shape, dtype = site.operator.operands[at].shape, site.operator.operands[at].dtype
             key = jax.random.fold_in(jax.random.fold_in(feedback.key, i), k)
             fan = max(1, math.prod(shape) // shape[0]) if shape else 1
-            found[at] = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
-        out[eqn] = found
+            operands[at] = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
+        out[eqn] = operands
     return out

@@ -11,7 +11,10 @@ import numpy as np
 
 from .._jaxpr import Var
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
-from ..rules import Steps
+from ._evaluate import inputs_of
+from ._map_steps import map_steps
+from ._rule import Steps
+from ._values import Block
 
 Array = jax.Array
 _FEW = 4  # derivatives that are written out one by one; more are computed side by side
@@ -40,6 +43,18 @@ def observe(
         tail = _tail(graph, graph.views[k].taps[t], pushed, relation, t)
         out.append(Steps(x, tail, states.transition(relation)))
     return out
+
+
+def observe_block(graph: Graph, block: Block) -> list[Steps]:
+    """The same for every step of a block."""
+    path, axes = block.path, block.axes
+
+    def one(slices, hidden, others, ys):
+        now = axes.at(path, slices, hidden, others)
+        return observe(graph, now.consts, inputs_of(graph, now), ys)
+
+    slices = (axes.slices(path), path.hidden, path.others, block.ys)
+    return map_steps(axes.length, one, *slices, mapped=not graph.unmapped)
 
 
 def _pushed(graph: Graph, k: int, consts, inputs, given: Mapping | None = None) -> Pushed:

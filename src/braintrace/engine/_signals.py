@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..graph import Graph, split_cotangents
-from ..rules import ExitCotangents, SignalInputs, Signals, square
-from ..rules import mix as carried_by
-from ._evaluate import Values, evaluate_plain
+from ._evaluate import Backs, evaluate_plain
 from ._map_steps import map_steps
-from ._time import TimeAxes, chosen_of, merged
+from ._rule import (
+    Arrived,
+    ExitCotangents,
+    Rule,
+    Signal,
+    SignalInputs,
+    Signals,
+    SignalSource,
+    Steps,
+)
+from ._values import TimeAxes, Values
 
 Array = jax.Array
-OWN = ""  # the name, among what a rule is given, of arrays that are no sequences
+OWN = ""  # the name, among what a rule is called with, of arrays that are no sequences
 
 
-@dataclass(frozen=True, slots=True)
-class SignalSource:
-    """Which exit cotangents a rule gets, and a signal of its own with what that reads."""
-
-    exits: ExitCotangents | None
-    signal: Any
-    states: Any = ()
-    extra: Any = None
-
-
-def signal_source(graph, rule, values, path, axes, backs) -> SignalSource:
+def signal_source(
+    graph: Graph, rule: Rule, values: Values, path: Values, axes: TimeAxes, backs: Backs | None
+) -> SignalSource:
+    """The signal of a rule in a block, with the states and arrays that it reads."""
     signal = rule.signal
     if signal is None and rule.feedback is not None and not backs:
-        signal = square(rule.feedback)
+        signal = rule.feedback.signal
     if signal is None:
         return SignalSource(rule.exit_cotangents, None)
     extra = {}
     if axes.names is not None:
-        given = jax.tree.unflatten(axes.names, values.extra)
-        own = given.pop(OWN, {})
+        called = jax.tree.unflatten(axes.names, values.extra)
+        own = called.pop(OWN, {})
         timed = jax.tree.unflatten(axes.names, axes.extra)
         timed.pop(OWN, None)
         longer = lambda a, t: a if t else jnp.broadcast_to(a, (axes.length, *jnp.shape(a)))
-        extra = {**jax.tree.map(longer, given, timed), **own}
+        extra = {**jax.tree.map(longer, called, timed), **own}
     states = path.hidden
     if axes.window is None:
         states = _after(graph, path, axes)
@@ -55,50 +54,50 @@ def signal_source(graph, rule, values, path, axes, backs) -> SignalSource:
 def _after(graph: Graph, path: Values, axes: TimeAxes) -> tuple[Array, ...]:
     """The states after every step."""
 
-    def step(consts, args, hidden, others):
-        consts, args = merged(path.consts, axes.consts, consts), merged(path.args, axes.args, args)
-        outs = evaluate_plain(graph, Values(consts, args, path.params, hidden, others))
+    def step(slices, hidden, others):
+        outs = evaluate_plain(graph, axes.at(path, slices, hidden, others))
         return tuple(outs[leaf.output] for leaf in graph.step.hidden)
 
-    sliced = (chosen_of(path.consts, axes.consts), chosen_of(path.args, axes.args))
-    return map_steps(axes.length, step, *sliced, path.hidden, path.others)
+    return map_steps(axes.length, step, axes.slices(path), path.hidden, path.others)
 
 
-def signals_of(graph: Graph, source, every, chosen, steps, lam, taps, exits) -> list[Signals]:
-    masked = chosen is not None
+def signals_of(graph: Graph, arrived: Arrived, steps: Sequence[Steps]) -> list[Signals]:
+    """The signals of every relation."""
+    source, every, taps = arrived.source, arrived.every, arrived.taps
     if source.signal is not None:
-        return _replaced(graph, source, every, chosen, lam, taps, exits)
-    entry = _at_slots(graph, lam)
-    leaving = _at_slots(graph, exits) if exits else None
+        return _replaced(graph, arrived, source.signal)
+    masked = arrived.substitute is not None
+    entry = _at_slots(graph, arrived.entry)
+    leaving = _at_slots(graph, arrived.exits) if arrived.exits else None
     out = []
     for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
         at, new = entry[i], None if leaving is None else leaving[i]
         if new is not None and source.exits is not ExitCotangents.READ:
             n = r.slots.width
             back = jnp.swapaxes(s.D[..., :n, :n], -1, -2)
-            moved = carried_by(back, new, r.slots.table is None)
+            moved = mix(back, new, r.slots.table is None)
             silent = (new == 0).all(-1, keepdims=True) if masked else False
             at = at + jnp.where(silent, 0, moved)
         out.append(Signals(at, taps[r.index], every, masked, new))
     return out
 
 
-def _replaced(graph: Graph, source, every, chosen, lam, taps, exits) -> list[Signals]:
+def _replaced(graph: Graph, arrived: Arrived, signal: Signal) -> list[Signals]:
     """Signals of the rule's own: at the new states, or where a window enters."""
-    given = exits if every is None else lam
-    inputs = SignalInputs(graph.groups, given, source.states, source.extra)
-    found = [jnp.asarray(a) for a in source.signal(inputs)]
-    if chosen is not None:
-        counts = chosen == jnp.arange(len(chosen))
-        found = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in found]
-    at = _at_slots(graph, found)
+    source, every, substitute = arrived.source, arrived.every, arrived.substitute
+    cotangents = arrived.exits if every is None else arrived.entry
+    inputs = SignalInputs(graph.groups, cotangents, source.states, source.extra)
+    own = [jnp.asarray(a) for a in signal(inputs)]
+    if substitute is not None:
+        counts = substitute == jnp.arange(len(substitute))
+        own = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in own]
     out = []
-    for r, a in zip(graph.relations, at, strict=True):
+    for r, a in zip(graph.relations, _at_slots(graph, own), strict=True):
+        ct, masked = arrived.taps[r.index], substitute is not None
         if every is None:
-            none = jnp.zeros_like(taps[r.index])
-            out.append(Signals(jnp.zeros_like(a), none, every, chosen is not None, exits=a))
+            out.append(Signals(jnp.zeros_like(a), jnp.zeros_like(ct), every, masked, exits=a))
         else:
-            out.append(Signals(a, taps[r.index], every, chosen is not None))
+            out.append(Signals(a, ct, every, masked))
     return out
 
 
@@ -111,3 +110,17 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
         return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
 
     return map_steps(cotangents[0].shape[0], one, *cotangents)
+
+
+def mix(D: Array, eps: Array, few: bool = True) -> Array:
+    """D eps, slot by slot; `few` slots are added up, many are a matrix product."""
+    if D.shape[-1] == 1:
+        return D[..., 0] * eps
+    if few:
+        terms = [D[..., j] * eps[..., j : j + 1] for j in range(D.shape[-1])]
+        return sum(terms[1:], terms[0])
+    axes = range(eps.ndim - 1)
+    varying = [a for a in axes if D.shape[a] != 1]
+    flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))
+    k, j = eps.ndim - 1, eps.ndim
+    return jnp.einsum(flat, [*varying, j, k], eps, [*axes, k], [*axes, j])

@@ -17,7 +17,7 @@ from .._errors import dotted, message
 from .._jaxpr import deep_equations
 from .._online import check_memory
 from ..checkpoint import CheckpointMixin
-from ..engine import TimeAxes, Values, init_traces, run_block
+from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
     ETraceGraph,
     Marker,
@@ -39,9 +39,7 @@ from ..graph import (
 )
 from ..rules import (
     ETraceConfig,
-    FullInfluence,
     Rule,
-    WholeStepRule,
     by_group,
     check_limit,
     credit_of,
@@ -86,12 +84,6 @@ class EligibilityTrace(brainstate.ShortTermState):
     __module__ = "braintrace"
 
 
-def cleared(trace: Any) -> Any:
-    """A trace before the first step; random signs are not drawn again."""
-    zeros = jax.tree.map(jnp.zeros_like, trace)
-    return {**zeros, "draws": trace["draws"]} if "draws" in trace else zeros
-
-
 class ETraceAlgorithm(
     CheckpointMixin, SignalMixin, SequenceDriverMixin, TraceViewsMixin, brainstate.nn.Module
 ):
@@ -107,7 +99,7 @@ class ETraceAlgorithm(
     def __init__(
         self,
         model: brainstate.nn.Module,
-        rule: Rule | WholeStepRule,
+        rule: Rule,
         *,
         name: str | None = None,
         vjp_method: str = "single-step",
@@ -144,15 +136,14 @@ class ETraceAlgorithm(
         self._state_shapes: Shapes = {}
 
     @property
-    def rule(self) -> Rule | WholeStepRule:
+    def rule(self) -> Rule:
         """The rule, with this learner's own signal if it has one."""
         if self._has_signal:
-            assert isinstance(self._rule, Rule)
             return with_signal(self._rule, by_group(self.learning_signal))
         return self._rule
 
     @rule.setter
-    def rule(self, rule: Rule | WholeStepRule) -> None:
+    def rule(self, rule: Rule) -> None:
         self._rule = rule
 
     # ------------------------------------------------------------------------------ compiling
@@ -199,8 +190,8 @@ class ETraceAlgorithm(
         """Allocate zero traces for the compiled graph."""
         graph = self.executor.graph
         info = graph.module_info
-        values = Values(info.consts, (), info.leaves("params"), (), ())
-        traces = jax.eval_shape(lambda v: init_traces(graph.analysis, self.rule, v), values)
+        init = lambda p: self.rule.init(graph.analysis, Values(info.consts, (), p, (), ()))
+        traces = jax.eval_shape(init, info.leaves("params"))
         limits = (self.memory_limit, graph.analysis, traces, type(self).__name__)
         check_memory(*limits, USE_LESS_MEMORY)
         self._state_shapes = state_shapes(graph)
@@ -214,15 +205,7 @@ class ETraceAlgorithm(
 
     def _traced(self) -> list[tuple[int, Path]]:
         """What has a trace: relations, or all parameter leaves; number and path."""
-        graph = self.executor.graph
-        if self.rule.per_parameter:
-            found = [(i, leaf.path) for i, leaf in enumerate(graph.module_info.step.params)]
-            return (
-                found
-                if isinstance(self.rule, FullInfluence)
-                else [*found, (len(found), ("states",))]
-            )
-        return [(r.index, r.weight_path) for r in graph.hidden_param_op_relations]
+        return self.rule.traced(self.executor.graph.analysis)
 
     # -------------------------------------------------------------------------------- calling
 
@@ -381,9 +364,15 @@ class ETraceAlgorithm(
         if batch_size is not None and self.is_compiled and batch_size != self.batch_size:
             self._resize(batch_size)
         self.running_index.value = np.zeros((), np.int32)  # known to be zero within a trace, too
-        for state in self.etraces.values():
-            state.value = cleared(state.value)
+        self.reset_traces()
         strengthen(self.model4compile)
+
+    def reset_traces(self) -> None:
+        """The traces as they are before the first step."""
+        if self.etraces:
+            traces = self.rule.reset([s.value for s in self.etraces.values()])
+            for state, value in zip(self.etraces.values(), traces, strict=True):
+                state.value = value
 
     def reset(self, batch_size: int | None = None) -> None:
         """Reset the model's states and the traces together: do this between sequences."""

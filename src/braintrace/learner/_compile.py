@@ -16,7 +16,7 @@ import numpy as np
 from .._errors import NotSupportedError, message
 from ..checkpoint import CheckpointMixin
 from ..rules import ETraceConfig
-from ._algorithm import ETraceAlgorithm, cleared
+from ._algorithm import ETraceAlgorithm
 from ._beginning import LAST, begin_again
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
@@ -162,8 +162,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     def forget_past(self) -> None:
         """Zero the traces of every sample."""
         self.module.running_index.value = jnp.zeros_like(self.module.running_index.value)
-        for state in self.module.etraces.values():
-            state.value = cleared(state.value)
+        self.module.reset_traces()
 
     def reset(self) -> None:
         """Reset the model's states and the traces of every sample: do this between sequences.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._errors import message
 from ..engine import Values, run_with_exits
 from ..graph import Graph
-from ..rules import Rule, WholeStepRule
+from ..rules import Rule
 from ._data import Call
 
 Array = jax.Array
@@ -32,7 +32,7 @@ class Listener:
 
     def run(
         self,
-        rule: Rule | WholeStepRule,
+        rule: Rule,
         graph: Graph,
         call: Call,
         values: Values,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import brainstate
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .. import rules
-from .._jaxpr import is_traced
-from ..engine import Values, new_hidden
 from ..graph import MOST_ENTRIES, ControlFlowPolicy
-from ..rules import Kronecker
 from ._algorithm import ETraceVjpAlgorithm
 
 
@@ -94,40 +87,3 @@ class KFRTRL(ETraceVjpAlgorithm):
     ):
         rule = rules.kf_rtrl(key, eps=eps)
         super().__init__(model, rule.record, name=name, vjp_method=vjp_method, config=rule.config)
-
-    def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
-        """Allocate zero factors; samples of a batch have their own if they are independent."""
-        assert isinstance(self.rule, Kronecker)
-        self.rule = replace(self.rule, batched=self._has_samples())
-        super().init_etrace_state(*args, **kwargs)
-
-    def _has_samples(self) -> bool:
-        """Whether no sample of the batch reaches the states of another; tried out, at random."""
-        assert isinstance(self.rule, Kronecker)
-        size, graph = self.batch_size, self.executor.graph.analysis
-        outputs = [r.operator.y.shape for r in graph.relations]
-        if size is None or any(s[:1] != (size,) for s in outputs):
-            return False
-        info = self.executor.graph.module_info
-        if any(is_traced(c) for c in info.consts):
-            return False
-        rng = np.random.default_rng(0)
-
-        def drawn(a: Any) -> Any:
-            floats = jnp.issubdtype(jnp.result_type(a), jnp.floating)
-            return jnp.asarray(rng.standard_normal(a.shape), a.dtype) if floats else a
-
-        kinds = [info.leaves(kind) for kind in ("params", "hidden", "others")]
-        params, hidden, others = (tuple(map(drawn, leaves)) for leaves in kinds)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._example)
-        args = tuple(map(drawn, jax.tree.leaves(zeros)))
-        values = Values(info.consts, args, params, hidden, others)
-        still = lambda h: new_hidden(graph, replace(values, hidden=h))
-        found = []
-        for sample in (0, -1):  # what one of them does to the others
-            one = lambda a, s=sample: jnp.zeros_like(a).at[s].set(a[s])
-            pushed = jax.jvp(still, (hidden,), (tuple(map(one, hidden)),))[1]
-            found += [a.at[sample].set(0) for a in pushed]
-        if any(is_traced(a) for a in found):  # cannot be tried out: as before, else not told apart
-            return self.rule.batched
-        return not any(bool(a.any()) for a in found)

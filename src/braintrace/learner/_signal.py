@@ -11,7 +11,6 @@ import jax
 from .._errors import message
 from ..engine import OWN
 from ..graph import HiddenGroup
-from ..rules import Rule
 from ._checks import check_windows
 
 Array = jax.Array
@@ -40,7 +39,7 @@ class SignalMixin:
         if reason is None and self.takes:
             reason = "what a call gives the rule belongs to its steps"
         check_windows(type(self).__name__, self.vjp_method, reason)
-        if self._has_signal and not (isinstance(rule, Rule) and rule.takes_signal):
+        if self._has_signal and not rule.takes_signal:
             raise TypeError(
                 message(
                     f"{type(self).__name__} has a learning signal and no trace for it.",

@@ -1,5 +1,12 @@
 """Learning rules: values made by name, and the records of pure functions behind them."""
 
+from ..engine import Arrived as Arrived
+from ..engine import ExitCotangents as ExitCotangents
+from ..engine import Feedback as Feedback
+from ..engine import Rule as Rule
+from ..engine import SignalInputs as SignalInputs
+from ..engine import Signals as Signals
+from ..engine import Steps as Steps
 from ._block import seen_input as seen_input
 from ._built import crossings_of as crossings_of
 from ._built import rule_of as rule_of
@@ -29,12 +36,13 @@ from ._family import stllr as stllr
 from ._family import three_factor as three_factor
 from ._family import unknown_rule as unknown_rule
 from ._family import uoro as uoro
+from ._full_influence import full_influence as full_influence
 from ._immediate import paired as paired
 from ._immediate import untraced as untraced
 from ._kept import leak as leak
+from ._kronecker import kronecker as kronecker
 from ._learning_rule import LearningRule as LearningRule
 from ._learning_rule import credit_of as credit_of
-from ._linear import mix as mix
 from ._modulated import NO_DERIVATIVE as NO_DERIVATIVE
 from ._modulated import OWN_LOSS as OWN_LOSS
 from ._modulated import check_given as check_given
@@ -52,18 +60,11 @@ from ._options import decay_of as decay_of
 from ._options import key_of as key_of
 from ._options import trace_type as trace_type
 from ._per_weight import per_weight as per_weight
-from ._rule import ExitCotangents as ExitCotangents
-from ._rule import Feedback as Feedback
-from ._rule import FullInfluence as FullInfluence
-from ._rule import Kronecker as Kronecker
-from ._rule import RankOne as RankOne
-from ._rule import Rule as Rule
-from ._rule import SignalInputs as SignalInputs
-from ._rule import Signals as Signals
-from ._rule import Steps as Steps
-from ._rule import WholeStepRule as WholeStepRule
+from ._rank_one import rank_one as rank_one
+from ._relation_rule import RelationFunctions as RelationFunctions
+from ._relation_rule import relation_rule as relation_rule
 from ._signal import by_group as by_group
-from ._signal import square as square
+from ._signal import random_feedback as random_feedback
 from ._signal import with_signal as with_signal
 
 __all__ = ["LearningRule", *RULES]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
+from ..engine import Fresh, Grads
 from ..graph import HiddenParamOpRelation as Relation
-from ._rule import Fresh, Grads
 
 Array = jax.Array
 

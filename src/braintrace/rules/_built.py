@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..engine import ExitCotangents, Rule
 from ._config import ETraceConfig
 from ._factored import factored
+from ._full_influence import full_influence
 from ._immediate import paired, untraced
 from ._kept import leak
+from ._kronecker import kronecker
 from ._options import key_of
 from ._per_weight import per_weight
-from ._rule import ExitCotangents, Feedback, FullInfluence, Kronecker, RankOne, Rule, WholeStepRule
+from ._rank_one import rank_one
+from ._signal import random_feedback
 
 
 def rule_of(
@@ -21,7 +25,7 @@ def rule_of(
     eps: float = 1e-12,
     trace_dtype: Any = None,
     most: float | None = None,
-) -> Rule | WholeStepRule:
+) -> Rule:
     """The rule with these coordinates.
 
     Args:
@@ -34,11 +38,11 @@ def rule_of(
     """
     kind = config.trace_factorization
     if kind == "random_projection":
-        return RankOne(key_of("projection_key", key), eps)
+        return rank_one(key_of("projection_key", key), eps)
     if kind == "kronecker":
-        return Kronecker(key_of("key", key), eps)
+        return kronecker(key_of("key", key), eps)
     if kind == "everything":
-        return FullInfluence()
+        return full_influence()
     if kind == "none":
         return untraced()
     if kind == "paired":
@@ -46,7 +50,7 @@ def rule_of(
         return paired(config.decay_x, config.decay_f, *config.alphas, trace_dtype)
     how: dict[str, Any] = {}
     if config.learning_signal == "random_feedback":
-        how["feedback"] = Feedback(key_of("random_feedback_key", key), scale)
+        how["feedback"] = random_feedback(key_of("random_feedback_key", key), scale)
     if config.include_recurrent_mixing:
         how["exit_cotangents"] = ExitCotangents.UNCUT
     if config.is_factorized:

@@ -10,16 +10,17 @@ windows ct goes to the weights as it is, and the entry cotangent meets the facto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, pull, scan, seen_input, taken
 from ._linear import slim, summed, turned, wide
-from ._rule import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
+from ._relation_rule import Kept, RelationFunctions, relation_rule
 from ._trace import storage
 
 Array = jax.Array
@@ -32,7 +33,7 @@ def factored(
     *,
     plain: bool = False,
     exit_cotangents: ExitCotangents | None = None,
-    kept: Callable[[Relation, Steps], Steps] | None = None,
+    kept: Kept | None = None,
     feedback: Feedback | None = None,
 ) -> Rule:
     """Filter input and tail separately.
@@ -46,7 +47,19 @@ def factored(
         kept: the Jacobian in place of the step's own.
         feedback: see `Rule`.
     """
+    return relation_rule(
+        factors(decay_x, decay_f, trace_dtype, plain=plain),
+        kept=kept,
+        exit_cotangents=exit_cotangents,
+        feedback=feedback,
+        approximates="the trace of every weight: two filtered factors stand for it",
+    )
 
+
+def factors(
+    decay_x: float, decay_f: float, trace_dtype: Any = None, *, plain: bool = False
+) -> RelationFunctions:
+    """What `factored` does with relations."""
     stored = storage(trace_dtype)
     gain = 1.0 if plain else 1 - decay_f
 
@@ -119,16 +132,7 @@ def factored(
     ) -> list[tuple[Array, Array]]:
         return _tails(decay_f, gain, relations, traces, steps)
 
-    return Rule(
-        init,
-        advance,
-        credit,
-        prepare=prepare,
-        kept=kept,
-        exit_cotangents=exit_cotangents,
-        feedback=feedback,
-        approximates="the trace of every weight: two filtered factors stand for it",
-    )
+    return RelationFunctions(init, advance, credit, prepare)
 
 
 def _cotangents(

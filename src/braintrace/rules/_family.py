@@ -15,10 +15,10 @@ import numpy as np
 from .._errors import message
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
+from ._full_influence import full_influence
 from ._learning_rule import LearningRule
 from ._modulated import decolle, osttp, three_factor
 from ._options import check_count, check_fraction, check_limit, decay_of, trace_type
-from ._rule import FullInfluence
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -241,7 +241,7 @@ def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> Lea
         at_once: how many parameter elements are pushed through the step side by side.
     """
     config = ETraceConfig("everything", recurrence_scope="coupled")
-    record = FullInfluence(check_count("at_once", at_once, "parameter elements"))
+    record = full_influence(check_count("at_once", at_once, "parameter elements"))
     return LearningRule("rtrl", config, record, memory_limit=check_limit(memory_limit))
 
 

@@ -17,10 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import folded, pull, scan, taken
-from ._factored import factored, remembered
-from ._rule import ExitCotangents, Fresh, Grads, Rule, Signals, Steps
+from ._factored import factors, remembered
+from ._relation_rule import RelationFunctions, relation_rule
 from ._trace import storage
 
 Array = jax.Array
@@ -33,10 +34,12 @@ def untraced() -> Rule:
         each = zip(relations, steps, signals, weights, strict=True)
         return [_within(r, s, got.ct, got.masked, w) for r, s, got, w in each]
 
-    return Rule(
-        lambda r, weights: {},
-        lambda relations, traces, steps, weights, fresh: list(traces),
-        credit,
+    return relation_rule(
+        RelationFunctions(
+            lambda r, weights: {},
+            lambda relations, traces, steps, weights, fresh: list(traces),
+            credit,
+        ),
         takes_signal=False,
         approximates="the trace of every weight: there is none",
     )
@@ -53,7 +56,7 @@ def paired(
 ) -> Rule:
     """Pairings of inputs and sensitivities, in both orders of time."""
 
-    causal, stored = factored(decay_pre, 0.0, trace_dtype), storage(trace_dtype)
+    causal, stored = factors(decay_pre, 0.0, trace_dtype), storage(trace_dtype)
     assert causal.prepare is not None
     prepare_causal = causal.prepare
 
@@ -95,11 +98,8 @@ def paired(
             out.append({k: pre * grads[k] + post * after[k] for k in r.keys})
         return out
 
-    return Rule(
-        init,
-        advance,
-        credit,
-        prepare=prepare,
+    return relation_rule(
+        RelationFunctions(init, advance, credit, prepare),
         exit_cotangents=ExitCotangents.READ,
         takes_signal=False,
         approximates="the trace of every weight: pairings of inputs and sensitivities",

@@ -7,16 +7,14 @@ A filtered trace, e_t = kappa e_{t-1} + eps_t, lies in slots of its own beside t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from ..engine import Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
-from ._rule import Signals, Steps
+from ._relation_rule import Kept
 
 Array = jax.Array
-Kept = Callable[[Relation, Steps], Steps]
 
 
 def leak(decay: float) -> Kept:

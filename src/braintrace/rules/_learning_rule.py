@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine import ExitCotangents, Rule
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
-from ._rule import ExitCotangents, Rule, WholeStepRule
 
 Groups = Sequence[HiddenGroup]
 
@@ -39,7 +39,7 @@ class LearningRule:
 
     name: str
     config: ETraceConfig
-    record: Rule | WholeStepRule
+    record: Rule
     crossings: int | None = None
     memory_limit: int | None = None
     most_entries: int = MOST_ENTRIES
@@ -50,7 +50,7 @@ class LearningRule:
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
 
 
-def credit_of(record: Rule | WholeStepRule, config: ETraceConfig | None, windows: bool) -> Credit:
+def credit_of(record: Rule, config: ETraceConfig | None, windows: bool) -> Credit:
     """Where the cotangents of a loss meet what the rule stores."""
     replaced = config is not None and config.learning_signal != "symmetric"
     random = record.complete and record.approximates is not None

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ..engine import Signals, Steps, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
-from ._rule import Signals, Steps
 
 Array = jax.Array
 
@@ -145,17 +145,3 @@ def summed(array: Array) -> Array:
     if n > 8:
         return array.sum(-1)
     return sum((array[..., k] for k in range(1, n)), array[..., 0])
-
-
-def mix(D: Array, eps: Array, few: bool = True) -> Array:
-    """D eps, slot by slot; `few` slots are added up, many are a matrix product."""
-    if D.shape[-1] == 1:
-        return D[..., 0] * eps
-    if few:
-        terms = [D[..., j] * eps[..., j : j + 1] for j in range(D.shape[-1])]
-        return sum(terms[1:], terms[0])
-    axes = range(eps.ndim - 1)
-    varying = [a for a in axes if D.shape[a] != 1]
-    flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))
-    k, j = eps.ndim - 1, eps.ndim
-    return jnp.einsum(flat, [*varying, j, k], eps, [*axes, k], [*axes, j])

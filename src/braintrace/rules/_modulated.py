@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NotSupportedError, message
+from ..engine import Rule
 from ..graph import HiddenGroup
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._learning_rule import Groups, LearningRule
 from ._options import check_count, key_of, trace_type
-from ._rule import Rule
 from ._signal import OfGroup, by_group, with_signal
 
 Array = jax.Array
@@ -123,7 +123,6 @@ def decolle(
 
 def _signalled(config: ETraceConfig, signal: OfGroup, trace_dtype: Any) -> Rule:
     record = rule_of(config, trace_dtype=trace_type(trace_dtype))
-    assert isinstance(record, Rule)
     return with_signal(record, by_group(signal))
 
 

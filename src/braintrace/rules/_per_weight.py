@@ -24,11 +24,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import NotSupportedError, message
+from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, Steps, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, grown, pull, taken
 from ._kept import at_filtered, filtered
-from ._linear import later, mix, moved, onward, space, tail, times, turned
-from ._rule import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, Steps
+from ._linear import later, moved, onward, space, tail, times, turned
+from ._relation_rule import Kept, RelationFunctions, relation_rule
 from ._trace import contract, dtypes_of, storage
 
 Array = jax.Array
@@ -39,7 +40,7 @@ def per_weight(
     trace_dtype: Any = None,
     *,
     exit_cotangents: ExitCotangents | None = None,
-    kept: Callable[[Relation, Steps], Steps] | None = None,
+    kept: Kept | None = None,
     feedback: Feedback | None = None,
     kappa: float = 0.0,
     most: float | None = None,
@@ -136,17 +137,16 @@ def per_weight(
         steps_kept, placed = filtered(kept, kappa), lambda signals: at_filtered(signals, kappa)
     how: dict[str, Any] = dict(
         kept=steps_kept,
-        exit_cotangents=ExitCotangents.READ
-        if kappa and exit_cotangents is None
-        else exit_cotangents,
+        exit_cotangents=exit_cotangents or (ExitCotangents.READ if kappa else None),
         feedback=feedback,
         one_by_one=most is not None,
         folds=True,
         approximates=_words(kept, feedback, kappa),
     )
-    waiting = Rule(init, _wait, _credit(_recall_waiting, placed), **how)
+    waiting = relation_rule(RelationFunctions(init, _wait, _credit(_recall_waiting, placed)), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
-    return Rule(init, advance, _credit(contract, placed), pending=pending, **how)
+    functions = RelationFunctions(init, advance, _credit(contract, placed))
+    return relation_rule(functions, pending=pending, **how)
 
 
 def _words(kept: Any, feedback: Any, kappa: float) -> str | None:

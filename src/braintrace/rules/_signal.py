@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import message
+from ..engine import Feedback, Rule, Signal, SignalInputs
 from ..graph import HiddenGroup
-from ._rule import Feedback, Rule, SignalInputs
 
 Array = jax.Array
 OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
 
 
-def by_group(of_group: OfGroup) -> Callable[[SignalInputs], list[Array]]:
+def by_group(of_group: OfGroup) -> Signal:
     """A signal from a function of one group.
 
     Args:
@@ -53,7 +53,7 @@ def _fits(found: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return all(n in (1, m) for n, m in zip(found, full, strict=True))
 
 
-def with_signal(rule: Rule, signal: Callable[[SignalInputs], list[Array]]) -> Rule:
+def with_signal(rule: Rule, signal: Signal) -> Rule:
     """The same rule with a signal of its own, also where it is another one for a while."""
     words = "the derivative of the loss by the states: the rule has a signal of its own"
     replaced = words if rule.approximates is None else f"{rule.approximates}; {words}"
@@ -63,14 +63,19 @@ def with_signal(rule: Rule, signal: Callable[[SignalInputs], list[Array]]) -> Ru
     return replace(rule, signal=signal, approximates=replaced, pending=pending)
 
 
-def square(feedback: Feedback) -> Callable[[SignalInputs], list[Array]]:
+def random_feedback(key: Any, scale: float) -> Feedback:
+    """Fixed random operands from this key; a signal where no operator is passed."""
+    return Feedback(key, scale, _square(key))
+
+
+def _square(key: Any) -> Signal:
     """The direction of the loss's own signal, through one fixed random matrix per group."""
 
     def of_group(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
         signal = cotangent if group.varshape else cotangent[..., None, :]
-        n, key = signal.shape[-2], jax.random.fold_in(feedback.key, group.index)
+        n, own = signal.shape[-2], jax.random.fold_in(key, group.index)
         length = jnp.sqrt((jnp.abs(signal) ** 2).sum(-2, keepdims=True))
-        B = 0.1 * jax.random.normal(key, (n, n), signal.real.dtype)
+        B = 0.1 * jax.random.normal(own, (n, n), signal.real.dtype)
         found = jnp.einsum("...ns,nm->...ms", signal / (length + 1e-8), B)
         return found.reshape(cotangent.shape)
 

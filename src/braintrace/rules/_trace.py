@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..engine import Grads
 from ..graph import HiddenParamOpRelation as Relation
-from ._rule import Grads
 
 Array = jax.Array
 

@@ -7,7 +7,8 @@ With a random sign c per step, and per sample,
     u <- r0 u + c r1 x,    A <- (dF/dh) A / r0 + c F / r1
 
 for any positive r0, r1; these make both terms of equal length. A bias has the input 1. The axes of
-A are (outputs, *state), where samples of a batch share an axis of the state.
+A are (outputs, *state), where samples of a batch share an axis of the state. Samples have signs of
+their own where they do not reach each other's states (`has_samples`).
 """
 
 from __future__ import annotations
@@ -20,27 +21,69 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._control import run
 from .._errors import NotSupportedError, message
+from ..engine import (
+    Arrived,
+    Block,
+    Fresh,
+    Rule,
+    Values,
+    has_samples,
+    inputs_of,
+    new_hidden,
+    observe,
+    operands_pulled,
+    scan_steps,
+    zeros_like_traces,
+)
 from ..graph import Graph
 from ..graph import HiddenParamOpRelation as Relation
-from ..rules import Kronecker, seen_input
-from ._evaluate import Values, inputs_of
-from ._forward import quiet_apply
-from ._observe import observe
-from ._remember import operands_pulled, remembering
+from ._block import seen_input
 
 Array = jax.Array
 
 
-def kronecker_init(graph: Graph, rule: Kronecker) -> list[Any]:
+def kronecker(key: Any, eps: float = 1e-12) -> Rule:
+    """The influence of every weight on every state, as one random product per operator.
+
+    Args:
+        key: what random signs are drawn from; further ones after a reset.
+        eps: added to norms.
+    """
+
+    def advance(
+        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
+    ) -> list[Any]:
+        push = lambda values, traces: _pushed(graph, values, traces, key, eps)
+        return scan_steps(block, push, list(traces))
+
+    def reset(traces: Sequence[Any]) -> list[Any]:
+        pairs = zip(zeros_like_traces(traces), traces, strict=True)
+        return [{**zeros, "draws": t["draws"]} for zeros, t in pairs]
+
+    return Rule(
+        _init,
+        lambda graph: [(r.index, r.weight_path) for r in graph.relations],
+        advance,
+        _credit,
+        reset=reset,
+        entry_only=True,
+        one_by_one=True,
+        complete=True,
+        approximates="the influence of every weight: one random product stands for it",
+    )
+
+
+def _init(graph: Graph, values: Values) -> list[Any]:
     """Zero factors, per relation."""
     entries = [graph.step.entry(leaf) for leaf in graph.step.hidden]
-    out = []
     for r in graph.relations:
         _check(r, entries)
+    batched = has_samples(graph, values.consts)
+    out = []
+    for r in graph.relations:
         op = r.operator
-        lead = op.y.shape[:1] if rule.batched else ()
+        lead = op.y.shape[:1] if batched else ()
         n = prod(op.y.shape[len(lead) :])
         trace: dict[str, Any] = {
             "A": {str(k): jnp.zeros((n, *v.shape), v.dtype) for k, v in enumerate(entries)},
@@ -74,53 +117,37 @@ def _check(r: Relation, entries: Sequence[Any]) -> None:
         )
 
 
-def kronecker_advance(
-    graph: Graph, rule: Kronecker, values: Values, traces: Sequence[Any]
-) -> list[Any]:
-    """Push the factors through a step."""
-    inputs = inputs_of(graph, values)
-    seen = observe(graph, values.consts, inputs, {})
-    relation_of = {r.site.equation: r for r in graph.relations}
-
-    def of(hidden, taps):
-        def apply(eqn, operands, feed):
-            outs, found = quiet_apply(eqn, operands, feed)
-            r = relation_of.get(eqn)
-            return ([outs[0] + taps[r.index]] if r is not None else outs), found
-
-        given = inputs_of(graph, replace(values, hidden=hidden))
-        outs = run(graph.step.program, values.consts, given, apply, graph.custom)[0]
-        return [outs[leaf.output] for leaf in graph.step.hidden]
-
+def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: float) -> list[Any]:
+    """The factors after a step."""
+    steps = observe(graph, values.consts, inputs_of(graph, values), {})
     hidden = tuple(values.hidden)
-    still = {r.index: jnp.zeros(r.operator.y.shape, r.operator.y.dtype) for r in graph.relations}
-    _, push = jax.linearize(of, hidden, still)
-    silent = tuple(jnp.zeros_like(h) for h in hidden)
+    zeros = {r.index: jnp.zeros(r.operator.y.shape, r.operator.y.dtype) for r in graph.relations}
+    after = lambda hidden, taps: new_hidden(graph, replace(values, hidden=hidden), taps)
+    _, push = jax.linearize(after, hidden, zeros)
+    none = tuple(jnp.zeros_like(h) for h in hidden)
     out = []
-    for r, t, s in zip(graph.relations, traces, seen, strict=True):
-        y = still[r.index]
-        lead = y.shape[:1] if rule.batched else ()
+    for r, t, s in zip(graph.relations, traces, steps, strict=True):
+        y, lead = zeros[r.index], t["one"].shape
+        batched = bool(lead)
         n = prod(y.shape[len(lead) :])
         units = jnp.eye(n, dtype=y.dtype).reshape((n, *(1,) * len(lead), *y.shape[len(lead) :]))
         units = jnp.broadcast_to(units, (n, *y.shape))
-        A = tuple(t["A"].values())
-        moved = jax.vmap(lambda a: push(a, still))(A)
-        new = jax.vmap(lambda e, r=r: push(silent, {**still, r.index: e}))(units)
+        moved = jax.vmap(lambda a: push(a, zeros))(_per_state(t["A"]))
+        new = jax.vmap(lambda unit, r=r: push(none, {**zeros, r.index: unit}))(units)
         one = jnp.ones(lead, y.dtype)
         x = {} if s.x is None else {"u": seen_input(r, s.x)}
-        size = lambda arrays, axis: jnp.sqrt(_squares(arrays, axis, rule.batched))
-        key = jax.random.fold_in(jax.random.fold_in(rule.key, r.index), t["draws"])
-        c = jax.random.rademacher(key, lead, y.dtype)
-        e = rule.eps
+        size = lambda arrays, axis, b=batched: jnp.sqrt(_squares(arrays, axis, b))
+        drawn = jax.random.fold_in(jax.random.fold_in(key, r.index), t["draws"])
+        c = jax.random.rademacher(drawn, lead, y.dtype)
         old, now = ([t["u"]], [x["u"]]) if x else ([], [])
         if not x or r.operator.constant_keys & set(r.keys):  # a bias has the input 1
             old, now = [t["one"], *old], [one, *now]
         r0 = jnp.sqrt((size(moved, 1) + e) / (size(old, 0) + e))
         r1 = jnp.sqrt((size(new, 1) + e) / (size(now, 0) + e))
         mix = lambda a, b, f, g, at: _along(f, a, at) * a + _along(g, b, at) * b
-        pairs = zip(t["A"], moved, new, strict=True)
+        pairs = enumerate(zip(moved, new, strict=True))
         trace = {
-            "A": {k: mix(a, b, 1 / r0, c / r1, 1).astype(a.dtype) for k, a, b in pairs},
+            "A": {str(k): mix(a, b, 1 / r0, c / r1, 1).astype(a.dtype) for k, (a, b) in pairs},
             "one": mix(t["one"], one, r0, c * r1, 0).astype(y.dtype),
             "draws": t["draws"] + 1,
         }
@@ -128,6 +155,11 @@ def kronecker_advance(
             trace["u"] = mix(t["u"], x["u"], r0, c * r1, 0).astype(t["u"].dtype)
         out.append(trace)
     return out
+
+
+def _per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
+    """In the order of the states; that of the keys is another one from ten on."""
+    return tuple(arrays[str(k)] for k in range(len(arrays)))
 
 
 def _squares(arrays: Sequence[Array], axis: int, batched: bool) -> Array:
@@ -147,38 +179,27 @@ def _along(scale: Array, array: Array, axis: int) -> Array:
     return scale.reshape((*(1,) * axis, -1, *(1,) * (array.ndim - axis - 1)))
 
 
-def kronecker_remember(
-    graph: Graph,
-    rule: Kronecker,
-    values: Values,
-    hidden: Sequence[Any],
-    traces: Sequence[Any],
-) -> tuple[Any, ...]:
-    """The entry states; their cotangent meets the factors, nothing goes to the past."""
-
-    def credit(params, saved, cotangents):
-        consts, traces = saved
-        weights, pull = operands_pulled(graph, consts, params)
-        each = zip(graph.relations, traces, weights, strict=True)
-        return pull([_recalled(r, rule, t, w, cotangents) for r, t, w in each])
-
-    return remembering(values.params, hidden, (values.consts, list(traces)), credit)
+def _credit(graph: Graph, arrived: Arrived) -> Any:
+    weights, pull = operands_pulled(graph, arrived.consts, arrived.params)
+    cotangents = [c[0] for c in arrived.entry]
+    each = zip(graph.relations, arrived.traces, weights, strict=True)
+    return pull([_recalled(r, t, w, cotangents) for r, t, w in each])
 
 
-def _recalled(r: Relation, rule: Kronecker, t: dict, weights: dict, cotangents: Any) -> dict:
+def _recalled(r: Relation, t: dict, weights: dict, cotangents: Sequence[Array]) -> dict:
     """pull(u, c A)."""
-    y = r.operator.y
-    lead = 1 if rule.batched else 0
+    y, lead = r.operator.y, t["one"].ndim
     c: Any = 0
-    for a, ct in zip(t["A"].values(), cotangents, strict=True):
+    for a, ct in zip(_per_state(t["A"]), cotangents, strict=True):
         axes = tuple(range(1 + lead, a.ndim))
         c = c + (a * ct[None]).sum(axes)  # (outputs, *samples)
     c = jnp.moveaxis(c, 0, -1).reshape(y.shape).astype(y.dtype)
     ones = _along(t["one"], c, 0) * c
     constant = r.operator.constant_keys & set(r.keys)
     u = t.get("u")
-    grads = r.operator.pull_all(None if u is None else u[None], c[None], weights, r.keys)
+    x = None if u is None else u[None]
+    grads = r.operator.pull_all(x, c[None], weights, r.keys)
     if constant:
-        found = r.operator.pull_all(None if u is None else u[None], ones[None], weights, r.keys)
-        grads |= {k: found[k] for k in constant}
+        alone = r.operator.pull_all(x, ones[None], weights, r.keys)
+        grads |= {k: alone[k] for k in constant}
     return {k: grads[k].astype(weights[k].dtype) for k in r.keys}

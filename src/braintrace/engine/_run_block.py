@@ -1,0 +1,296 @@
+"""A block of steps whose ordinary derivative is the learning rule's gradient.
+
+First the states are run through the steps (`_recurrence`). Then everything else happens for all
+steps at once, at the states they started from: results and losses, what the rule observes (x, f and
+D of each relation), and reverse mode within each step or window. The memory of a rule enters as an
+*anchor*: an identity on the states where steps or windows enter, and zeros added to the outputs of
+operators, whose cotangents the rule turns into gradients of the parameters. Nothing goes on to the
+past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..graph import Graph
+from ..ops import ETPPrimitive
+from ._depending import depending_on
+from ._evaluate import Backs, evaluate_single, evaluate_window
+from ._feedback import back_operands
+from ._map_steps import map_steps
+from ._once import floating_of, once
+from ._recurrence import StepValues, unroll
+from ._rule import Arrived, Fresh, Rule, SignalSource
+from ._signals import signal_source
+from ._values import Block, TimeAxes, Values, merged, timed_of
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """A block that was run; all but `traces` with a leading axis of steps.
+
+    `before` and `after` are the values before and after each step, `outs` the results. `credited`
+    are results and new values to compute the counted losses from: the same, unless only some
+    windows are counted.
+    """
+
+    outs: list[Any]
+    before: Values
+    after: Values
+    traces: list[Any]
+    credited: tuple[list[Any], Values]
+
+
+def run_block(
+    graph: Graph,
+    rule: Rule,
+    values: Values,
+    traces: Sequence[Any],
+    axes: TimeAxes,
+    *,
+    keep: bool = True,
+    fresh: Fresh = None,
+    chosen: Array | None = None,
+) -> BlockResult:
+    """Run the model through a block of steps.
+
+    Args:
+        graph: the analysed step.
+        rule: the learning rule.
+        values: arrays of the steps, the states as they are before the first one.
+        traces: the rule's traces before the first step.
+        axes: how the arrays are laid out in time.
+        keep: whether the traces after the last step are wanted; else they are not computed.
+        fresh: whether the traces are zero, if that is known.
+        chosen: the index of the window (or step) to evaluate in place of each one where losses are
+            counted, if some are not: what they compute must not count, even if it is not a number.
+    """
+    before: list[Any] = lax.stop_gradient(list(traces))
+    in_order = (graph.effects or graph.unmapped) and axes.window is None
+    if (rule.one_by_one or in_order) and axes.length > (axes.window or 1):
+        return _one_by_one(graph, rule, values, before, axes, fresh)
+    if rule.entry_only:
+        axes, chosen = replace(axes, window=axes.length), None
+    block = _unrolled(graph, lax.stop_gradient(values), axes)
+    observed = rule.observe(graph, block, before)
+    after = rule.advance(graph, block, before, observed, fresh) if keep else before
+    memory = _Memory(graph, rule, before, observed, fresh)
+    flat = _results(memory, values, block, None)
+    outs, new = _sorted(graph, values, flat)
+    credited = outs, new
+    if chosen is not None:
+        credited = _sorted(graph, values, _results(memory, values, block, chosen))
+    if graph.step.penalised:
+        *_, penalty, other = flat
+        results, after_each = _penalised(credited, penalty)
+        # Not called where no loss reads a state: backpropagation would not run these rules either.
+        hidden = _penalised(after_each.hidden, other)
+        credited = results, replace(after_each, hidden=hidden)
+        outs, new = credited if chosen is None else (outs, new)
+    return BlockResult(outs, block.path, new, after, credited)
+
+
+@jax.custom_vjp
+def _penalised(tree: Any, penalty: Array) -> Any:
+    """Results whose derivative has that of the penalty of every step in it."""
+    return tree
+
+
+_penalised.defvjp(
+    lambda tree, penalty: (tree, penalty), lambda penalty, ct: (ct, jnp.ones_like(penalty))
+)
+
+
+def _sorted(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
+    step = graph.step
+    hidden, others = (tuple(outs[leaf.output] for leaf in k) for k in (step.hidden, step.others))
+    return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
+
+
+def _one_by_one(
+    graph: Graph, rule: Rule, values: Values, traces: list[Any], axes: TimeAxes, fresh: Fresh
+) -> BlockResult:
+    """For steps or windows that must happen once and in order."""
+    size = axes.window or 1
+    arrays = (values.consts, values.args, values.extra)
+    flags = (axes.consts, axes.args, axes.extra)
+
+    def body(carry, sliced):
+        hidden, others, traces, fresh = carry
+        consts, args, extra = map(merged, arrays, flags, sliced)
+        now = Values(consts, args, values.params, hidden, others, extra)
+        ran = run_block(graph, rule, now, traces, replace(axes, length=size), fresh=fresh)
+        results = (ran.outs, *((v.hidden, v.others) for v in (ran.before, ran.after)))
+        last = jax.tree.map(lambda a: a[-1], results[2])
+        return (*last, ran.traces, None if fresh is None else jnp.zeros((), bool)), results
+
+    count = axes.length // size
+    split = lambda a: a.reshape((count, size, *a.shape[1:]))
+    join = lambda a: a.reshape((axes.length, *a.shape[2:]))
+    sliced = jax.tree.map(split, list(map(timed_of, arrays, flags)))
+    start: Any = (values.hidden, values.others, traces, fresh)
+    (*_, traces, _), results = lax.scan(body, start, sliced, count)
+    outs, before, after = jax.tree.map(join, results)
+    first, last = (replace(values, hidden=h, others=o) for h, o in (before, after))
+    return BlockResult(outs, first, last, traces, (outs, last))
+
+
+# --------------------------------------------------------------------------------- along the time
+
+
+def _unrolled(graph: Graph, values: Values, axes: TimeAxes) -> Block:
+    """The states before every step."""
+    step, program = graph.step, graph.step.program
+    leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
+    if axes.length == 1:
+        hidden, others = (
+            tuple(jnp.expand_dims(a, 0) for a in k) for k in (values.hidden, values.others)
+        )
+        return Block(replace(values, hidden=hidden, others=others), axes, {})
+    env = StepValues()
+    for var, value, timed in zip(program.consts, values.consts, axes.consts, strict=True):
+        env.add(var, value, timed)
+    for var, value, timed in zip(
+        program.inputs[: step.n_args], values.args, axes.args, strict=True
+    ):
+        env.add(var, value, timed)
+    for leaf, value in zip(step.params, values.params, strict=True):
+        env.add(step.entry(leaf), value, False)
+    carried = [(step.entry(leaf), step.exit(leaf)) for leaf in leaves]
+    outputs = {
+        i: s.y
+        for i, s in enumerate(graph.sites)
+        if not s.levels and isinstance(s.equation.primitive, ETPPrimitive)
+    }
+    unroll(program, env, carried, start, axes.length, list(outputs.values()))
+
+    def all_steps(leaf):
+        var = step.entry(leaf)
+        if var in env.timed:
+            return env.timed[var]
+        return jnp.broadcast_to(env.shared[var], (axes.length, *var.shape))
+
+    hidden, others = (tuple(map(all_steps, k)) for k in (step.hidden, step.others))
+    ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
+    return Block(replace(values, hidden=hidden, others=others), axes, ys)
+
+
+# --------------------------------------------------------------------------------------- anchors
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """A rule on a graph, with its traces before a block and what it observed of it."""
+
+    graph: Graph
+    rule: Rule
+    traces: list[Any]
+    observed: Any
+    fresh: Fresh
+
+
+def _results(memory: _Memory, values: Values, block: Block, substitute: Array | None) -> list[Any]:
+    """All results of all steps, differentiable as the rule asks."""
+    graph, rule, axes, path = memory.graph, memory.rule, block.axes, block.path
+    backs = back_operands(graph, rule.feedback)
+    source = signal_source(graph, rule, values, path, axes, backs)
+    starts, taps, exits = _anchored(memory, source, values, block, substitute)
+    per_step = (axes.slices(values), path.others, taps, block.ys)
+    if substitute is not None:
+        size = axes.window or 1
+        index = (substitute[:, None] * size + jnp.arange(size)).reshape(-1)
+        starts = jax.tree.map(lambda a: a[substitute], starts)
+        exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))
+    if axes.window is not None:
+        return _windows(graph, values, axes, starts, per_step, backs)
+
+    def single(hidden, exits, sliced):
+        slices, others, taps, ys = sliced
+        now = axes.at(values, slices, hidden, others)
+        return evaluate_single(graph, now, taps, ys, exits or None, source.exits, backs)
+
+    return map_steps(axes.length, single, starts, exits, per_step)
+
+
+def _windows(
+    graph: Graph, values: Values, axes: TimeAxes, starts: Any, per_step: Any, backs: Backs | None
+) -> list[Any]:
+    assert axes.window is not None
+    count, size = axes.length // axes.window, axes.window
+
+    def step(hidden, sliced):
+        slices, others, taps, ys = sliced
+        outs = evaluate_window(graph, axes.at(values, slices, hidden, others), taps, ys, backs)
+        return tuple(outs[leaf.output] for leaf in graph.step.hidden), outs
+
+    def window(hidden, sliced):
+        if size == 1:
+            outs = step(hidden, jax.tree.map(lambda a: a[0], sliced))[1]
+            return jax.tree.map(lambda a: jnp.expand_dims(a, 0), outs)
+        return lax.scan(step, hidden, sliced, size)[1]
+
+    split = jax.tree.map(lambda a: a.reshape((count, size, *a.shape[1:])), per_step)
+    outs = map_steps(count, window, starts, split)
+    return jax.tree.map(lambda a: a.reshape((axes.length, *a.shape[2:])), outs)
+
+
+def _anchored(
+    memory: _Memory, source: SignalSource, values: Values, block: Block, substitute: Array | None
+) -> tuple[Any, Any, Any]:
+    """States where windows enter, zeros at the operators' outputs, and at the new states."""
+    graph, rule, fresh = memory.graph, memory.rule, memory.fresh
+    path, every, length = block.path, block.axes.window, block.axes.length
+    starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
+    relations = () if rule.entry_only else graph.relations
+    if not relations and not rule.entry_only:
+        return starts, {}, ()
+    static = fresh is None or isinstance(fresh, bool)
+    leaving = [(h.shape, h.dtype) for h in path.hidden] if source.exits and every is None else []
+
+    def zeros(r):
+        turns = () if r.site.turns is None else (r.site.turns,)
+        return jnp.zeros((length, *turns, *r.operator.y.shape), r.operator.y.dtype)
+
+    def points(params, starts, saved, live):
+        taps = {r.index: zeros(r) for r in relations}
+        exits = tuple(jnp.zeros(*like) for like in leaving)
+        return depending_on((starts, taps, exits), params, saved)
+
+    def forward(*primals):
+        return points(*primals), primals
+
+    def backward(residuals, cotangents):
+        params, starts, (consts, traces, observed, flag, substitute, read), live = residuals
+        states, extra = read
+        entry, taps, exits = once(cotangents, floating_of(params, live))
+        arrived = Arrived(
+            params,
+            consts,
+            traces,
+            observed,
+            fresh if static else flag,
+            entry,
+            taps,
+            exits,
+            every,
+            substitute,
+            replace(source, states=states, extra=extra),
+        )
+        return rule.credit(graph, arrived), jax.tree.map(jnp.zeros_like, starts), None, None
+
+    anchor = jax.custom_vjp(points)
+    anchor.defvjp(forward, backward)
+    read, flag = (source.states, source.extra), None if static else fresh
+    saved = (block.consts, memory.traces, memory.observed, flag, substitute, read)
+    live = floating_of(values.hidden, values.consts, values.args)
+    starts, taps, exits = anchor(values.params, starts, lax.stop_gradient(saved), live)
+    inward = lambda r, a: map_steps(length, r.site.inward, a)
+    return starts, {r.index: inward(r, taps[r.index]) for r in relations}, exits

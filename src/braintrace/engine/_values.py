@@ -1,0 +1,93 @@
+"""The arrays of a step, and how those of a block lie in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The arrays of a step: closed-over constants, arguments, and the three kinds of state.
+
+    `extra` is what the rule is called with besides, and the step does not see.
+    """
+
+    consts: tuple[Any, ...]
+    args: tuple[Any, ...]
+    params: tuple[Any, ...]
+    hidden: tuple[Any, ...]
+    others: tuple[Any, ...]
+    extra: tuple[Any, ...] = ()
+
+
+jax.tree_util.register_dataclass(
+    Values, data_fields=["consts", "args", "params", "hidden", "others", "extra"], meta_fields=[]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxes:
+    """How a block is laid out in time.
+
+    `consts` and `args` say which of these have a leading axis of `length` steps. `window` is the
+    number of steps in which reverse mode is complete, None for single steps with recurrent entries
+    cut. `extra` says the same of what the rule is called with, and `names` is its structure.
+    """
+
+    length: int
+    consts: tuple[bool, ...]
+    args: tuple[bool, ...]
+    window: int | None
+    extra: tuple[bool, ...] = ()
+    names: Any = None
+
+    def slices(self, values: Values) -> tuple[list[Any], list[Any]]:
+        """The constants and arguments that have an axis of time."""
+        return timed_of(values.consts, self.consts), timed_of(values.args, self.args)
+
+    def at(self, values: Values, slices: Any, hidden: Any, others: Any) -> Values:
+        """The values of one step: its slices of constants and arguments, and its states."""
+        consts, args = slices
+        return Values(
+            merged(values.consts, self.consts, consts),
+            merged(values.args, self.args, args),
+            values.params,
+            hidden,
+            others,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of steps whose states are known.
+
+    Attributes:
+        path: the values, with states stacked: those before every step.
+        axes: how arrays lie in time.
+        ys: outputs of operators that were computed on the way, by the number of the site.
+    """
+
+    path: Values
+    axes: TimeAxes
+    ys: dict[int, jax.Array]
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The constants of the first step: operands do not vary in a block."""
+        path, flags = self.path, self.axes.consts
+        return merged(path.consts, flags, [a[0] for a in timed_of(path.consts, flags)])
+
+
+def timed_of(arrays: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The arrays that have an axis of time."""
+    return [a for a, f in zip(arrays, flags, strict=True) if f]
+
+
+def merged(arrays: Sequence[Any], flags: Sequence[bool], timed: Sequence[Any]) -> tuple[Any, ...]:
+    """`arrays` with `timed` in the places of those that have an axis of time."""
+    items = iter(timed)
+    return tuple(next(items) if f else a for a, f in zip(arrays, flags, strict=True))

@@ -1,0 +1,111 @@
+"""Everything a parameter has done to the states, pushed forward: one tangent per parameter element.
+
+E_t = dh_t/dp = (dF/dh) E_{t-1} + dF/dp, for all states together: exact, whatever lies between. A
+trace is (parts, *parameter, *state): a complex parameter has two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..engine import Arrived, Block, Fresh, Rule, Values, new_hidden, scan_steps
+from ..graph import Graph
+
+Array = jax.Array
+
+
+def full_influence(at_once: int = 4096) -> Rule:
+    """Every parameter's influence on every state it reaches.
+
+    Args:
+        at_once: how many parameter elements are pushed through the step at once.
+    """
+
+    def push(graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
+        return [
+            _pushed(graph, i, values, trace, at_once) if trace else trace
+            for i, trace in enumerate(traces)
+        ]
+
+    def advance(
+        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
+    ) -> list[Any]:
+        return scan_steps(block, lambda values, traces: push(graph, values, traces), list(traces))
+
+    return Rule(
+        _init,
+        parameters_of,
+        advance,
+        _credit,
+        entry_only=True,
+        per_parameter=True,
+        complete=True,
+    )
+
+
+def parameters_of(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
+    """The parameter leaves: number and path."""
+    return [(i, leaf.path) for i, leaf in enumerate(graph.step.params)]
+
+
+def _init(graph: Graph, values: Values) -> list[Any]:
+    """Zero traces: per parameter leaf, one array for every state leaf that it can reach."""
+    out = []
+    for reached, p in zip(graph.influenced, values.params, strict=True):
+        entries = {k: graph.step.entry(graph.step.hidden[k]) for k in reached}
+        shape = (2 if jnp.iscomplexobj(p) else 1, *p.shape)
+        out.append({str(k): jnp.zeros(shape + v.shape, v.dtype) for k, v in entries.items()})
+    return out
+
+
+def _pushed(graph: Graph, i: int, values: Values, trace: Any, at_once: int) -> Any:
+    """The trace of one parameter leaf after a step."""
+    params, hidden = values.params, values.hidden
+    p = params[i]
+    parts = 2 if jnp.iscomplexobj(p) else 1
+    flat = {k: e.reshape((parts * p.size, *e.shape[1 + p.ndim :])) for k, e in trace.items()}
+    shapes = [jax.ShapeDtypeStruct(h.shape, h.dtype) for h in hidden]
+
+    def of(value, states):
+        new = (*params[:i], value, *params[i + 1 :])
+        return new_hidden(graph, replace(values, params=new, hidden=states))
+
+    def push(args):
+        number, moved = args
+        place = jnp.arange(p.size).reshape(p.shape) == number % p.size
+        unit = jnp.where(number < p.size, 1, 1j) if parts == 2 else 1
+        d_param = jnp.where(place, jnp.asarray(unit, p.dtype), jnp.zeros((), p.dtype))
+        d_hidden = tuple(
+            moved[str(k)] if str(k) in moved else jnp.zeros(s.shape, s.dtype)
+            for k, s in enumerate(shapes)
+        )
+        out = jax.jvp(of, (p, tuple(hidden)), (d_param, d_hidden))[1]
+        return {k: out[int(k)] for k in moved}
+
+    together = max(1, min(parts * p.size, at_once))
+    pushed = jax.lax.map(push, (jnp.arange(parts * p.size), flat), batch_size=together)
+    return {k: e.reshape(trace[k].shape) for k, e in pushed.items()}
+
+
+def _credit(graph: Graph, arrived: Arrived) -> tuple[Any, ...]:
+    cotangents = [c[0] for c in arrived.entry]
+    pairs = zip(arrived.params, arrived.traces, strict=True)
+    return tuple(_contracted(p, t, cotangents) for p, t in pairs)
+
+
+def _contracted(p: Array, trace: dict[str, Array], cotangents: Sequence[Array]) -> Any:
+    if not jnp.issubdtype(p.dtype, jnp.inexact):
+        return np.zeros(p.shape, jax.dtypes.float0)
+    total = jnp.zeros((2 if jnp.iscomplexobj(p) else 1, *p.shape), p.real.dtype)
+    for k, e in trace.items():
+        ct = cotangents[int(k)]
+        # A cotangent of a + ib is dL/da - i dL/db, so dL is the real part of the product.
+        product = jnp.tensordot(e, ct.astype(jnp.result_type(e, ct)), axes=ct.ndim)
+        total = total + product.real.astype(total.dtype)
+    return jax.lax.complex(total[0], -total[1]) if jnp.iscomplexobj(p) else total[0]

@@ -1,0 +1,143 @@
+"""Everything a parameter has done to the states, as one outer product with the right mean.
+
+E_t = (dF/dh) E_{t-1} + dF/dp is estimated by s w^T. With random signs nu, one per state element,
+
+    d = (dF/dh) s,    p = nu^T dF/dp
+    s <- r0 d + r1 nu,    w <- w / r0 + p / r1
+
+for any positive r0, r1; these make both terms of equal length. The trace is one entry per parameter
+leaf, and a last one with s and the number of signs drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import NotSupportedError, message
+from ..engine import (
+    Arrived,
+    Block,
+    Fresh,
+    Rule,
+    Values,
+    evaluate_plain,
+    new_hidden,
+    scan_steps,
+    zeros_like_traces,
+)
+from ..graph import Graph
+from ._full_influence import parameters_of
+
+Array = jax.Array
+
+
+def rank_one(key: Any, eps: float = 1e-12) -> Rule:
+    """The influence of every parameter on every state, as one random outer product.
+
+    Args:
+        key: what random signs are drawn from; further ones after a reset.
+        eps: added to norms.
+    """
+
+    def advance(
+        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
+    ) -> list[Any]:
+        push = lambda values, traces: _pushed(graph, values, traces, key, eps)
+        return scan_steps(block, push, list(traces))
+
+    def traced(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
+        leaves = parameters_of(graph)
+        return [*leaves, (len(leaves), ("states",))]
+
+    def reset(traces: Sequence[Any]) -> list[Any]:
+        *ws, last = zeros_like_traces(traces)
+        return [*ws, {**last, "draws": traces[-1]["draws"]}]
+
+    return Rule(
+        _init,
+        traced,
+        advance,
+        _credit,
+        reset=reset,
+        entry_only=True,
+        one_by_one=True,
+        per_parameter=True,
+        complete=True,
+        approximates="the influence of every parameter: one random outer product stands for it",
+    )
+
+
+def _init(graph: Graph, values: Values) -> list[Any]:
+    """Zero factors."""
+    entries = [graph.step.entry(leaf) for leaf in graph.step.hidden]
+    if any(v.is_complex for v in entries) or any(jnp.iscomplexobj(p) for p in values.params):
+        raise NotSupportedError(
+            message(
+                "a complex state or parameter.",
+                why="random signs are drawn for real numbers",
+                do="keep real and imaginary parts in states and parameters of their own",
+            )
+        )
+    s = {str(k): jnp.zeros(v.shape, v.dtype) for k, v in enumerate(entries)}
+    floats = [jnp.issubdtype(jnp.result_type(p), jnp.inexact) for p in values.params]
+    pairs = zip(values.params, floats, strict=True)
+    out: list[Any] = [{"w": jnp.zeros(p.shape, p.dtype)} if f else {} for p, f in pairs]
+    return [*out, {"s": s, "draws": jnp.zeros((), jnp.int32)}]
+
+
+def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: float) -> list[Any]:
+    """The factors after a step."""
+    *ws, last = traces
+    s = _per_state(last["s"])
+    hidden, params = tuple(values.hidden), tuple(values.params)
+    key = jax.random.fold_in(key, last["draws"])
+    nu = [
+        jax.random.rademacher(jax.random.fold_in(key, k), h.shape, h.dtype)
+        for k, h in enumerate(hidden)
+    ]
+    forward = lambda h: new_hidden(graph, replace(values, hidden=h))
+    d = jax.jvp(forward, (hidden,), (s,))[1]
+
+    def of(theta):
+        rest = iter(theta)
+        full = tuple(next(rest) if t else p for p, t in zip(params, ws, strict=True))
+        outs = evaluate_plain(graph, replace(values, params=full))
+        return [outs[leaf.output] for leaf in graph.step.hidden]
+
+    theta = [p for p, t in zip(params, ws, strict=True) if t]
+    (p,) = jax.vjp(of, theta)[1](list(nu))
+    w = [t["w"] for t in ws if t]
+    r0 = jnp.sqrt((_length(w) + e) / (_length(d) + e))
+    r1 = jnp.sqrt((_length(p) + e) / (_length(nu) + e))
+    pairs = enumerate(zip(d, nu, strict=True))
+    moved = {str(k): (r0 * a + r1 * n).astype(a.dtype) for k, (a, n) in pairs}
+    new = iter([(old / r0 + add / r1).astype(old.dtype) for old, add in zip(w, p, strict=True)])
+    out: list[Any] = [{"w": next(new)} if t else t for t in ws]
+    return [*out, {"s": moved, "draws": last["draws"] + 1}]
+
+
+def _per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
+    """In the order of the states; that of the keys is another one from ten on."""
+    return tuple(arrays[str(k)] for k in range(len(arrays)))
+
+
+def _length(arrays: Sequence[Array]) -> Array:
+    """The norm of all of them together, in single precision or better."""
+    wide = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in arrays]
+    return jnp.sqrt(sum((jnp.sum(a * a) for a in wide), jnp.zeros(())))
+
+
+def _credit(graph: Graph, arrived: Arrived) -> tuple[Any, ...]:
+    *ws, last = arrived.traces
+    pairs = zip(_per_state(last["s"]), arrived.entry, strict=True)
+    dot = sum((jnp.vdot(a, c[0]) for a, c in pairs), jnp.zeros(()))
+    return tuple(
+        (dot * t["w"]).astype(t["w"].dtype) if t else np.zeros(p.shape, jax.dtypes.float0)
+        for p, t in zip(arrived.params, ws, strict=True)
+    )
