@@ -383,9 +383,14 @@ def test_random_feedback_is_exact_for_the_last_read_out_only():
     assert exact == {"cell": False, "out": False, "last": True}
 
 
+def factor_shapes(learner):
+    """One factor per sample, or one for all."""
+    return {t.value["one"].shape for t in learner.etraces.values()}
+
+
 def test_samples_are_told_apart_inside_of_jit():
     learner = made("kf_rtrl")
-    assert learner.rule.batched
+    assert factor_shapes(learner) == {(2,)}
     xs, ys = jnp.ones((4, 3, 3)), jnp.ones((4, 3, 2))
 
     @brainstate.transform.jit
@@ -441,7 +446,7 @@ def test_samples_that_meet_are_not_told_apart():
 
     learner = bt.KFRTRL(Meeting())
     learner.compile_graph(XS[0])
-    assert not learner.rule.batched
+    assert factor_shapes(learner) == {()}
     with pytest.raises(ValueError, match="eps=0"):
         bt.KFRTRL(Meeting(), eps=0.0)
 

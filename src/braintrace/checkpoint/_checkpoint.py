@@ -226,7 +226,7 @@ def _others(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [
         f"option {name}: {saved.get(name)!r} in the file, {here.get(name)!r} here"
         for name in dict.fromkeys((*saved, *here))
-        if saved.get(name) != here.get(name)
+        if saved.get(name) != here.get(name) and name != "batched"  # shapes tell this one
     ]
 
 

@@ -52,9 +52,9 @@ def identity(learner: Any, samples: int | None) -> dict[str, Any]:
     out = {"rule": type(learner).__name__, "vjp_method": learner.vjp_method, "vmap": samples}
     if learner.config is not None:
         out |= {k: _word(v) for k, v in dataclasses.asdict(learner.config).items()}
-    out |= {k: _word(getattr(rule, k)) for k in ("key", "eps", "batched") if hasattr(rule, k)}
-    if getattr(rule, "feedback", None) is not None:
-        out |= {f"feedback {k}": _word(v) for k, v in rule.feedback._asdict().items()}
+    out |= {k: _word(v) for k, v in rule.constants.items()}
+    if rule.feedback is not None:
+        out |= {f"feedback {k}": _word(getattr(rule.feedback, k)) for k in ("key", "scale")}
     for base in type(learner).__mro__:
         if "__init__" in vars(base) and issubclass(base, brainstate.nn.Module):
             for name in inspect.signature(vars(base)["__init__"]).parameters:

@@ -12,8 +12,8 @@ stores traces, one pytree for each thing that has one. Along a block the engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -179,6 +179,7 @@ class Rule:
         folds: whether it can follow a weight with a factor that varies (see `graph._fold`), because
             it stores nothing of the input alone.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
+        constants: numbers that are part of it and in no trace, by name; a checkpoint compares them.
         per_parameter: whether traces belong to parameters, not to operators.
         complete: whether it follows all paths between states.
     """
@@ -198,6 +199,7 @@ class Rule:
     pending: Pending | None = None
     folds: bool = False
     approximates: str | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
     per_parameter: bool = False
     complete: bool = False
 

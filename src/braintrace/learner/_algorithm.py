@@ -138,7 +138,7 @@ class ETraceAlgorithm(
     @property
     def rule(self) -> Rule:
         """The rule, with this learner's own signal if it has one."""
-        if self._has_signal:
+        if self._overrides_signal:
             return with_signal(self._rule, by_group(self.learning_signal))
         return self._rule
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,40 +16,42 @@ import numpy as np
 
 from .._errors import NotSupportedError, message
 from ..checkpoint import CheckpointMixin
-from ..rules import ETraceConfig
+from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from ._algorithm import ETraceAlgorithm
 from ._beginning import LAST, begin_again
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
-from ._family import OTPE, OTTT, RFLO, STLLR, EProp, NoTrace, OSTLFeedforward, OSTLRecurrent
-from ._presets import D_RTRL, RTRL, IODimVjpAlgorithm, ParamDimVjpAlgorithm, SnAp, pp_prop
-from ._random import KFRTRL, UORO
+from ._presets import (
+    D_RTRL,
+    KFRTRL,
+    OTPE,
+    OTTT,
+    RFLO,
+    RTRL,
+    STLLR,
+    UORO,
+    EProp,
+    IODimVjpAlgorithm,
+    NoTrace,
+    OSTLFeedforward,
+    OSTLRecurrent,
+    ParamDimVjpAlgorithm,
+    SnAp,
+    pp_prop,
+)
+from ._rule_learner import RuleLearner
 from ._third_factor import DECOLLE, OSTTP, ThreeFactor
 
-RULES: dict[str, type[ETraceAlgorithm]] = {
-    "d_rtrl": D_RTRL,
-    "pp_prop": pp_prop,
-    "es_d_rtrl": pp_prop,
-    "esd_rtrl": pp_prop,
-    "eprop": EProp,
-    "rflo": RFLO,
-    "ostl_recurrent": OSTLRecurrent,
-    "ostl_feedforward": OSTLFeedforward,
-    "ottt": OTTT,
-    "otpe": OTPE,
-    "osttp": OSTTP,
-    "snap": SnAp,
-    "rtrl": RTRL,
-    "three_factor": ThreeFactor,
-    "decolle": DECOLLE,
-    "stllr": STLLR,
-    "dni": DNI,
-    "uoro": UORO,
-    "kf_rtrl": KFRTRL,
-    "no_trace": NoTrace,
+_CLASSES: dict[str, type[ETraceAlgorithm]] = {
+    c.__name__: c
+    for c in (
+        *(D_RTRL, pp_prop, EProp, RFLO, OSTLRecurrent, OSTLFeedforward, OTTT, OTPE, OSTTP, SnAp),
+        *(RTRL, ThreeFactor, DECOLLE, STLLR, DNI, UORO, KFRTRL, NoTrace),
+    )
 }
+RULES = {name: _CLASSES[row.learner] for name, row in BY_NAME.items()}
 
 
 def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
@@ -195,7 +198,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | ETraceConfig | type[ETraceAlgorithm],
+    algorithm: str | LearningRule | ETraceConfig | type[ETraceAlgorithm],
     *example_inputs: Any,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -209,7 +212,8 @@ def compile(
 
     Args:
         model: the network, one step in `update`.
-        algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), by its coordinates or by class.
+        algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), as a value
+            (`braintrace.rules.d_rtrl()`), by its coordinates or by class.
         *example_inputs: arguments of one step; shapes count, values do not, so that they may be
             `jax.ShapeDtypeStruct`s.
         batch_size: batch axis for the states.
@@ -252,7 +256,10 @@ def compile(
                 f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them"
             )
         )
-    _check_options(rule, options)
+    _check_options(RuleLearner if isinstance(algorithm, LearningRule) else rule, options)
+    make: Any = rule
+    if isinstance(algorithm, LearningRule):
+        make = functools.partial(rule.of, rule=algorithm)
     _check_batch_size(batch_size)
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
@@ -261,7 +268,7 @@ def compile(
                 model.init_all_states()
             else:
                 brainstate.nn.init_all_states(model, batch_size=batch_size)
-        learner = rule(model, **options)
+        learner = make(model, **options)
         learner.compile_graph(*example_inputs, **(kwargs or {}))
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
     elif kwargs:
@@ -274,7 +281,7 @@ def compile(
         )
     else:
         with seeded:
-            learner = _mapped(rule, model, example_inputs, batch_size, options)
+            learner = _mapped(make, model, example_inputs, batch_size, options)
     if verbose:
         learner.report.show(level=verbose)
     if strict:
@@ -284,7 +291,7 @@ def compile(
 
 
 def _mapped(
-    rule: type[ETraceAlgorithm],
+    make: Any,
     model: brainstate.nn.Module,
     inputs: tuple[Any, ...],
     batch_size: int | None,
@@ -300,15 +307,15 @@ def _mapped(
         )
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
     _check_samples(bare, batch_size)
-    learner = rule(model, **options)
+    learner = make(model, **options)
     one = jax.tree.map(first_entry, tuple(bare))
 
     @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)
-    def make():
+    def new_states():
         brainstate.nn.init_all_states(model)
         learner.compile_graph(*one)
 
-    make()
+    new_states()
     mapped = ETraceVmap(learner, vmap_states="new")
     mapped.remember_samples(batch_size)
     return mapped
@@ -350,6 +357,8 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
                 )
             )
         return found
+    if isinstance(algorithm, LearningRule):
+        return RULES.get(algorithm.name, RuleLearner)
     if isinstance(algorithm, ETraceConfig):
         return class_of(algorithm)
     if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
@@ -358,7 +367,8 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     raise TypeError(
         message(
             f"{kind} is not a rule.",
-            why="a rule is a name, an ETraceConfig or a subclass of ETraceAlgorithm",
+            why="a rule is a name, a value of braintrace.rules, an ETraceConfig or a subclass of "
+            "ETraceAlgorithm",
             do=f"pass one of {', '.join(sorted(RULES))}",
         )
     )
@@ -380,17 +390,4 @@ def parameters_of(rule: type[ETraceAlgorithm]) -> list[inspect.Parameter]:
 
 
 def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
-    known = parameters_of(rule)
-    names = [p.name for p in known]
-    unknown = sorted(set(options) - set(names))
-    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
-    if unknown or missing:
-        what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
-        what += [f"missing option(s) {', '.join(missing)}"] if missing else []
-        raise TypeError(
-            message(
-                f"{rule.__name__}: {'; '.join(what)}.",
-                why=f"its options are {', '.join(names)}",
-                do="pass these by name to braintrace.compile",
-            )
-        )
+    check_options(rule.__name__, parameters_of(rule), options, " to braintrace.compile")

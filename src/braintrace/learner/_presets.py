@@ -1,36 +1,23 @@
-"""The learners of this version: a rule and its constructor arguments."""
+"""The learner classes of the rules: see `RuleLearner` for what a class is made of."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import brainstate
+from ..rules import LearningRule
+from ._rule_learner import RuleLearner, TracesLearner, missing_decay
 
-from .. import rules
-from .._errors import message
-from ..frontend import check_crossings
-from ..graph import MOST_ENTRIES, ControlFlowPolicy
-from ..rules import MEMORY_LIMIT, ETraceConfig, check_config, crossings_of, rule_of, trace_type
-from ._algorithm import ETraceVjpAlgorithm
+_SNAP = "snap_max_jacobian_elements trace_dtype memory_limit chunked_trace control_flow"
 
 
-class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
+class ParamDimVjpAlgorithm(
+    TracesLearner,
+    rule="d_rtrl",
+    arguments="name vjp_method fast_solve trace_dtype chunked_trace control_flow config "
+    "random_feedback_key snap_max_jacobian_elements memory_limit feedback_scale",
+    attributes="fast_solve trace_dtype chunked_trace",
+):
     """A trace per weight, carried along by the element-wise Jacobian of the states.
-
-    Args:
-        model: the network, one step in `update`, states initialised.
-        name: name of the learner.
-        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
-        fast_solve: accepted; there is one path.
-        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
-        chunked_trace: accepted; there is one path.
-        control_flow: which control flow around operators stays closed, none by default.
-        config: other coordinates of the rule, with traces per weight.
-        random_feedback_key: seed or key of random feedback, where the config has it.
-        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
-        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
-            is allocated.
-        feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -44,36 +31,6 @@ class ParamDimVjpAlgorithm(ETraceVjpAlgorithm):
 
     __module__ = "braintrace"
 
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        name: str | None = None,
-        vjp_method: str = "single-step",
-        fast_solve: bool = True,
-        trace_dtype: Any = None,
-        chunked_trace: bool = True,
-        control_flow: ControlFlowPolicy | None = None,
-        config: ETraceConfig | None = None,
-        random_feedback_key: Any = None,
-        snap_max_jacobian_elements: int = MOST_ENTRIES,
-        memory_limit: int | None = None,
-        feedback_scale: float = 1.0,
-    ):
-        dtype = trace_type(trace_dtype)
-        config = check_config(type(self).__name__, config, ETraceConfig(), self.signals)
-        super().__init__(
-            model,
-            rule_of(config, key=random_feedback_key, scale=feedback_scale, trace_dtype=dtype),
-            name=name,
-            vjp_method=vjp_method,
-            crossings=crossings_of(config),
-            snap_max_jacobian_elements=snap_max_jacobian_elements,
-            memory_limit=memory_limit,
-            config=config,
-            control_flow=control_flow,
-        )
-        self.fast_solve, self.trace_dtype, self.chunked_trace = fast_solve, dtype, chunked_trace
-
 
 class D_RTRL(ParamDimVjpAlgorithm):
     """Diagonal real-time recurrent learning: `ParamDimVjpAlgorithm` with its defaults."""
@@ -81,60 +38,35 @@ class D_RTRL(ParamDimVjpAlgorithm):
     __module__ = "braintrace"
 
 
-class IODimVjpAlgorithm(ETraceVjpAlgorithm):
-    """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
-
-    Args:
-        model: the network, one step in `update`, states initialised.
-        decay_or_rank: a float in [0, 1) is the decay, an integer r >= 1 stands for the decay
-            (r - 1) / (r + 1); a pair gives the input's and the tail's separately.
-        name: name of the learner.
-        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
-        fast_solve: accepted; there is one path.
-        control_flow: which control flow around operators stays closed, none by default.
-        config: other coordinates of the rule, with two factors; its decays win.
-        random_feedback_key: seed or key of random feedback, where the config has it.
-        trace_dtype: storage type of the traces.
-    """
+class IODimVjpAlgorithm(
+    TracesLearner,
+    rule="pp_prop",
+    arguments="decay_or_rank name vjp_method fast_solve control_flow config random_feedback_key "
+    "trace_dtype",
+    attributes="fast_solve trace_dtype",
+    decay_or_rank=None,
+):
+    """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights)."""
 
     __module__ = "braintrace"
 
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        decay_or_rank: Any = None,
-        name: str | None = None,
-        vjp_method: str = "single-step",
-        fast_solve: bool = True,
-        control_flow: ControlFlowPolicy | None = None,
-        config: ETraceConfig | None = None,
-        random_feedback_key: Any = None,
-        trace_dtype: Any = None,
-    ):
-        if config is not None:
-            decay_or_rank = getattr(config, "decay", None)
-        elif decay_or_rank is None:
-            raise TypeError(
-                message(
-                    f"{type(self).__name__} without decay_or_rank.",
-                    why="the two factors are filtered with it",
-                    do="pass a float in [0, 1), an integer >= 1, or a pair of these",
-                )
-            )
-        default = rules.pp_prop(decay_or_rank).config
-        config = check_config(type(self).__name__, config, default, self.signals)
-        self.decay_x, self.decay_f = config.decay
-        dtype = trace_type(trace_dtype)
-        super().__init__(
-            model,
-            rule_of(config, key=random_feedback_key, trace_dtype=dtype),
-            name=name,
-            vjp_method=vjp_method,
-            crossings=crossings_of(config),
-            config=config,
-            control_flow=control_flow,
-        )
-        self.fast_solve, self.trace_dtype = fast_solve, dtype
+    def _made(self, arguments: dict[str, Any]) -> LearningRule:
+        config = arguments.get("config")
+        if config is not None:  # its decays win
+            arguments = {**arguments, "decay_or_rank": getattr(config, "decay", None)}
+        elif arguments.get("decay_or_rank", ...) is None:
+            raise missing_decay(type(self).__name__)
+        return super()._made(arguments)
+
+    @property
+    def decay_x(self) -> float:
+        """The decay of the inputs."""
+        return self.learning_rule.config.decay_x
+
+    @property
+    def decay_f(self) -> float:
+        """The decay of the tails."""
+        return self.learning_rule.config.decay_f
 
     @property
     def decay(self) -> float:
@@ -153,72 +85,121 @@ class pp_prop(IODimVjpAlgorithm):
 ES_D_RTRL = pp_prop
 
 
-class SnAp(ParamDimVjpAlgorithm):
+class EProp(
+    ParamDimVjpAlgorithm,
+    rule="eprop",
+    arguments="feedback kappa_filter_decay random_feedback_key name vjp_method fast_solve "
+    "feedback_scale trace_dtype chunked_trace control_flow snap_max_jacobian_elements memory_limit",
+    attributes="feedback kappa_filter_decay feedback_scale fast_solve trace_dtype chunked_trace",
+):
+    """Traces per weight, filtered once more, with symmetric or random feedback.
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = braintrace.nn.GRUCell(3, 4)
+        >>> learner = braintrace.compile(cell, 'eprop', jnp.zeros(3), kappa_filter_decay=0.9)
+        >>> learner(jnp.ones(3)).shape
+        (4,)
+    """
+
+    __module__ = "braintrace"
+
+
+class RFLO(
+    ParamDimVjpAlgorithm,
+    rule="rflo",
+    arguments="leak random_feedback_key name vjp_method feedback_scale trace_dtype",
+    attributes="leak fast_solve trace_dtype chunked_trace",
+):
+    """Random feedback, local and online: a trace per weight, and random feedback from read-outs."""
+
+    __module__ = "braintrace"
+
+
+class SnAp(
+    ParamDimVjpAlgorithm,
+    rule="snap",
+    arguments=f"n name vjp_method fast_solve {_SNAP}",
+    attributes="n fast_solve trace_dtype chunked_trace",
+    snap_max_jacobian_elements=1 << 24,
+):
     """Sparse n-step approximation: traces are followed through up to n - 1 crossings.
 
     A crossing is a path through an operator or a mixing equation, within a step or from one step to
     the next. `SnAp(n=1)` keeps the diagonal of the whole Jacobian; from the diameter of the network
     on it is RTRL, and its gradient that of BPTT.
-
-    Args:
-        model: the network, one step in `update`, states initialised.
-        n: the order; memory and time grow with the number of units reached in n - 1 crossings.
-        name: name of the learner.
-        vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
-        fast_solve: accepted; there is one path.
-        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
-        trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
-        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
-            is allocated.
-        chunked_trace: accepted; there is one path.
-        control_flow: which control flow around operators stays closed, none by default.
     """
 
     __module__ = "braintrace"
 
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        n: int = 2,
-        name: str | None = None,
-        vjp_method: str = "single-step",
-        fast_solve: bool = True,
-        snap_max_jacobian_elements: int = 1 << 24,
-        trace_dtype: Any = None,
-        memory_limit: int | None = MEMORY_LIMIT,
-        chunked_trace: bool = True,
-        control_flow: ControlFlowPolicy | None = None,
-    ):
-        self.n = check_crossings(n)
-        super().__init__(
-            model,
-            name,
-            vjp_method,
-            fast_solve,
-            trace_dtype,
-            chunked_trace,
-            control_flow,
-            config=ETraceConfig(
-                recurrence_scope="sparse_n", sparse_n=self.n, learning_signal=self.signals[0]
-            ),
-            snap_max_jacobian_elements=snap_max_jacobian_elements,
-            memory_limit=memory_limit,
-        )
+
+class OSTLRecurrent(
+    SnAp,
+    rule="ostl_recurrent",
+    arguments=f"name vjp_method fast_solve {_SNAP}",
+    attributes="fast_solve trace_dtype chunked_trace",
+    snap_max_jacobian_elements=1 << 24,
+):
+    """Online spatio-temporal learning with recurrent connections: `SnAp` of order one."""
+
+    __module__ = "braintrace"
+    regime, n = "with-H", 1
 
 
-class RTRL(ETraceVjpAlgorithm):
+class OSTLFeedforward(
+    pp_prop,
+    rule="ostl_feedforward",
+    arguments="decay_or_rank name vjp_method fast_solve control_flow config random_feedback_key "
+    "trace_dtype",
+    attributes="fast_solve trace_dtype",
+):
+    """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory."""
+
+    __module__ = "braintrace"
+    regime = "without-H"
+
+
+class OTTT(
+    IODimVjpAlgorithm,
+    rule="ottt",
+    arguments="mode * leak name vjp_method trace_dtype control_flow",
+    attributes="mode leak fast_solve trace_dtype",
+):
+    """Online training through time: filtered inputs meet the derivative within the step."""
+
+    __module__ = "braintrace"
+
+
+class OTPE(
+    RuleLearner,
+    rule="otpe",
+    arguments="mode * leak name vjp_method trace_clip_abs trace_dtype control_flow",
+    attributes="mode leak trace_clip_abs",
+):
+    """Online training with postsynaptic estimates: traces that all decay alike."""
+
+    __module__ = "braintrace"
+
+
+class STLLR(
+    RuleLearner,
+    rule="stllr",
+    arguments="leak_pre leak_post alpha_pre alpha_post name vjp_method trace_dtype",
+    attributes="leak_pre leak_post alpha_pre alpha_post",
+):
+    """Traces of spike timing: inputs before the unit was sensitive, and inputs after it.
+
+    The second pairing is no derivative, so windows are refused.
+    """
+
+    __module__ = "braintrace"
+
+
+class RTRL(RuleLearner, rule="rtrl", arguments="name vjp_method memory_limit at_once"):
     """Real-time recurrent learning: the whole influence of every parameter on every state.
 
     Exact for whatever `update` computes, with operators or without, at the price of one tangent per
-    parameter element: memory parameters x states.
-
-    Args:
-        model: the network, one step in `update`, states initialised.
-        name: name of the learner.
-        vjp_method: 'single-step' or 'multi-step'; the gradient is the same.
-        memory_limit: bytes that the traces may need, None for no limit; more is refused before it
-            is allocated.
-        at_once: how many parameter elements are pushed through the step side by side.
+    parameter element: memory parameters x states. Windows have the same gradient.
 
     Example:
         >>> import brainstate, braintrace, jax.numpy as jnp
@@ -231,20 +212,46 @@ class RTRL(ETraceVjpAlgorithm):
 
     __module__ = "braintrace"
 
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        name: str | None = None,
-        vjp_method: str = "single-step",
-        memory_limit: int | None = MEMORY_LIMIT,
-        at_once: int = 4096,
-    ):
-        rule = rules.rtrl(memory_limit=memory_limit, at_once=at_once)
-        super().__init__(
-            model,
-            rule.record,
-            name=name,
-            vjp_method=vjp_method,
-            memory_limit=rule.memory_limit,
-            config=rule.config,
-        )
+
+class RandomProjectionVjpAlgorithm(
+    RuleLearner,
+    rule="uoro",
+    arguments="name vjp_method fast_solve control_flow projection_key projection_eps "
+    "snap_max_jacobian_elements",
+    attributes="fast_solve projection_eps",
+    vjp_method="multi-step",
+):
+    """The influence of all parameters on all states, as one random outer product.
+
+    Its mean is that of RTRL, through all operators and layers; memory is that of the parameters
+    and the states. Random signs are drawn from the key, further ones after a reset.
+    """
+
+    __module__ = "braintrace"
+
+
+class UORO(RandomProjectionVjpAlgorithm):
+    """Unbiased online recurrent optimisation: `RandomProjectionVjpAlgorithm` with its defaults."""
+
+    __module__ = "braintrace"
+
+
+class KFRTRL(RuleLearner, rule="kf_rtrl", arguments="key name vjp_method eps"):
+    """Kronecker-factored RTRL: per operator one random product of inputs and outputs.
+
+    Its mean is what RTRL has for the weights of the traced operators. Memory is outputs x states
+    per operator, not weights x states; the noise is smaller than that of `UORO`. Operators must be
+    linear in their input and not inside of control flow. Samples of a batch have factors of their
+    own if they are independent; further signs are drawn after a reset.
+    """
+
+    __module__ = "braintrace"
+
+
+class NoTrace(RuleLearner, rule="no_trace", arguments="name vjp_method"):
+    """The baseline: the gradient within each step, and no memory.
+
+    With windows (`vjp_method='multi-step'`) it is truncated backpropagation through time.
+    """
+
+    __module__ = "braintrace"

@@ -11,6 +11,7 @@ import jax
 from .._errors import message
 from ..engine import OWN
 from ..graph import HiddenGroup
+from ..rules import OfGroup, Rule
 from ._checks import check_windows
 
 Array = jax.Array
@@ -25,9 +26,16 @@ class SignalMixin:
     vjp_method: str
     _names: tuple[str, ...] = ()
 
+    _signal_of_group: OfGroup | None = None  # the rule's own
+    _rule: Rule
+
+    @property
+    def _overrides_signal(self) -> bool:
+        return type(self).learning_signal is not SignalMixin.learning_signal
+
     @property
     def _has_signal(self) -> bool:
-        return type(self).learning_signal is not SignalMixin.learning_signal
+        return self._overrides_signal or self._rule.signal is not None
 
     @property
     def _has_own_signal(self) -> bool:
@@ -39,7 +47,7 @@ class SignalMixin:
         if reason is None and self.takes:
             reason = "what a call gives the rule belongs to its steps"
         check_windows(type(self).__name__, self.vjp_method, reason)
-        if self._has_signal and not rule.takes_signal:
+        if self._overrides_signal and not rule.takes_signal:
             raise TypeError(
                 message(
                     f"{type(self).__name__} has a learning signal and no trace for it.",
@@ -90,7 +98,8 @@ class SignalMixin:
             extra: what the learner was called with by the names in `takes`, with a leading axis of
                 steps; and `signal_values()`, without one.
         """
-        return cotangent
+        of_group = self._signal_of_group
+        return cotangent if of_group is None else of_group(group, cotangent, state, extra)
 
     def signal_values(self) -> dict[str, Any]:
         """Arrays that `learning_signal` finds in `extra`, as they are at each call."""

@@ -1,13 +1,7 @@
-"""The rules by name: each function checks its options and makes the rule.
-
-`RULES` is the one table of names. The equations are in `docs/rules.md`.
-"""
+"""Rules whose signal is the loss's: each function checks its options and makes the rule."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +10,7 @@ from .._errors import message
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._full_influence import full_influence
-from ._learning_rule import LearningRule
-from ._modulated import decolle, osttp, three_factor
+from ._learning_rule import LearningRule, stated
 from ._options import check_count, check_fraction, check_limit, decay_of, trace_type
 
 MEMORY_LIMIT = 4 << 30
@@ -25,6 +18,7 @@ MOST_FOLLOWED = 1 << 24
 NO_PAIRING = "the pairing of a sensitivity with later inputs is no derivative of the loss"
 
 
+@stated
 def d_rtrl(*, trace_dtype: Any = None) -> LearningRule:
     """Diagonal real-time recurrent learning: a trace per weight, element-wise Jacobian.
 
@@ -34,6 +28,7 @@ def d_rtrl(*, trace_dtype: Any = None) -> LearningRule:
     return _of("d_rtrl", ETraceConfig(), trace_dtype=trace_type(trace_dtype))
 
 
+@stated
 def pp_prop(decay_or_rank: Any, *, trace_dtype: Any = None) -> LearningRule:
     """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
 
@@ -55,6 +50,7 @@ def pp_prop(decay_or_rank: Any, *, trace_dtype: Any = None) -> LearningRule:
     return _of("pp_prop", config, trace_dtype=trace_type(trace_dtype))
 
 
+@stated
 def eprop(
     feedback: str = "symmetric",
     kappa_filter_decay: float = 0.0,
@@ -88,6 +84,7 @@ def eprop(
     return _of("eprop", config, trace_dtype=trace_type(trace_dtype), **how)
 
 
+@stated
 def rflo(
     leak: float | None = None,
     random_feedback_key: Any = 0,
@@ -113,6 +110,7 @@ def rflo(
     return _of("rflo", config, trace_dtype=trace_type(trace_dtype), **how)
 
 
+@stated
 def snap(
     n: int = 2,
     *,
@@ -134,6 +132,7 @@ def snap(
     return _of("snap", config, limits, trace_dtype=trace_type(trace_dtype))
 
 
+@stated
 def ostl_recurrent(
     *,
     trace_dtype: Any = None,
@@ -150,6 +149,7 @@ def ostl_recurrent(
     return snap(1, trace_dtype=trace_dtype, memory_limit=memory_limit, most_entries=most_entries)
 
 
+@stated
 def ostl_feedforward(decay_or_rank: Any = 1e-6, *, trace_dtype: Any = None) -> LearningRule:
     """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory.
 
@@ -160,6 +160,7 @@ def ostl_feedforward(decay_or_rank: Any = 1e-6, *, trace_dtype: Any = None) -> L
     return pp_prop(decay_or_rank, trace_dtype=trace_dtype)
 
 
+@stated
 def ottt(mode: str = "A", *, leak: float, trace_dtype: Any = None) -> LearningRule:
     """Online training through time: filtered inputs meet the derivative within the step.
 
@@ -174,6 +175,7 @@ def ottt(mode: str = "A", *, leak: float, trace_dtype: Any = None) -> LearningRu
     return _of("ottt", config, trace_dtype=trace_type(trace_dtype))
 
 
+@stated
 def otpe(
     mode: str = "full",
     *,
@@ -207,6 +209,7 @@ def otpe(
     return _of("otpe", config, trace_dtype=trace_type(trace_dtype), most=trace_clip_abs)
 
 
+@stated
 def stllr(
     leak_pre: float = 0.5,
     leak_post: float = 0.2,
@@ -233,6 +236,7 @@ def stllr(
     return _of("stllr", config, {"no_windows": NO_PAIRING}, trace_dtype=trace_type(trace_dtype))
 
 
+@stated
 def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> LearningRule:
     """Real-time recurrent learning: the whole influence of every parameter on every state.
 
@@ -245,6 +249,7 @@ def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> Lea
     return LearningRule("rtrl", config, record, memory_limit=check_limit(memory_limit))
 
 
+@stated
 def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> LearningRule:
     """The influence of all parameters on all states, as one random outer product.
 
@@ -256,6 +261,7 @@ def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> Learning
     return _of("uoro", config, key=projection_key, eps=_eps("projection_eps", projection_eps))
 
 
+@stated
 def kf_rtrl(key: Any = 42, *, eps: float = 1e-12) -> LearningRule:
     """Kronecker-factored RTRL: per operator one random product of inputs and outputs.
 
@@ -267,93 +273,10 @@ def kf_rtrl(key: Any = 42, *, eps: float = 1e-12) -> LearningRule:
     return _of("kf_rtrl", config, key=key, eps=_eps("eps", eps))
 
 
+@stated
 def no_trace() -> LearningRule:
     """The baseline: the gradient within each step, and no memory; in windows, truncated BPTT."""
     return _of("no_trace", ETraceConfig("none"))
-
-
-RULES: dict[str, Callable[..., LearningRule]] = {
-    "d_rtrl": d_rtrl,
-    "pp_prop": pp_prop,
-    "eprop": eprop,
-    "rflo": rflo,
-    "ostl_recurrent": ostl_recurrent,
-    "ostl_feedforward": ostl_feedforward,
-    "ottt": ottt,
-    "otpe": otpe,
-    "osttp": osttp,
-    "snap": snap,
-    "rtrl": rtrl,
-    "three_factor": three_factor,
-    "decolle": decolle,
-    "stllr": stllr,
-    "uoro": uoro,
-    "kf_rtrl": kf_rtrl,
-    "no_trace": no_trace,
-}
-ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop"}
-
-
-def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
-    """A rule from its name and options, from its coordinates, or as it is.
-
-    Raises:
-        ValueError: no rule has this name.
-        TypeError: it is no rule, or has no such options.
-    """
-    if isinstance(rule, str):
-        name = rule.strip().lower()
-        make = RULES.get(ALIASES.get(name, name))
-        if make is None:
-            raise ValueError(unknown_rule(rule))
-        _check_options(name, make, options)
-        return make(**options)
-    if not isinstance(rule, LearningRule | ETraceConfig):
-        kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
-        raise TypeError(
-            message(
-                f"{kind} is not a rule.",
-                why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
-                do=f"pass one of {', '.join(sorted(RULES))}",
-            )
-        )
-    if isinstance(rule, ETraceConfig):
-        return _of(rule.trace_factorization, rule, **options)
-    if options:
-        raise TypeError(
-            message(
-                f"{rule.name} as a value, with the options {', '.join(options)}.",
-                why="a rule that is made has its options",
-                do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
-            )
-        )
-    return rule
-
-
-def unknown_rule(name: str) -> str:
-    """The message about a name that no rule has."""
-    close = difflib.get_close_matches(name.strip().lower(), (*RULES, *ALIASES), 1)
-    return message(
-        f"unknown rule {name!r}.",
-        why=f"there are {', '.join(sorted(RULES))}",
-        do=f"did you mean {close[0]!r}?" if close else "choose one of them",
-    )
-
-
-def _check_options(name: str, make: Callable[..., LearningRule], options: dict[str, Any]) -> None:
-    known = inspect.signature(make).parameters
-    unknown = sorted(set(options) - set(known))
-    missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
-    if unknown or missing:
-        what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
-        what += [f"missing option(s) {', '.join(missing)}"] if missing else []
-        raise TypeError(
-            message(
-                f"{name}: {'; '.join(what)}.",
-                why=f"its options are {', '.join(known) or 'none'}",
-                do="pass these by name",
-            )
-        )
 
 
 def _of(

@@ -70,6 +70,7 @@ def kronecker(key: Any, eps: float = 1e-12) -> Rule:
         entry_only=True,
         one_by_one=True,
         complete=True,
+        constants={"key": key, "eps": eps},
         approximates="the influence of every weight: one random product stands for it",
     )
 

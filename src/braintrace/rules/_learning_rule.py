@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec
 
 from ..engine import ExitCotangents, Rule
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
+from ._signal import OfGroup
 
 Groups = Sequence[HiddenGroup]
+P = ParamSpec("P")
 
 
 def _accept(groups: Groups, *_: Any) -> None:
@@ -32,7 +36,9 @@ class LearningRule:
         most_entries: entries that the Jacobian of one operator's trace may have.
         takes: keyword arguments of a call that are for the rule.
         no_windows: why it refuses windows, None if it does not.
+        signal: its own signal of one hidden group, see `by_group`; None if it takes the loss's.
         values: arrays that its signal reads, the same at every step.
+        options: what it was made with.
         check_groups: refuses hidden groups that do not fit the rule.
         check_call: refuses a call that does not give the rule what it needs.
     """
@@ -45,9 +51,23 @@ class LearningRule:
     most_entries: int = MOST_ENTRIES
     takes: tuple[str, ...] = ()
     no_windows: str | None = None
+    signal: OfGroup | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     check_groups: Callable[[Groups], None] = _accept
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
+
+
+def stated(make: Callable[P, LearningRule]) -> Callable[P, LearningRule]:
+    """A function that makes a rule, which then has its name and the options that it got."""
+
+    @functools.wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> LearningRule:
+        bound = inspect.signature(make).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return replace(make(*args, **kwargs), name=make.__name__, options=bound.arguments)
+
+    return made
 
 
 def credit_of(record: Rule, config: ETraceConfig | None, windows: bool) -> Credit:

@@ -18,7 +18,7 @@ from ..engine import Rule
 from ..graph import HiddenGroup
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
-from ._learning_rule import Groups, LearningRule
+from ._learning_rule import Groups, LearningRule, stated
 from ._options import check_count, key_of, trace_type
 from ._signal import OfGroup, by_group, with_signal
 
@@ -27,6 +27,7 @@ NO_DERIVATIVE = "its signal is not a derivative of the loss"
 OWN_LOSS = "each group has a loss of its own"
 
 
+@stated
 def three_factor(*, trace_dtype: Any = None) -> LearningRule:
     """Traces per weight times a modulator that comes with the call, in place of the loss's signal.
 
@@ -45,10 +46,12 @@ def three_factor(*, trace_dtype: Any = None) -> LearningRule:
         record,
         takes=("modulator",),
         no_windows=NO_DERIVATIVE,
+        signal=modulator_of,
         check_call=check_modulator,
     )
 
 
+@stated
 def osttp(
     B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: Any = None
 ) -> LearningRule:
@@ -75,12 +78,14 @@ def osttp(
         crossings_of(config),
         takes=("y_target",),
         no_windows=NO_DERIVATIVE,
+        signal=projected_target,
         values={"B_list": matrices},
         check_groups=lambda groups: check_matrices(groups, matrices),
-        check_call=lambda groups, extra: check_given(extra, "osttp", needs) if every_step else None,
+        check_call=lambda groups, extra: check_given(extra, "OSTTP", needs) if every_step else None,
     )
 
 
+@stated
 def decolle(
     n_target: int,
     key: Any = 0,
@@ -115,9 +120,10 @@ def decolle(
         _signalled(config, local.signal, trace_dtype),
         takes=("y_target",),
         no_windows=OWN_LOSS,
+        signal=local.signal,
         values={} if matrices is None else {"readouts": matrices},
         check_groups=lambda groups: check_readouts(groups, matrices, n_target),
-        check_call=lambda groups, extra: check_given(extra, "decolle", needs),
+        check_call=lambda groups, extra: check_given(extra, "DECOLLE", needs),
     )
 
 

@@ -69,6 +69,7 @@ def rank_one(key: Any, eps: float = 1e-12) -> Rule:
         one_by_one=True,
         per_parameter=True,
         complete=True,
+        constants={"key": key, "eps": eps},
         approximates="the influence of every parameter: one random outer product stands for it",
     )
 

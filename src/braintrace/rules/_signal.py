@@ -56,7 +56,8 @@ def _fits(found: tuple[int, ...], full: tuple[int, ...]) -> bool:
 def with_signal(rule: Rule, signal: Signal) -> Rule:
     """The same rule with a signal of its own, also where it is another one for a while."""
     words = "the derivative of the loss by the states: the rule has a signal of its own"
-    replaced = words if rule.approximates is None else f"{rule.approximates}; {words}"
+    known = [] if rule.approximates is None else [rule.approximates]
+    replaced = "; ".join([*known, words] if rule.signal is None else known)
     pending = rule.pending
     if pending is not None:
         pending = pending._replace(rule=replace(pending.rule, signal=signal))

@@ -1,0 +1,281 @@
+"""The table of rules. What a rule is called, takes, stores and stands for is read from here.
+
+A row names the function that makes the rule; its arguments, their defaults and its docstring are
+the options. `braintrace.online` and `compile`, the learner classes, the command line, and the
+tables of the README and of `docs/rules.md` (by a test) follow from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._errors import message
+from ._built import crossings_of, rule_of
+from ._config import ETraceConfig
+from ._family import (
+    d_rtrl,
+    eprop,
+    kf_rtrl,
+    no_trace,
+    ostl_feedforward,
+    ostl_recurrent,
+    otpe,
+    ottt,
+    pp_prop,
+    rflo,
+    rtrl,
+    snap,
+    stllr,
+    uoro,
+)
+from ._learning_rule import LearningRule
+from ._modulated import decolle, osttp, three_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A rule, stated once.
+
+    Attributes:
+        name: what it is called.
+        make: the function that checks its options and makes it; None if there is a learner only.
+        learner: its class for brainstate modules.
+        keeps: what it stores, in words.
+        signal: what meets that, in words.
+        source: where it comes from.
+        aliases: other names.
+    """
+
+    name: str
+    make: Callable[..., LearningRule] | None
+    learner: str
+    keeps: str
+    signal: str
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+_LOSS = "the loss"
+_OSTL = "Bohnstingl et al., *Online spatio-temporal learning in deep neural networks*, 2022"
+
+ROWS = (
+    Row(
+        "d_rtrl",
+        d_rtrl,
+        "D_RTRL",
+        "a trace per weight and state of its neuron",
+        _LOSS,
+        "the diagonal of RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
+        "recognition*, 1989; Zucchet et al., *Online learning of long-range dependencies*, 2023; "
+        "for any model: Wang et al., *BrainScale*, 2024",
+    ),
+    Row(
+        "pp_prop",
+        pp_prop,
+        "pp_prop",
+        "two filtered factors: inputs, and outputs × states",
+        _LOSS,
+        "Wang et al., *BrainScale*, 2024",
+        ("es_d_rtrl", "esd_rtrl"),
+    ),
+    Row(
+        "eprop",
+        eprop,
+        "EProp",
+        "as `D_RTRL`, filtered once more (κ)",
+        "the loss, or random feedback",
+        "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
+        "neurons*, 2020",
+    ),
+    Row(
+        "rflo",
+        rflo,
+        "RFLO",
+        "as `D_RTRL`, or with one leak",
+        "random feedback",
+        "Murray, *Local online learning in recurrent networks with random feedback*, 2019",
+    ),
+    Row("ostl_recurrent", ostl_recurrent, "OSTLRecurrent", "as `SnAp(1)`", _LOSS, _OSTL),
+    Row(
+        "ostl_feedforward",
+        ostl_feedforward,
+        "OSTLFeedforward",
+        "as `pp_prop`, with next to no memory",
+        _LOSS,
+        _OSTL,
+    ),
+    Row(
+        "ottt",
+        ottt,
+        "OTTT",
+        "filtered inputs",
+        _LOSS,
+        "Xiao et al., *Online training through time for spiking neural networks*, 2022",
+    ),
+    Row(
+        "otpe",
+        otpe,
+        "OTPE",
+        "a trace per weight with one leak, or two factors",
+        _LOSS,
+        "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
+        "SNNs*, 2023",
+    ),
+    Row(
+        "osttp",
+        osttp,
+        "OSTTP",
+        "as `OSTLRecurrent`",
+        "projected targets",
+        "Ortner et al., *Online spatio-temporal learning with target projection*, 2023",
+    ),
+    Row(
+        "snap",
+        snap,
+        "SnAp",
+        "a trace per weight and unit reached in `n - 1` crossings of operators",
+        _LOSS,
+        "Menick et al., *Practical real time recurrent learning with a sparse approximation*, 2021",
+    ),
+    Row(
+        "rtrl",
+        rtrl,
+        "RTRL",
+        "each parameter × all states; exact for whatever is accepted",
+        _LOSS,
+        "Williams and Zipser, *A learning algorithm for continually running fully recurrent "
+        "neural networks*, 1989",
+    ),
+    Row(
+        "three_factor",
+        three_factor,
+        "ThreeFactor",
+        "as `D_RTRL`",
+        "a modulator of the call",
+        "Frémaux and Gerstner, *Neuromodulated spike-timing-dependent plasticity, and theory of "
+        "three-factor learning rules*, 2016",
+    ),
+    Row(
+        "decolle",
+        decolle,
+        "DECOLLE",
+        "as `D_RTRL`",
+        "a loss of each layer's own",
+        "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020",
+    ),
+    Row(
+        "stllr",
+        stllr,
+        "STLLR",
+        "filtered inputs and sensitivities, paired both ways",
+        _LOSS,
+        "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
+        "neural networks*, 2023",
+    ),
+    Row(
+        "dni",
+        None,  # what it learns besides the model is a brainstate module
+        "DNI",
+        "as `D_RTRL`, and a learned guess for what has no trace",
+        _LOSS,
+        "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017",
+    ),
+    Row(
+        "uoro",
+        uoro,
+        "UORO",
+        "as `RTRL`, one random product: noisy, right in the mean",
+        _LOSS,
+        "Tallec and Ollivier, *Unbiased online recurrent optimization*, 2018",
+    ),
+    Row(
+        "kf_rtrl",
+        kf_rtrl,
+        "KFRTRL",
+        "as `RTRL`, a random product per operator: less noisy",
+        _LOSS,
+        "Mujika et al., *Approximating real-time recurrent learning with random Kronecker "
+        "factors*, 2018",
+    ),
+    Row("no_trace", no_trace, "NoTrace", "nothing: the baseline", _LOSS, ""),
+)
+BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
+RULES = {row.name: row.make for row in ROWS if row.make is not None}
+
+
+def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
+    """A rule from its name and options, from its coordinates, or as it is.
+
+    Raises:
+        ValueError: no rule has this name.
+        TypeError: it is no rule, or has no such options.
+    """
+    if isinstance(rule, str):
+        name = rule.strip().lower()
+        row = BY_NAME.get(name)
+        if row is None or row.make is None:
+            raise ValueError(unknown_rule(rule))
+        check_options(name, list(inspect.signature(row.make).parameters.values()), options)
+        return row.make(**options)
+    if not isinstance(rule, LearningRule | ETraceConfig):
+        kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
+        raise TypeError(
+            message(
+                f"{kind} is not a rule.",
+                why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
+                do=f"pass one of {', '.join(sorted(RULES))}",
+            )
+        )
+    if isinstance(rule, ETraceConfig):
+        record = rule_of(rule, **options)
+        return LearningRule(rule.trace_factorization, rule, record, crossings_of(rule))
+    if options:
+        raise TypeError(
+            message(
+                f"{rule.name} as a value, with the options {', '.join(options)}.",
+                why="a rule that is made has its options",
+                do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
+            )
+        )
+    return rule
+
+
+def unknown_rule(name: str) -> str:
+    """The message about a name that no rule has."""
+    names = {n for n, row in BY_NAME.items() if row.make is not None}
+    close = difflib.get_close_matches(name.strip().lower(), names, 1)
+    return message(
+        f"unknown rule {name!r}.",
+        why=f"there are {', '.join(sorted(RULES))}",
+        do=f"did you mean {close[0]!r}?" if close else "choose one of them",
+    )
+
+
+def check_options(
+    name: str, parameters: list[inspect.Parameter], options: dict[str, Any], where: str = ""
+) -> None:
+    """Refuse options that are not among the parameters, and those that are missing.
+
+    Args:
+        name: whose options they are.
+        parameters: what there is.
+        options: what was passed.
+        where: where to pass them, for the message.
+    """
+    names = [p.name for p in parameters]
+    unknown = sorted(set(options) - set(names))
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+    if unknown or missing:
+        what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
+        what += [f"missing option(s) {', '.join(missing)}"] if missing else []
+        raise TypeError(
+            message(
+                f"{name}: {'; '.join(what)}.",
+                why=f"its options are {', '.join(names) or 'none'}",
+                do=f"pass these by name{where}",
+            )
+        )
