@@ -399,7 +399,7 @@ def test_samples_are_told_apart_inside_of_jit():
         step = lambda x, y: ((learner(x) - y) ** 2).sum()
         return learner.etrace_grad(xs, ys, step_fn=step)["cell", "Wz", "weight"]["weight"]
 
-    assert np.isfinite(run()).all() and learner.rule.batched
+    assert np.isfinite(run()).all() and factor_shapes(learner) == {(3,)}
 
 
 MISFITS = [

@@ -36,6 +36,7 @@ from ._kept import leak as leak
 from ._kronecker import kronecker as kronecker
 from ._learning_rule import LearningRule as LearningRule
 from ._learning_rule import credit_of as credit_of
+from ._learning_rule import stated as stated
 from ._modulated import NO_DERIVATIVE as NO_DERIVATIVE
 from ._modulated import OWN_LOSS as OWN_LOSS
 from ._modulated import check_given as check_given

@@ -44,8 +44,8 @@ class Row:
         name: what it is called.
         make: the function that checks its options and makes it; None if there is a learner only.
         learner: its class for brainstate modules.
-        keeps: what it stores, in words.
-        signal: what meets that, in words.
+        trace: what it stores, in words.
+        signal: what meets the trace, in words.
         source: where it comes from.
         aliases: other names.
     """
@@ -53,7 +53,7 @@ class Row:
     name: str
     make: Callable[..., LearningRule] | None
     learner: str
-    keeps: str
+    trace: str
     signal: str
     source: str
     aliases: tuple[str, ...] = ()
@@ -67,9 +67,9 @@ ROWS = (
         "d_rtrl",
         d_rtrl,
         "D_RTRL",
-        "a trace per weight and state of its neuron",
+        "one entry per weight and state of its neuron",
         _LOSS,
-        "the diagonal of RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
+        "diagonal RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
         "recognition*, 1989; Zucchet et al., *Online learning of long-range dependencies*, 2023; "
         "for any model: Wang et al., *BrainScale*, 2024",
     ),
@@ -86,7 +86,7 @@ ROWS = (
         "eprop",
         eprop,
         "EProp",
-        "as `D_RTRL`, filtered once more (κ)",
+        "as `D_RTRL`, with another low-pass filter (κ)",
         "the loss, or random feedback",
         "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
         "neurons*, 2020",
@@ -95,7 +95,7 @@ ROWS = (
         "rflo",
         rflo,
         "RFLO",
-        "as `D_RTRL`, or with one leak",
+        "as `D_RTRL`, or with a single leak",
         "random feedback",
         "Murray, *Local online learning in recurrent networks with random feedback*, 2019",
     ),
@@ -104,7 +104,7 @@ ROWS = (
         "ostl_feedforward",
         ostl_feedforward,
         "OSTLFeedforward",
-        "as `pp_prop`, with next to no memory",
+        "as `pp_prop`, with almost no memory",
         _LOSS,
         _OSTL,
     ),
@@ -120,7 +120,7 @@ ROWS = (
         "otpe",
         otpe,
         "OTPE",
-        "a trace per weight with one leak, or two factors",
+        "one entry per weight with a single leak, or two factors",
         _LOSS,
         "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
         "SNNs*, 2023",
@@ -137,7 +137,7 @@ ROWS = (
         "snap",
         snap,
         "SnAp",
-        "a trace per weight and unit reached in `n - 1` crossings of operators",
+        "one entry per weight and unit reached in `n - 1` operator crossings",
         _LOSS,
         "Menick et al., *Practical real time recurrent learning with a sparse approximation*, 2021",
     ),
@@ -145,7 +145,7 @@ ROWS = (
         "rtrl",
         rtrl,
         "RTRL",
-        "each parameter × all states; exact for whatever is accepted",
+        "parameters × states; exact for every model it accepts",
         _LOSS,
         "Williams and Zipser, *A learning algorithm for continually running fully recurrent "
         "neural networks*, 1989",
@@ -155,7 +155,7 @@ ROWS = (
         three_factor,
         "ThreeFactor",
         "as `D_RTRL`",
-        "a modulator of the call",
+        "a modulator, passed with the call",
         "Frémaux and Gerstner, *Neuromodulated spike-timing-dependent plasticity, and theory of "
         "three-factor learning rules*, 2016",
     ),
@@ -164,14 +164,14 @@ ROWS = (
         decolle,
         "DECOLLE",
         "as `D_RTRL`",
-        "a loss of each layer's own",
+        "a local loss per layer",
         "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020",
     ),
     Row(
         "stllr",
         stllr,
         "STLLR",
-        "filtered inputs and sensitivities, paired both ways",
+        "filtered inputs and sensitivities, causal and anti-causal pairs",
         _LOSS,
         "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
         "neural networks*, 2023",
@@ -180,7 +180,7 @@ ROWS = (
         "dni",
         None,  # what it learns besides the model is a brainstate module
         "DNI",
-        "as `D_RTRL`, and a learned guess for what has no trace",
+        "as `D_RTRL`; synthetic gradients for parameters without a trace",
         _LOSS,
         "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017",
     ),
@@ -188,7 +188,7 @@ ROWS = (
         "uoro",
         uoro,
         "UORO",
-        "as `RTRL`, one random product: noisy, right in the mean",
+        "a random rank-one estimate of RTRL's: unbiased, noisy",
         _LOSS,
         "Tallec and Ollivier, *Unbiased online recurrent optimization*, 2018",
     ),
@@ -196,12 +196,12 @@ ROWS = (
         "kf_rtrl",
         kf_rtrl,
         "KFRTRL",
-        "as `RTRL`, a random product per operator: less noisy",
+        "a random product per operator, an estimate of RTRL's: unbiased, less noisy",
         _LOSS,
         "Mujika et al., *Approximating real-time recurrent learning with random Kronecker "
         "factors*, 2018",
     ),
-    Row("no_trace", no_trace, "NoTrace", "nothing: the baseline", _LOSS, ""),
+    Row("no_trace", no_trace, "NoTrace", "none: the baseline", _LOSS, ""),
 )
 BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 RULES = {row.name: row.make for row in ROWS if row.make is not None}
