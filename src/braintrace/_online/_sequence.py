@@ -78,7 +78,7 @@ def run_steps(
         axes,
         keep=mode.keep,
         fresh=mode.fresh,
-        chosen=substitute,
+        substitute=substitute,
     )
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))

@@ -6,6 +6,23 @@ the very same intermediate values may carry one elsewhere. So a value is compute
 its input in the variant that adds its own recurrent entries. Variants differ in derivative only,
 never in value: XLA merges them again. A body of control flow with such an operator inside runs all
 its variants at once.
+
+With two units and one recurrent operator,
+
+    u = tanh(h)                  h = [h0, h1]
+    y = u @ R                    R feeds h back into itself: h is cut here
+    h' = 0.5 * u + y             0.5 * u carries a cotangent, u @ R does not
+
+there is one state leaf, so masks are 0 (nothing detached) and 1 (h detached). `y` asks for `u` in
+variant 1, `h'` asks for `u` in variant 0:
+
+    u[0] = tanh(h)               dh'/dh = 0.5 diag(1 - u^2), without R
+    u[1] = tanh(stop_gradient(h))
+    y[0] = u[1] @ R              y itself is wanted in variant 0: what it cuts is added to its input
+    h'[0] = 0.5 * u[0] + y[0]
+
+A value that does not depend on h, an input projection say, has one variant whatever is asked for
+(`key`): a mask counts only as far as it meets the leaves that the value depends on.
 """
 
 from __future__ import annotations
@@ -32,15 +49,15 @@ def evaluate_cut(
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """How a new state is made, and how others see it.
+    """How a new state is computed, and how others see it.
 
-    `making` is added to the variants in which the value is computed. In a variant with the bit
-    `own` the value is seen as it is, in others through `see`.
+    `while_computed` is added to the variants in which the value is computed. In a variant with the
+    bit `own` the value is seen as it is, in others through `see`.
     """
 
     see: Callable[[Any], Any]
     own: int
-    making: int
+    while_computed: int
 
 
 def evaluate_with_exits(
@@ -112,7 +129,7 @@ class _Variants:
 
     def keep(self, env: dict, var: Var, variant: int, value: Any) -> None:
         hook = self.hooks.get(var)
-        if hook is None or variant & hook.making == hook.making:
+        if hook is None or variant & hook.while_computed == hook.while_computed:
             env[self.key(var, variant)] = value
 
     def run(
@@ -138,37 +155,37 @@ class _Variants:
             hook = self.hooks.get(atom)
             if hook is None:
                 return env[self.key(atom, variant)]
-            value = env[self.key(atom, variant | hook.making)]
+            value = env[self.key(atom, variant | hook.while_computed)]
             return value if variant & hook.own else hook.see(value)
 
         seen: Seen = {}
-        for eqn, chosen in zip(program.equations, reversed(plan), strict=True):
+        for eqn, variants_of in zip(program.equations, reversed(plan), strict=True):
             if eqn in self.inner:
-                outs, found = self.open(eqn, read, chosen, feed)
-                seen |= found
+                outs, recorded = self.open(eqn, read, variants_of, feed)
+                seen |= recorded
                 for var, by_variant in zip(eqn.outputs, outs, strict=True):
                     for variant, value in by_variant.items():
                         self.keep(env, var, variant, value)
                 continue
-            for variant in chosen:
+            for variant in variants_of:
                 values = [read(a, variant | self.cut(eqn, i)) for i, a in enumerate(eqn.inputs)]
-                made, found = self.apply(eqn, values, feed)
-                seen |= found
-                for var, value in zip(eqn.outputs, made, strict=True):
+                outs, recorded = self.apply(eqn, values, feed)
+                seen |= recorded
+                for var, value in zip(eqn.outputs, outs, strict=True):
                     self.keep(env, var, variant, value)
         return [{w: read(o, w) for w in variants} for o in program.outputs], seen
 
     def open(self, eqn: Equation, read: Any, variants: list[int], feed: Feed) -> tuple[list, Seen]:
-        """Apply control flow with operators inside, all variants side by side."""
+        """Apply control flow with operators inside, all variants at once."""
         values: list[Any] = [{w: read(a, w) for w in variants} for a in eqn.inputs]
         if eqn.name == "cond":
             values[0] = read(eqn.inputs[0], variants[0])  # a number has no derivative
 
-        def inside(body: Body, given: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
+        def inside(body: Body, inputs: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
             env: dict[tuple[Var, int], Any] = {
                 (v, 0): c for v, c in zip(body.program.consts, body.values, strict=True)
             }
-            for var, by_variant in zip(body.program.inputs, given, strict=True):
+            for var, by_variant in zip(body.program.inputs, inputs, strict=True):
                 env |= {self.key(var, w): v for w, v in by_variant.items()}
             return self.run(body.program, env, variants, feed)
 
@@ -178,16 +195,16 @@ class _Variants:
     def want(self, wanted: Wanted, atom: Atom, variant: int) -> None:
         if isinstance(atom, Var):
             hook = self.hooks.get(atom)
-            variant = variant if hook is None else variant | hook.making
+            variant = variant if hook is None else variant | hook.while_computed
             wanted.setdefault(atom, {}).setdefault(self.key(atom, variant)[1], variant)
 
     def needed(self, wanted: Wanted, eqn: Equation) -> set[int]:
         """Variants to apply an equation in, one for each that differs in its outputs."""
-        found: dict[tuple[int, ...], int] = {}
+        by_masks: dict[tuple[int, ...], int] = {}
         for out in eqn.outputs:
             for variant in wanted.get(out, {}).values():
-                found.setdefault(tuple(self.key(o, variant)[1] for o in eqn.outputs), variant)
-        return set(found.values())
+                by_masks.setdefault(tuple(self.key(o, variant)[1] for o in eqn.outputs), variant)
+        return set(by_masks.values())
 
     def closed(self, variants: set[int], masks: set[int]) -> set[int]:
         """The variants that a body needs: with the entries of any operators inside cut too."""

@@ -85,20 +85,22 @@ def evaluate_single(
         graph: the analysed step.
         values: its arrays.
         taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
-        ys: outputs of operators that are known already, by the number of the site.
+        ys: outputs of operators that were computed before, by the number of the site.
         exits: zeros to add to the new states as others see them; None for none.
         exit_cotangents: which cotangents they get.
-        backs: operands for the way back through operators.
+        backs: operands for the reverse pass through operators.
     """
     inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys, backs)
     if exits is None:
         return evaluate_cut(graph, values.consts, inputs, apply, dict(taps))
     step = graph.step
-    made = {o for eqn in step.program.equations for o in eqn.outputs}
+    computed = {o for eqn in step.program.equations for o in eqn.outputs}
     hooks: dict[Any, Any] = {}
     for leaf, zero in zip(step.hidden, exits, strict=True):
         var = step.exit(leaf)
-        if var in made and var not in hooks:  # one value in two states moves both of their slots
+        if (
+            var in computed and var not in hooks
+        ):  # one value in two states moves both of their slots
             hooks[var] = lambda value, zero=zero: value + zero
     assert exit_cotangents is not None
     return evaluate_with_exits(
@@ -114,53 +116,53 @@ def _applied(
 ) -> Apply:
     """How to apply an equation: a tapped operator passes no gradient to its weights."""
     relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
-    known = {graph.sites[i].equation: y for i, y in ys.items()}
+    output_of = {graph.sites[i].equation: y for i, y in ys.items()}
 
     def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
         r = relation_of.get(eqn)
         if r is not None:
-            still = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
-            operands = [lax.stop_gradient(v) if i in still else v for i, v in enumerate(operands)]
-        way_back: Any = 0
+            weights = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
+            operands = [lax.stop_gradient(v) if i in weights else v for i, v in enumerate(operands)]
+        detour: Any = 0
         if backs and eqn in backs:
             others = {**dict(enumerate(lax.stop_gradient(operands))), **backs[eqn]}
             at = eqn.primitive.x_invar_index
-            (way_back,) = bind(eqn, [operands[i] if i == at else v for i, v in others.items()])
-            way_back = way_back - lax.stop_gradient(way_back)
+            (detour,) = bind(eqn, [operands[i] if i == at else v for i, v in others.items()])
+            detour = detour - lax.stop_gradient(detour)
             operands = [lax.stop_gradient(v) if i == at else v for i, v in enumerate(operands)]
-        if eqn in known:
-            y = _given(eqn, operands, known[eqn])
+        if eqn in output_of:
+            y = _precomputed(eqn, operands, output_of[eqn])
         elif r is None and not (backs and eqn in backs):
             return bind_reversible(eqn, operands), {}
         else:
             (y,) = bind(eqn, operands)
         y = y if r is None else y + feed[r.index].astype(y.dtype)
-        return [y + way_back], {}
+        return [y + detour], {}
 
     return apply
 
 
-def _given(eqn: Equation, operands: list[Any], y: Array) -> Array:
-    """The output of an operator, known to be `y`, with the operator's derivative."""
+def _precomputed(eqn: Equation, operands: list[Any], y: Array) -> Array:
+    """The output `y` of an operator, computed before, with the operator's derivative."""
 
     @jax.custom_jvp
-    def given(values, y):
+    def output(values, y):
         return y
 
     def pushed(primals, tangents):
         values, y = primals
-        moving = [i for i, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)]
-        if not moving:
+        varying = [i for i, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)]
+        if not varying:
             return y, jnp.zeros_like(y)
 
-        def of_moving(*found):
+        def of_varying(*operands):
             full = list(values)
-            for i, v in zip(moving, found, strict=True):
+            for i, v in zip(varying, operands, strict=True):
                 full[i] = v
             return bind(eqn, full)[0]
 
-        at, along = ([a[i] for i in moving] for a in (values, tangents[0]))
-        return y, jax.jvp(of_moving, at, along)[1]
+        at, along = ([a[i] for i in varying] for a in (values, tangents[0]))
+        return y, jax.jvp(of_varying, at, along)[1]
 
-    given.defjvp(pushed, symbolic_zeros=True)
-    return given(list(operands), y)
+    output.defjvp(pushed, symbolic_zeros=True)
+    return output(list(operands), y)

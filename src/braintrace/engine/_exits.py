@@ -17,7 +17,7 @@ from ._signals import signal_source
 from ._values import TimeAxes, Values
 
 Array = jax.Array
-Made = Callable[[Sequence[Array], Any], list[Array]]
+SignalsOf = Callable[[Sequence[Array], Any], list[Array]]
 
 
 def run_with_exits(
@@ -27,7 +27,7 @@ def run_with_exits(
     exits: Sequence[Array],
     extra: tuple[bool, ...],
     names: Any,
-) -> tuple[list[Any], Values, Made, Any]:
+) -> tuple[list[Any], Values, SignalsOf, Any]:
     """Run one step with `exits` added to its new states, as others read them.
 
     Args:
@@ -54,11 +54,11 @@ def run_with_exits(
     path = replace(values, hidden=one(values.hidden), others=one(values.others))
     source = signal_source(graph, rule, values, path, axes, backs)
 
-    def made(cotangents: Sequence[Array], read: Any) -> list[Array]:
+    def signals(cotangents: Sequence[Array], read: Any) -> list[Array]:
         if source.signal is None:
             return list(cotangents)
         states, extra = read
         inputs = SignalInputs(graph.groups, one(cotangents), states, extra)
         return [jnp.asarray(a)[0] for a in source.signal(inputs)]
 
-    return outs[: step.n_outs], after, made, (source.states, source.extra)
+    return outs[: step.n_outs], after, signals, (source.states, source.extra)

@@ -1,4 +1,4 @@
-"""The forward numbers of a step: each relation's x, f and D."""
+"""What rules read of the forward pass of a step: each relation's x, f and D."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._rule import Steps
 from ._values import Block
 
 Array = jax.Array
-_FEW = 4  # derivatives that are written out one by one; more are computed side by side
+_FEW = 4  # derivatives that are written out one by one; more are computed at once
 
 
 def observe(
@@ -28,17 +28,17 @@ def observe(
 ) -> list[Steps]:
     """Evaluate the kept Jacobian of a step at a point, relation by relation.
 
-    `ys` are outputs of operators that are known already, by the number of the site.
+    `ys` are outputs of operators that were computed before, by the number of the site.
     """
-    given: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
-    found: dict[int, tuple[Pushed, _States]] = {}
+    outputs: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
+    of_view: dict[int, tuple[Pushed, _States]] = {}
     for k in {0, *graph.view_of}:
-        pushed = _pushed(graph, k, consts, inputs, given)
-        found[k] = pushed, _States(graph, k, pushed)
-    xs = found[0][0].xs()
+        pushed = _pushed(graph, k, consts, inputs, outputs)
+        of_view[k] = pushed, _States(graph, k, pushed)
+    xs = of_view[0][0].xs()
     out = []
     for relation, t, k in zip(graph.relations, graph.tapped, graph.view_of, strict=True):
-        pushed, states = found[k]
+        pushed, states = of_view[k]
         x = jax.tree.map(relation.site.outward, xs[t])
         tail = _tail(graph, graph.views[k].taps[t], pushed, relation, t)
         out.append(Steps(x, tail, states.transition(relation)))
@@ -57,10 +57,10 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
     return map_steps(axes.length, one, *slices, mapped=not graph.unmapped)
 
 
-def _pushed(graph: Graph, k: int, consts, inputs, given: Mapping | None = None) -> Pushed:
+def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:
     """The tangent program with what a view cuts left out."""
     view, values = graph.views[k], [*consts, *inputs]
-    return Pushed(graph.tangent, values, view.cut, view.found.bodies, bind_reversible, given)
+    return Pushed(graph.tangent, values, view.cut, view.found.bodies, bind_reversible, outputs)
 
 
 # One derivative: an array per component (None is zero).
@@ -82,9 +82,9 @@ class _States:
         self.derivatives = _push(pushed, ahead)
         for i in range(c.n_exits):
             seeds = [_seed(c.exits[p] == i, v) for v, p in zip(entries, parts, strict=True)]
-            chosen = sorted({s for e, s in c.backward if seeds[e] is not None})
-            (found,) = _pull(pushed, [entries[k] for k in chosen], [seeds])
-            by_entry = dict(zip(chosen, found, strict=True))
+            sources = sorted({s for e, s in c.backward if seeds[e] is not None})
+            (pulled,) = _pull(pushed, [entries[k] for k in sources], [seeds])
+            by_entry = dict(zip(sources, pulled, strict=True))
             self.derivatives.append([by_entry.get(k) for k in range(len(entries))])
 
     def transition(self, relation: HiddenParamOpRelation) -> Array:
@@ -118,7 +118,7 @@ class _States:
 
 
 def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[Derivative]:
-    """Tangents at the exits, one per set of seeds; those of the same variables side by side."""
+    """Tangents at the exits, one per set of seeds; those of the same variables at once."""
     alike: dict[tuple[Var, ...], list[int]] = {}
     for i, one in enumerate(seeds):
         alike.setdefault(tuple(v for v, s in one.items() if s is not None), []).append(i)
@@ -130,8 +130,8 @@ def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[D
             rows = zip(*columns, strict=True) if variables else [() for _ in numbers]
             out |= {i: push(*row) for i, row in zip(numbers, rows, strict=True)}
             continue
-        found = jax.vmap(push)(*map(jnp.stack, columns))
-        out |= {i: [None if a is None else a[k] for a in found] for k, i in enumerate(numbers)}
+        stacked = jax.vmap(push)(*map(jnp.stack, columns))
+        out |= {i: [None if a is None else a[k] for a in stacked] for k, i in enumerate(numbers)}
     return [out[i] for i in range(len(seeds))]
 
 
@@ -142,8 +142,8 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
     exits = pushed.exit_shapes
 
     def run(*tangents):
-        found = pushed.push(dict(zip(sources, tangents, strict=True)))
-        return [_or_zeros(a, s) for a, s in zip(found, exits, strict=True)]
+        out = pushed.push(dict(zip(sources, tangents, strict=True)))
+        return [_or_zeros(a, s) for a, s in zip(out, exits, strict=True)]
 
     _, back = jax.vjp(run, *(jnp.zeros(v.shape, v.dtype) for v in sources))
 
@@ -163,14 +163,14 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
 def _tail(
     graph: Graph, tap: TapPattern, pushed: Pushed, relation: HiddenParamOpRelation, t: int
 ) -> Array:
-    """f, with an axis of turns first where the operator has them."""
+    """f, with an axis of iterations first where the operator has them."""
     parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
     entries, offsets = graph.tangent.entries, graph.found.offsets
-    found: dict[tuple[int, int, bool], Derivative] = {}
+    derivatives: dict[tuple[int, int, bool], Derivative] = {}
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
         ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
         for i, d in enumerate(_push(pushed, ahead)):
-            found[p, i, False] = d
+            derivatives[p, i, False] = d
         back = [
             [
                 _seed(c.exits[int(offsets[k]) : int(offsets[k + 1])] == i, v)
@@ -179,7 +179,7 @@ def _tail(
             for i in range(c.n_exits)
         ]
         for i, d in enumerate(_pull(pushed, [var], back)):
-            found[p, i, True] = [site.outward(d[0])]
+            derivatives[p, i, True] = [site.outward(d[0])]
 
     def picked(k: int, part: int) -> Array:
         terms = []
@@ -188,11 +188,11 @@ def _tail(
                 continue
             read: Callable = lambda a, pick=pick: pick([a], slots.dtype)
             if not backward:
-                terms.append(pick(found[p, i, False], slots.dtype))
+                terms.append(pick(derivatives[p, i, False], slots.dtype))
             elif site.turns is None:
-                terms.append(read(found[p, i, True][0]))
+                terms.append(read(derivatives[p, i, True][0]))
             else:
-                terms.append(jax.vmap(read)(found[p, i, True][0]))
+                terms.append(jax.vmap(read)(derivatives[p, i, True][0]))
         return _total(terms, slots, site.turns)
 
     def stacked(part: int) -> Array:

@@ -31,7 +31,7 @@ def floating_of(*trees: Any) -> list[Any]:
 
 @jax.custom_jvp
 def once(cotangents: Any, live: list[Any]) -> Any:
-    """`cotangents` of a reverse pass; whoever differentiates it by `live`, its inputs, is told."""
+    """`cotangents` of a reverse pass; to differentiate them by `live`, its inputs, is an error."""
     return cotangents
 
 

@@ -2,7 +2,7 @@
 
 The states of a step fall into groups that need each other; a group is run through all steps at
 once, before the groups that read it. What a group reads of arguments and of earlier groups is
-computed for all steps side by side: an input projection, or one layer's way into the next, is one
+computed for all steps at once: an input projection, or that from one layer to the next, is one
 matrix product.
 """
 
@@ -51,7 +51,7 @@ class StepValues:
 
 def unroll(
     program: Program,
-    known: StepValues,
+    values: StepValues,
     carried: Sequence[tuple[Var, Atom]],
     start: Sequence[Any],
     length: int,
@@ -61,22 +61,22 @@ def unroll(
 
     Args:
         program: the step.
-        known: constants and inputs that are not carried; gets the values of the states before
+        values: constants and inputs that are not carried; gets the values of the states before
             every step, and of `wanted`.
         carried: entry variable and new value of every state.
         start: the states before the first step.
         length: number of steps.
-        wanted: variables whose values are kept.
+        wanted: further variables whose values are stored.
     """
     last = list(start)
     for group in _groups(program, carried):
         pairs = [carried[i] for i in group]
         if all(new is entry for entry, new in pairs):
             for i in group:
-                known.add(carried[i][0], start[i], timed=False)
+                values.add(carried[i][0], start[i], timed=False)
             continue
-        found = _run_group(program, known, pairs, [start[i] for i in group], length, wanted)
-        for i, value in zip(group, found, strict=True):
+        after = _run_group(program, values, pairs, [start[i] for i in group], length, wanted)
+        for i, value in zip(group, after, strict=True):
             last[i] = value
     return last
 
@@ -105,7 +105,7 @@ def _closure(reads: Sequence[int]) -> list[int]:
 
 def _run_group(
     program: Program,
-    known: StepValues,
+    values: StepValues,
     pairs: Sequence[tuple[Var, Atom]],
     start: Sequence[Any],
     length: int,
@@ -113,36 +113,36 @@ def _run_group(
 ) -> list[Any]:
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
-    found = needed(program, targets, known)
-    moving = _moving(found, entries)
-    evaluate_all_steps([e for e in found if not moving & set(e.outputs)], known, length)
-    inside = _apart([e for e in found if moving & set(e.outputs)], moving, known, length)
-    kept = [v for v in wanted if v in moving and v not in entries]
-    inside = _used(inside, [*targets, *kept])
+    equations = needed(program, targets, values)
+    varying = _varying(equations, entries)
+    evaluate_all_steps([e for e in equations if not varying & set(e.outputs)], values, length)
+    inside = _apart([e for e in equations if varying & set(e.outputs)], varying, values, length)
+    stored = [v for v in wanted if v in varying and v not in entries]
+    inside = _used(inside, [*targets, *stored])
     read = [*(a for e in inside for a in e.inputs), *targets]
-    sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in known.timed]
+    sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in values.timed]
 
     def step(carry, slices):
-        env = {**known.shared, **dict(zip(sliced, slices, strict=True))}
+        env = {**values.shared, **dict(zip(sliced, slices, strict=True))}
         env.update(zip((v for v, _ in pairs), carry, strict=True))
         evaluate(inside, env)
         new = [_value(a, env) for a in targets]
-        return new, (carry, [env[v] for v in kept])
+        return new, (carry, [env[v] for v in stored])
 
-    arrays = [known.timed[v] for v in sliced]
+    arrays = [values.timed[v] for v in sliced]
     last, (before, seen) = lax.scan(step, list(start), arrays, length)
-    known.timed.update(zip((v for v, _ in pairs), before, strict=True))
-    known.timed.update(zip(kept, seen, strict=True))
+    values.timed.update(zip((v for v, _ in pairs), before, strict=True))
+    values.timed.update(zip(stored, seen, strict=True))
     return last
 
 
-def _moving(equations: Sequence[Equation], entries: Collection[Var]) -> set[Var]:
+def _varying(equations: Sequence[Equation], entries: Collection[Var]) -> set[Var]:
     """What depends on the entries."""
-    moving = set(entries)
+    varying = set(entries)
     for eqn in equations:
-        if any(isinstance(a, Var) and a in moving for a in eqn.inputs):
-            moving.update(eqn.outputs)
-    return moving
+        if any(isinstance(a, Var) and a in varying for a in eqn.inputs):
+            varying.update(eqn.outputs)
+    return varying
 
 
 def _used(equations: Sequence[Equation], targets: Sequence[Atom]) -> list[Equation]:
@@ -160,11 +160,11 @@ def _used(equations: Sequence[Equation], targets: Sequence[Atom]) -> list[Equati
 
 
 def _apart(
-    equations: Sequence[Equation], moving: set[Var], known: StepValues, length: int
+    equations: Sequence[Equation], varying: set[Var], values: StepValues, length: int
 ) -> list[Equation]:
-    """The equations, operators on inputs joined of several parts without those that do not move.
+    """The equations; operators on joined inputs without the parts that are constant in the loop.
 
-    `W [x, h]` is `W_x x + W_h h`: the first of these is computed for all steps side by side.
+    `W [x, h]` is `W_x x + W_h h`: the first of these is computed for all steps at once.
     """
     joined = {e.outputs[0]: e for e in equations if e.name == "concatenate"}
     out = []
@@ -175,41 +175,41 @@ def _apart(
         if isinstance(primitive, ETPPrimitive) and at is not None:
             x = eqn.inputs[at]
             join = joined.get(x) if isinstance(x, Var) else None
-        new = None if join is None else _split(eqn, join, moving, known, length)
+        new = None if join is None else _split(eqn, join, varying, values, length)
         out.append(eqn if new is None else new)
     return out
 
 
 def _split(
-    eqn: Equation, join: Equation, moving: set[Var], known: StepValues, length: int
+    eqn: Equation, join: Equation, varying: set[Var], values: StepValues, length: int
 ) -> Equation | None:
     operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
     axis = join.params["dimension"]
     weights = {k: eqn.inputs[i] for k, i in operator.positions.items()}
-    moves = [isinstance(a, Var) and a in moving for a in join.inputs]
-    if all(moves) or any(isinstance(a, Var) and a in moving for a in weights.values()):
+    varies = [isinstance(a, Var) and a in varying for a in join.inputs]
+    if all(varies) or any(isinstance(a, Var) and a in varying for a in weights.values()):
         return None
     ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
-    given = lambda values: dict(zip(weights, values, strict=True))
+    named = lambda operands: dict(zip(weights, operands, strict=True))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}
     rows: list[Var] = []
     cut = []
     for start, stop in pairwise(ends):
-        take = lambda *values, a=start, b=stop: operator.part(given(values), axis, a, b)
+        take = lambda *operands, a=start, b=stop: operator.part(named(operands), axis, a, b)
         like = jax.eval_shape(take, *shapes.values())
         if like is None:
             return None
         rows.append(Var(like.shape, like.dtype))
         cut.append(_derived(eqn, take, tuple(weights.values()), rows[-1]))
-    known_parts = [i for i, m in enumerate(moves) if not m]
-    going_parts = [i for i, m in enumerate(moves) if m]
+    constant_parts = [i for i, v in enumerate(varies) if not v]
+    varying_parts = [i for i, v in enumerate(varies) if v]
 
-    def total(base, *values):
-        pairs = zip(values[::2], values[1::2], strict=True)
+    def total(base, *operands):
+        pairs = zip(operands[::2], operands[1::2], strict=True)
         return sum((operator.of_part(x, w) for x, w in pairs), base)
 
-    def alone(*values):
-        return operator.call(jnp.zeros(operator.x.shape, operator.x.dtype), given(values))
+    def alone(*operands):
+        return operator.call(jnp.zeros(operator.x.shape, operator.x.dtype), named(operands))
 
     atoms = lambda numbers: [a for i in numbers for a in (join.inputs[i], rows[i])]
     y = eqn.outputs[0]
@@ -217,10 +217,10 @@ def _split(
     first = [
         *cut,
         _derived(eqn, alone, tuple(weights.values()), bias),
-        _derived(eqn, total, (bias, *atoms(known_parts)), base),
+        _derived(eqn, total, (bias, *atoms(constant_parts)), base),
     ]
-    evaluate_all_steps(first, known, length)
-    return _derived(eqn, total, (base, *atoms(going_parts)), y)
+    evaluate_all_steps(first, values, length)
+    return _derived(eqn, total, (base, *atoms(varying_parts)), y)
 
 
 def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var) -> Equation:
@@ -228,48 +228,48 @@ def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var
     return replace(eqn, primitive=primitive, inputs=inputs, outputs=(output,), params={})
 
 
-def needed(program: Program, targets: Sequence[Atom], known: StepValues) -> list[Equation]:
-    """The equations between what is known and the targets."""
+def needed(program: Program, targets: Sequence[Atom], values: StepValues) -> list[Equation]:
+    """The equations that the targets need, of those whose outputs have no value yet."""
     open_ = {a for a in targets if isinstance(a, Var)}
-    found = []
+    out = []
     for eqn in reversed(program.equations):
-        if any(o in open_ and o not in known for o in eqn.outputs):
-            found.append(eqn)
+        if any(o in open_ and o not in values for o in eqn.outputs):
+            out.append(eqn)
             open_.update(a for a in eqn.inputs if isinstance(a, Var))
-    return found[::-1]
+    return out[::-1]
 
 
-def evaluate_all_steps(equations: Sequence[Equation], known: StepValues, length: int) -> None:
+def evaluate_all_steps(equations: Sequence[Equation], values: StepValues, length: int) -> None:
     """Evaluate equations for all steps at once."""
     varying = []
     for eqn in equations:
         atoms = [a for a in eqn.inputs if isinstance(a, Var)]
-        if all(a in known.shared for a in atoms):
-            evaluate([eqn], known.shared)
+        if all(a in values.shared for a in atoms):
+            evaluate([eqn], values.shared)
         else:
             varying.append(eqn)
-            known.timed.update(dict.fromkeys(eqn.outputs))
+            values.timed.update(dict.fromkeys(eqn.outputs))
     if not varying:
         return
-    made = [o for e in varying for o in e.outputs]
+    outputs = [o for e in varying for o in e.outputs]
     read = dict.fromkeys(a for e in varying for a in e.inputs if isinstance(a, Var))
-    sliced = [v for v in read if v in known.timed and v not in set(made)]
+    sliced = [v for v in read if v in values.timed and v not in set(outputs)]
 
     def one(*slices):
-        env = {**known.shared, **dict(zip(sliced, slices, strict=True))}
+        env = {**values.shared, **dict(zip(sliced, slices, strict=True))}
         evaluate(varying, env)
-        return [env[v] for v in made]
+        return [env[v] for v in outputs]
 
     mapped = not any(map(cannot_be_mapped, varying))
-    found = map_steps(length, one, *(known.timed[v] for v in sliced), mapped=mapped)
-    known.timed.update(zip(made, found, strict=True))
+    arrays = map_steps(length, one, *(values.timed[v] for v in sliced), mapped=mapped)
+    values.timed.update(zip(outputs, arrays, strict=True))
 
 
 def evaluate(equations: Sequence[Equation], env: dict[Var, Any]) -> None:
     """Apply equations to an environment, and extend it."""
     for eqn in equations:
-        values = [_value(a, env) for a in eqn.inputs]
-        env.update(zip(eqn.outputs, bind(eqn, values), strict=True))
+        operands = [_value(a, env) for a in eqn.inputs]
+        env.update(zip(eqn.outputs, bind(eqn, operands), strict=True))
 
 
 def _value(atom: Atom, env: Mapping[Var, Any]) -> Any:

@@ -58,7 +58,7 @@ def run_block(
     *,
     keep: bool = True,
     fresh: Fresh = None,
-    chosen: Array | None = None,
+    substitute: Array | None = None,
 ) -> BlockResult:
     """Run the model through a block of steps.
 
@@ -70,15 +70,15 @@ def run_block(
         axes: how the arrays are laid out in time.
         keep: whether the traces after the last step are wanted; else they are not computed.
         fresh: whether the traces are zero, if that is known.
-        chosen: the index of the window (or step) to evaluate in place of each one where losses are
-            counted, if some are not: what they compute must not count, even if it is not a number.
+        substitute: the index of the window (or step) to evaluate in place of each one where losses
+            are counted, if some are not: what they compute must not count, even if it is NaN.
     """
     before: list[Any] = lax.stop_gradient(list(traces))
     in_order = (graph.effects or graph.unmapped) and axes.window is None
     if (rule.one_by_one or in_order) and axes.length > (axes.window or 1):
         return _one_by_one(graph, rule, values, before, axes, fresh)
     if rule.entry_only:
-        axes, chosen = replace(axes, window=axes.length), None
+        axes, substitute = replace(axes, window=axes.length), None
     block = _unrolled(graph, lax.stop_gradient(values), axes)
     observed = rule.observe(graph, block, before)
     after = rule.advance(graph, block, before, observed, fresh) if keep else before
@@ -86,15 +86,15 @@ def run_block(
     flat = _results(memory, values, block, None)
     outs, new = _sorted(graph, values, flat)
     credited = outs, new
-    if chosen is not None:
-        credited = _sorted(graph, values, _results(memory, values, block, chosen))
+    if substitute is not None:
+        credited = _sorted(graph, values, _results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat
         results, after_each = _penalised(credited, penalty)
         # Not called where no loss reads a state: backpropagation would not run these rules either.
         hidden = _penalised(after_each.hidden, other)
         credited = results, replace(after_each, hidden=hidden)
-        outs, new = credited if chosen is None else (outs, new)
+        outs, new = credited if substitute is None else (outs, new)
     return BlockResult(outs, block.path, new, after, credited)
 
 

@@ -63,7 +63,7 @@ class TimeAxes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of steps whose states are known.
+    """A block of steps and the states before each.
 
     Attributes:
         path: the values, with states stacked: those before every step.

@@ -264,7 +264,7 @@ class SplitBody:
                 axes,
                 keep=mode.keep,
                 fresh=mode.fresh,
-                chosen=mode.substitute,
+                substitute=mode.substitute,
             )
 
         if not self.is_mapped:

@@ -29,14 +29,14 @@ def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, 
 
 
 def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any]) -> Any:
-    """One of two results; None is not known, and as good as False."""
+    """One of two results; None is as good as False."""
     if fresh is None or isinstance(fresh, bool):
         return if_fresh() if fresh else if_not()
     return jax.lax.cond(fresh, if_fresh, if_not)
 
 
 def folded(r: Relation, arrays: Any) -> Any:
-    """Steps, or steps and turns, as one leading axis of all these arrays."""
+    """Steps, or steps and iterations, as one leading axis of all these arrays."""
     if r.site.turns is None:
         return arrays
     return jax.tree.map(lambda a: a.reshape((a.shape[0] * a.shape[1], *a.shape[2:])), arrays)
@@ -71,18 +71,18 @@ def grown(r: Relation, x: Any, v: Array, weights: Grads, dtypes: dict) -> Grads:
         axes = tail.shape[1 + lead : -1]
 
         def of(x: Any, k=k, axes=axes) -> Array:
-            found = op.features(x, weights, r.keys)[k]
-            return found.reshape((1,) * (len(axes) - found.ndim) + found.shape)
+            one = op.features(x, weights, r.keys)[k]
+            return one.reshape((1,) * (len(axes) - one.ndim) + one.shape)
 
         one = jax.eval_shape(of, first(x))
         shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
         if _is_product(one.shape, axes):
-            found = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
+            total = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
         else:
             zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
             add = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
-            found = jax.lax.scan(add, zero, (x, tail))[0]
-        out[k] = _real(found, dtypes[k])
+            total = jax.lax.scan(add, zero, (x, tail))[0]
+        out[k] = _real(total, dtypes[k])
     return out
 
 
@@ -113,8 +113,8 @@ def _product(features: Array, tail: Array, lead: int) -> Array:
     out = [*lanes, *(a for a in names if a in one or a in other), *slots]
     dtype = jnp.result_type(features, tail)
     features = features.reshape([features.shape[0], *(s for s in features.shape[1:] if s != 1)])
-    kept = [*tail.shape[: 1 + lead], *(s for s in sizes if s != 1), *tail.shape[-1:] * len(slots)]
-    tail = tail.reshape(kept)
+    shape = [*tail.shape[: 1 + lead], *(s for s in sizes if s != 1), *tail.shape[-1:] * len(slots)]
+    tail = tail.reshape(shape)
     return jnp.einsum(features.astype(dtype), one, tail.astype(dtype), other, out)
 
 
@@ -132,7 +132,7 @@ def taken(r: Relation, x: Any, masked: bool, c: Array) -> Any:
 
 
 def seen_input(r: Relation, x: Array | None) -> Array:
-    """The input as numbers that can be filtered: spikes may come as booleans or integers.
+    """The input as an array that can be filtered: spikes may come as booleans or integers.
 
     Raises:
         NotSupportedError: the input is no number (an index), and the operator is mapped.

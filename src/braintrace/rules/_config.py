@@ -32,7 +32,7 @@ AXES: dict[str, dict[str, str]] = {
     },
     "learning_signal": {
         "symmetric": "the derivative of the loss",
-        "random_feedback": "the same, with random operands on the way back",
+        "random_feedback": "the same, with random operands in the reverse pass",
         "modulatory": "a modulator that comes with the call",
         "target_projection": "a target that comes with the call, through fixed matrices",
         "local_loss": "the gradient of a loss of each group's own",
@@ -121,23 +121,23 @@ class ETraceConfig:
 
     def describe(self) -> str:
         """The layout of the trace and whatever is not the default, in one line."""
-        told = [f"trace_factorization={self.trace_factorization}"]
+        words = [f"trace_factorization={self.trace_factorization}"]
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name != "trace_factorization" and value != f.default:
-                told.append(f"{f.name}={value}")
-        return ", ".join(told)
+                words.append(f"{f.name}={value}")
+        return ", ".join(words)
 
     # ----------------------------------------------------------------------------- checking
 
     def _check_words(self) -> None:
-        for axis, known in AXES.items():
+        for axis, choices in AXES.items():
             value = getattr(self, axis)
-            given = value if axis == "temporal_recursion" and _is_pair(value) else (value,)
-            for word in given:
+            chosen = value if axis == "temporal_recursion" and _is_pair(value) else (value,)
+            for word in chosen:
                 if word in _SOON.get(axis, ()):
                     _refuse(f"{axis}={word!r}", "it is not implemented", _legal(axis))
-                if not isinstance(word, str) or word not in known:
+                if not isinstance(word, str) or word not in choices:
                     _refuse(f"{axis}={value!r}", "there is no such choice", _legal(axis))
         for name in ("decay", "kappa"):
             value = getattr(self, name)

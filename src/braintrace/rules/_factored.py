@@ -122,8 +122,8 @@ def factors(
             if constant:
                 rows = c * _along(_ones_at(decay_x, eps["one"], s, got), c)
                 ones = [rows] if got.every is None else [rows, got.ct]
-                found = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
-                grads |= {k: sum((g[k] for g in found[1:]), found[0][k]) for k in constant}
+                parts = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
+                grads |= {k: sum((g[k] for g in parts[1:]), parts[0][k]) for k in constant}
             out.append({k: grads[k] for k in r.keys})
         return out
 
@@ -192,9 +192,9 @@ def _tails(
         return out, olds
 
     start = [slim(eps["f"].astype(s.f.dtype), 1) for eps, s in zip(traces, steps, strict=True)]
-    given = [(slim(s.f, 1), slim(s.D, 2)) for s in steps]
-    found = scan(step, start, given, steps[0].f.shape[0])
-    last, before = ([wide(a, one, 1) for a, one in zip(f, single, strict=True)] for f in found)
+    inputs = [(slim(s.f, 1), slim(s.D, 2)) for s in steps]
+    tails = scan(step, start, inputs, steps[0].f.shape[0])
+    last, before = ([wide(a, one, 1) for a, one in zip(f, single, strict=True)] for f in tails)
     return list(zip(last, before, strict=True))
 
 
@@ -217,12 +217,12 @@ def _filtered(
     the cotangents are filtered instead of the inputs. They are smaller, and the filtered inputs of
     all steps need not be stored.
     """
-    chosen = [i for i, r in enumerate(relations) if r.operator.is_linear]
-    if not chosen:
+    linear = [i for i, r in enumerate(relations) if r.operator.is_linear]
+    if not linear:
         return [None] * len(relations)
     length, every = steps[0].f.shape[0], signals[0].every
     full = []
-    for i in chosen:
+    for i in linear:
         c = cotangents[i]
         if c.shape[0] != length:
             c = jnp.zeros((length, *c.shape[1:]), c.dtype).at[::every].set(c)
@@ -232,9 +232,9 @@ def _filtered(
         h = [(c + decay * after).astype(after.dtype) for c, after in zip(now, later, strict=True)]
         return h, h if every is None else later
 
-    first, found = scan(back, [jnp.zeros_like(c[0]) for c in full], full, length, reverse=True)
+    first, later = scan(back, [jnp.zeros_like(c[0]) for c in full], full, length, reverse=True)
     out: list[tuple[Array, Array] | None] = [None] * len(relations)
-    for i, h0, h in zip(chosen, first, found, strict=True):
+    for i, h0, h in zip(linear, first, later, strict=True):
         out[i] = (decay * h0, h) if every is None else (h0, h + signals[i].ct.astype(h.dtype))
     return out
 
@@ -280,8 +280,8 @@ def _pulled_one_by_one(
     for inputs, ct in pairs:
         flat = folded(r, ct)
         at = None if inputs is None else taken(r, folded(r, inputs), got.masked, flat)
-        found = pull(r, at, flat, weights)
-        total = {k: total[k] + found[k].astype(total[k].dtype) for k in r.keys}
+        grads = pull(r, at, flat, weights)
+        total = {k: total[k] + grads[k].astype(total[k].dtype) for k in r.keys}
     return total
 
 
@@ -298,7 +298,7 @@ def _along(scale: Array, c: Array) -> Array:
 
 
 def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
-    """<lam, eps_f> at y, for every step and turn."""
+    """<lam, eps_f> at y, for every step and iteration."""
     lane = 1
     if r.site.turns is not None:
         lam, lane = lam[:, None], 2
@@ -307,6 +307,6 @@ def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
 
 
 def _all_seen(r: Relation, x: Any) -> Array:
-    """`seen_input` for every step and turn."""
+    """`seen_input` for every step and iteration."""
     each = jax.vmap(lambda v: seen_input(r, v))
     return each(x) if r.site.turns is None else jax.vmap(each)(x)

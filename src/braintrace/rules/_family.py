@@ -242,7 +242,7 @@ def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> Lea
 
     Args:
         memory_limit: bytes that the traces may need, None for no limit.
-        at_once: how many parameter elements are pushed through the step side by side.
+        at_once: how many parameter elements are pushed through the step at once.
     """
     config = ETraceConfig("everything", recurrence_scope="coupled")
     record = full_influence(check_count("at_once", at_once, "parameter elements"))

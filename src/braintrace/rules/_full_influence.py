@@ -1,6 +1,6 @@
 """Everything a parameter has done to the states, pushed forward: one tangent per parameter element.
 
-E_t = dh_t/dp = (dF/dh) E_{t-1} + dF/dp, for all states together: exact, whatever lies between. A
+E_t = dh_t/dp = (dF/dh) E_{t-1} + dF/dp, for all states at once: exact, whatever lies between. A
 trace is (parts, *parameter, *state): a complex parameter has two parts.
 """
 
@@ -88,8 +88,8 @@ def _pushed(graph: Graph, i: int, values: Values, trace: Any, at_once: int) -> A
         out = jax.jvp(of, (p, tuple(hidden)), (d_param, d_hidden))[1]
         return {k: out[int(k)] for k in moved}
 
-    together = max(1, min(parts * p.size, at_once))
-    pushed = jax.lax.map(push, (jnp.arange(parts * p.size), flat), batch_size=together)
+    batch = max(1, min(parts * p.size, at_once))
+    pushed = jax.lax.map(push, (jnp.arange(parts * p.size), flat), batch_size=batch)
     return {k: e.reshape(trace[k].shape) for k, e in pushed.items()}
 
 

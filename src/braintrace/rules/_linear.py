@@ -1,4 +1,4 @@
-"""What D makes of numbers at the slots, over the steps of a block."""
+"""Products with D, the kept Jacobian between slots, along the steps of a block."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def later(
 ) -> dict[tuple, tuple[Array, Array]]:
     """Per space, the cotangent at the entry of the block, and after each step."""
     spaces = _spaces(relations)
-    chosen = list(spaces.values())
-    if not chosen:
+    firsts = list(spaces.values())
+    if not firsts:
         return {}
-    few = [relations[i].slots.table is None for i in chosen]
-    D = [slim(jnp.swapaxes(steps[i].D, -1, -2), 2) for i in chosen]
+    few = [relations[i].slots.table is None for i in firsts]
+    D = [slim(jnp.swapaxes(steps[i].D, -1, -2), 2) for i in firsts]
     length = D[0].shape[0]
-    lam = [slim(_each_step(signals[i], length), 1) for i in chosen]
-    exits = [None if (e := signals[i].exits) is None else slim(e, 1) for i in chosen]
-    single = [steps[i].D.shape[-1] == 1 for i in chosen]
-    masked = signals[chosen[0]].masked
+    lam = [slim(_each_step(signals[i], length), 1) for i in firsts]
+    exits = [None if (e := signals[i].exits) is None else slim(e, 1) for i in firsts]
+    single = [steps[i].D.shape[-1] == 1 for i in firsts]
+    masked = signals[firsts[0]].masked
 
     def back_by(d, q, few, single):
         out = (d * q if single else mix(d, q, few)).astype(q.dtype)
@@ -57,8 +57,8 @@ def later(
         return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
-    found = scan(back, start, (D, lam, exits), length, reverse=True)
-    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in found)
+    out = scan(back, start, (D, lam, exits), length, reverse=True)
+    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in out)
     return dict(zip(spaces, zip(first, q, strict=True), strict=True))
 
 
@@ -75,11 +75,11 @@ def onward(
 ) -> dict[tuple, tuple[Array, Array]]:
     """Per space, the product of D over the block, and over the steps after each one."""
     spaces = _spaces(relations)
-    chosen = list(spaces.values())
-    if not chosen:
+    firsts = list(spaces.values())
+    if not firsts:
         return {}
-    single = [steps[i].D.shape[-1] == 1 for i in chosen]
-    D = [slim(steps[i].D, 2) for i in chosen]
+    single = [steps[i].D.shape[-1] == 1 for i in firsts]
+    D = [slim(steps[i].D, 2) for i in firsts]
 
     def back(ps, now):
         each = zip(ps, now, single, strict=True)
@@ -91,8 +91,8 @@ def onward(
         else jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:])
         for d, s in zip(D, single, strict=True)
     ]
-    found = scan(back, start, D, D[0].shape[0], reverse=True)
-    whole, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in found)
+    out = scan(back, start, D, D[0].shape[0], reverse=True)
+    whole, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in out)
     return dict(zip(spaces, zip(whole, after, strict=True), strict=True))
 
 
@@ -118,20 +118,20 @@ def times(a: Array, b: Array) -> Array:
 
 
 def moved(r: Relation, after: Array, f: Array) -> Array:
-    """P f, for every step and turn."""
+    """P f, for every step and iteration."""
     return jax.vmap(lambda p, v: turned(r, p, v))(after, f)
 
 
 def turned(r: Relation, D: Array, v: Array) -> Array:
-    """D v, for every turn."""
+    """D v, for every iteration."""
     few = r.slots.table is None
     if r.site.turns is None:
         return mix(D, v, few)
-    return jax.vmap(lambda turn: mix(D, turn, few))(v)
+    return jax.vmap(lambda one: mix(D, one, few))(v)
 
 
 def tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
-    """f q, the cotangent at y, for every step and turn."""
+    """f q, the cotangent at y, for every step and iteration."""
     lead = 1
     if r.site.turns is not None:
         q, lead = q[:, None], 2

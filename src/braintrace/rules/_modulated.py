@@ -149,8 +149,8 @@ def check_given(extra: Mapping[str, Any], rule: str, why: str) -> None:
 
 def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
     """Refuse a call without a modulator, or with one for groups that do not exist."""
-    given = extra.get("modulator")
-    if given is None:
+    modulator = extra.get("modulator")
+    if modulator is None:
         raise RuntimeError(
             message(
                 "three_factor is called without a modulator.",
@@ -159,19 +159,19 @@ def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
                 "learner.modulator",
             )
         )
-    if isinstance(given, (list, tuple)):
+    if isinstance(modulator, (list, tuple)):
         raise TypeError(
             message(
-                f"the modulator is a {type(given).__name__}.",
+                f"the modulator is a {type(modulator).__name__}.",
                 why="one for each group is a dict by the index of the group",
                 do="pass a number, an array or such a dict",
             )
         )
     names = {g.index: g.name for g in groups}
-    if isinstance(given, dict) and not set(given) <= set(names):
+    if isinstance(modulator, dict) and not set(modulator) <= set(names):
         raise ValueError(
             message(
-                f"modulators of the groups {list(given)}.",
+                f"modulators of the groups {list(modulator)}.",
                 why="the groups are " + ", ".join(f"{k}: {v}" for k, v in names.items()),
                 do="pass a dict by these numbers",
             )

@@ -52,7 +52,7 @@ def per_weight(
         exit_cotangents: see `Rule`.
         kept: the Jacobian in place of the step's own.
         feedback: see `Rule`.
-        kappa: decay of a second trace, the first one filtered; the two lie side by side in slots.
+        kappa: decay of a second trace, the first one filtered, in slots of its own.
         most: the trace is clipped to this absolute value after every step.
     """
 
@@ -152,10 +152,10 @@ def per_weight(
 def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
     words = [
         (kept, "the memory of the states: every trace decays alike"),
-        (feedback, "the derivative of the loss by the states: its way back is random"),
+        (feedback, "the derivative of the loss by the states: random operands in the reverse pass"),
         (kappa, "the trace of every weight: it is filtered once more"),
     ]
-    return "; ".join(text for chosen, text in words if chosen) or None
+    return "; ".join(text for applies, text in words if applies) or None
 
 
 def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
@@ -177,9 +177,9 @@ def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
             c = folded(r, got.ct + tail(r, s.f, q, got.masked))
             x = folded(r, s.x)
             grads = pull(r, taken(r, x, got.masked, c), c, w)
-            known = lambda r=r, eps=eps, first=first, w=w: recall(r, eps, first, w)
+            memory = lambda r=r, eps=eps, first=first, w=w: recall(r, eps, first, w)
             none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
-            past = either(fresh, none, known)
+            past = either(fresh, none, memory)
             out.append({k: grads[k].astype(w[k].dtype) + past[k] for k in r.keys})
         return out
 
@@ -247,7 +247,7 @@ def _recall_waiting(r: Relation, p: dict, q: Array, weights: Grads) -> Grads:
 
 
 def _waiting_inputs(r: Relation, p: dict, c: Array) -> Any:
-    """The inputs of the steps that wait; places that are still free hold zeros."""
+    """The inputs of the buffered steps; free places hold zeros."""
     if "x" not in p:
         return None
     x = folded(r, p["x"])

@@ -129,7 +129,7 @@ def _per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
 
 
 def _length(arrays: Sequence[Array]) -> Array:
-    """The norm of all of them together, in single precision or better."""
+    """The norm of all arrays as one vector, in single precision or better."""
     wide = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in arrays]
     return jnp.sqrt(sum((jnp.sum(a * a) for a in wide), jnp.zeros(())))
 

@@ -31,33 +31,33 @@ def by_group(of_group: OfGroup) -> Signal:
                 g.concat_hidden([arrays[i] for i in g.leaves])
                 for arrays in (inputs.cotangents, inputs.states)
             )
-            found = jnp.asarray(of_group(g, cotangent, state, inputs.extra))
-            if found.ndim != cotangent.ndim or not _fits(found.shape, cotangent.shape):
+            own = jnp.asarray(of_group(g, cotangent, state, inputs.extra))
+            if own.ndim != cotangent.ndim or not _fits(own.shape, cotangent.shape):
                 raise ValueError(
                     message(
-                        f"a learning signal of shape {found.shape} for the group {g.name}.",
+                        f"a learning signal of shape {own.shape} for the group {g.name}.",
                         why=f"it meets traces of shape {cotangent.shape}: (steps, *varshape, "
                         "num_state)",
                         do="return an array with these axes; an axis of one stands for all",
                     )
                 )
-            found = jnp.broadcast_to(found, cotangent.shape).astype(cotangent.dtype)
-            for i, array in zip(g.leaves, g.split_hidden(found), strict=True):
+            own = jnp.broadcast_to(own, cotangent.shape).astype(cotangent.dtype)
+            for i, array in zip(g.leaves, g.split_hidden(own), strict=True):
                 out[i] = array
         return out
 
     return signal
 
 
-def _fits(found: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    return all(n in (1, m) for n, m in zip(found, full, strict=True))
+def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    return all(n in (1, m) for n, m in zip(shape, full, strict=True))
 
 
 def with_signal(rule: Rule, signal: Signal) -> Rule:
     """The same rule with a signal of its own, also where it is another one for a while."""
     words = "the derivative of the loss by the states: the rule has a signal of its own"
-    known = [] if rule.approximates is None else [rule.approximates]
-    replaced = "; ".join([*known, words] if rule.signal is None else known)
+    words_before = [] if rule.approximates is None else [rule.approximates]
+    replaced = "; ".join([*words_before, words] if rule.signal is None else words_before)
     pending = rule.pending
     if pending is not None:
         pending = pending._replace(rule=replace(pending.rule, signal=signal))
@@ -77,7 +77,7 @@ def _square(key: Any) -> Signal:
         n, own = signal.shape[-2], jax.random.fold_in(key, group.index)
         length = jnp.sqrt((jnp.abs(signal) ** 2).sum(-2, keepdims=True))
         B = 0.1 * jax.random.normal(own, (n, n), signal.real.dtype)
-        found = jnp.einsum("...ns,nm->...ms", signal / (length + 1e-8), B)
-        return found.reshape(cotangent.shape)
+        projected = jnp.einsum("...ns,nm->...ms", signal / (length + 1e-8), B)
+        return projected.reshape(cotangent.shape)
 
     return by_group(of_group)

@@ -15,7 +15,7 @@ Array = jax.Array
 
 
 def storage(trace_dtype: Any) -> Callable[[Array], Array]:
-    """How a trace is kept: as it is, or in another precision (complex stays complex)."""
+    """How a trace is stored: as it is, or in another precision (complex stays complex)."""
 
     def stored(eps: Array) -> Array:
         if trace_dtype is None:
