@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._errors import message
 from ..rules import LearningRule
-from ._rule_learner import RuleLearner, TracesLearner, missing_decay
+from ._rule_learner import RuleLearner, TracesLearner
 
 _SNAP = "snap_max_jacobian_elements trace_dtype memory_limit chunked_trace control_flow"
 
@@ -55,7 +56,13 @@ class IODimVjpAlgorithm(
         if config is not None:  # its decays win
             arguments = {**arguments, "decay_or_rank": getattr(config, "decay", None)}
         elif arguments.get("decay_or_rank", ...) is None:
-            raise missing_decay(type(self).__name__)
+            raise TypeError(
+                message(
+                    f"{type(self).__name__} without decay_or_rank.",
+                    why="the two factors are filtered with it",
+                    do="pass a float in [0, 1), an integer >= 1, or a pair of these",
+                )
+            )
         return super()._made(arguments)
 
     @property

@@ -254,14 +254,3 @@ def _misfit(
             do="pass these",
         )
     )
-
-
-def missing_decay(learner: str) -> TypeError:
-    """The error of two factors without a decay."""
-    return TypeError(
-        message(
-            f"{learner} without decay_or_rank.",
-            why="the two factors are filtered with it",
-            do="pass a float in [0, 1), an integer >= 1, or a pair of these",
-        )
-    )

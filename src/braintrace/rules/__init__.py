@@ -1,20 +1,16 @@
 """Learning rules: values made by name, and the records of pure functions behind them."""
 
 from ..engine import Arrived as Arrived
-from ..engine import ExitCotangents as ExitCotangents
 from ..engine import Feedback as Feedback
 from ..engine import Rule as Rule
-from ..engine import SignalInputs as SignalInputs
 from ..engine import Signals as Signals
 from ..engine import Steps as Steps
-from ._block import seen_input as seen_input
 from ._built import crossings_of as crossings_of
 from ._built import rule_of as rule_of
 from ._config import ETraceConfig as ETraceConfig
 from ._config import check_config as check_config
 from ._factored import factored as factored
 from ._family import MEMORY_LIMIT as MEMORY_LIMIT
-from ._family import NO_PAIRING as NO_PAIRING
 from ._family import d_rtrl as d_rtrl
 from ._family import eprop as eprop
 from ._family import kf_rtrl as kf_rtrl
@@ -38,22 +34,13 @@ from ._learning_rule import LearningRule as LearningRule
 from ._learning_rule import credit_of as credit_of
 from ._learning_rule import stated as stated
 from ._modulated import NO_DERIVATIVE as NO_DERIVATIVE
-from ._modulated import OWN_LOSS as OWN_LOSS
-from ._modulated import check_given as check_given
-from ._modulated import check_matrices as check_matrices
-from ._modulated import check_modulator as check_modulator
-from ._modulated import check_readouts as check_readouts
-from ._modulated import check_timing as check_timing
 from ._modulated import decolle as decolle
 from ._modulated import local_loss_of as local_loss_of
-from ._modulated import modulator_of as modulator_of
 from ._modulated import osttp as osttp
-from ._modulated import projected_target as projected_target
 from ._modulated import three_factor as three_factor
 from ._options import check_count as check_count
 from ._options import check_fraction as check_fraction
 from ._options import check_limit as check_limit
-from ._options import decay_of as decay_of
 from ._options import key_of as key_of
 from ._options import trace_type as trace_type
 from ._per_weight import per_weight as per_weight
@@ -70,6 +57,5 @@ from ._table import RULES as RULES
 from ._table import Row as Row
 from ._table import check_options as check_options
 from ._table import rule_value as rule_value
-from ._table import unknown_rule as unknown_rule
 
 __all__ = ["LearningRule", *RULES]

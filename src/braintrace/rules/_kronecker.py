@@ -39,6 +39,7 @@ from ..engine import (
 from ..graph import Graph
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import seen_input
+from ._rank_one import per_state
 
 Array = jax.Array
 
@@ -133,7 +134,7 @@ def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: fl
         n = prod(y.shape[len(lead) :])
         units = jnp.eye(n, dtype=y.dtype).reshape((n, *(1,) * len(lead), *y.shape[len(lead) :]))
         units = jnp.broadcast_to(units, (n, *y.shape))
-        moved = jax.vmap(lambda a: push(a, zeros))(_per_state(t["A"]))
+        moved = jax.vmap(lambda a: push(a, zeros))(per_state(t["A"]))
         new = jax.vmap(lambda unit, r=r: push(none, {**zeros, r.index: unit}))(units)
         one = jnp.ones(lead, y.dtype)
         x = {} if s.x is None else {"u": seen_input(r, s.x)}
@@ -156,11 +157,6 @@ def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: fl
             trace["u"] = mix(t["u"], x["u"], r0, c * r1, 0).astype(t["u"].dtype)
         out.append(trace)
     return out
-
-
-def _per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
-    """In the order of the states; that of the keys is another one from ten on."""
-    return tuple(arrays[str(k)] for k in range(len(arrays)))
 
 
 def _squares(arrays: Sequence[Array], axis: int, batched: bool) -> Array:
@@ -191,7 +187,7 @@ def _recalled(r: Relation, t: dict, weights: dict, cotangents: Sequence[Array]) 
     """pull(u, c A)."""
     y, lead = r.operator.y, t["one"].ndim
     c: Any = 0
-    for a, ct in zip(_per_state(t["A"]), cotangents, strict=True):
+    for a, ct in zip(per_state(t["A"]), cotangents, strict=True):
         axes = tuple(range(1 + lead, a.ndim))
         c = c + (a * ct[None]).sum(axes)  # (outputs, *samples)
     c = jnp.moveaxis(c, 0, -1).reshape(y.shape).astype(y.dtype)

@@ -95,7 +95,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
 def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: float) -> list[Any]:
     """The factors after a step."""
     *ws, last = traces
-    s = _per_state(last["s"])
+    s = per_state(last["s"])
     hidden, params = tuple(values.hidden), tuple(values.params)
     key = jax.random.fold_in(key, last["draws"])
     nu = [
@@ -123,7 +123,7 @@ def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: fl
     return [*out, {"s": moved, "draws": last["draws"] + 1}]
 
 
-def _per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
+def per_state(arrays: dict[str, Array]) -> tuple[Array, ...]:
     """In the order of the states; that of the keys is another one from ten on."""
     return tuple(arrays[str(k)] for k in range(len(arrays)))
 
@@ -136,7 +136,7 @@ def _length(arrays: Sequence[Array]) -> Array:
 
 def _credit(graph: Graph, arrived: Arrived) -> tuple[Any, ...]:
     *ws, last = arrived.traces
-    pairs = zip(_per_state(last["s"]), arrived.entry, strict=True)
+    pairs = zip(per_state(last["s"]), arrived.entry, strict=True)
     dot = sum((jnp.vdot(a, c[0]) for a, c in pairs), jnp.zeros(()))
     return tuple(
         (dot * t["w"]).astype(t["w"].dtype) if t else np.zeros(p.shape, jax.dtypes.float0)
