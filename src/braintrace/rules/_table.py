@@ -62,147 +62,59 @@ class Row:
 _LOSS = "the loss"
 _OSTL = "Bohnstingl et al., *Online spatio-temporal learning in deep neural networks*, 2022"
 
+# fmt: off
 ROWS = (
-    Row(
-        "d_rtrl",
-        d_rtrl,
-        "D_RTRL",
-        "one entry per weight and state of its neuron",
-        _LOSS,
+    Row("d_rtrl", d_rtrl, "D_RTRL", "one entry per weight and state of its neuron", _LOSS,
         "diagonal RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
         "recognition*, 1989; Zucchet et al., *Online learning of long-range dependencies*, 2023; "
-        "for any model: Wang et al., *BrainScale*, 2024",
-    ),
-    Row(
-        "pp_prop",
-        pp_prop,
-        "pp_prop",
-        "two filtered factors: inputs, and outputs × states",
-        _LOSS,
-        "Wang et al., *BrainScale*, 2024",
-        ("es_d_rtrl", "esd_rtrl"),
-    ),
-    Row(
-        "eprop",
-        eprop,
-        "EProp",
-        "as `D_RTRL`, with another low-pass filter (κ)",
+        "for any model: Wang et al., *BrainScale*, 2024"),
+    Row("pp_prop", pp_prop, "pp_prop", "two filtered factors: inputs, and outputs × states", _LOSS,
+        "Wang et al., *BrainScale*, 2024", ("es_d_rtrl", "esd_rtrl")),
+    Row("eprop", eprop, "EProp", "as `D_RTRL`, with another low-pass filter (κ)",
         "the loss, or random feedback",
         "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
-        "neurons*, 2020",
-    ),
-    Row(
-        "rflo",
-        rflo,
-        "RFLO",
-        "as `D_RTRL`, or with a single leak",
-        "random feedback",
-        "Murray, *Local online learning in recurrent networks with random feedback*, 2019",
-    ),
+        "neurons*, 2020"),
+    Row("rflo", rflo, "RFLO", "as `D_RTRL`, or with a single leak", "random feedback",
+        "Murray, *Local online learning in recurrent networks with random feedback*, 2019"),
     Row("ostl_recurrent", ostl_recurrent, "OSTLRecurrent", "as `SnAp(1)`", _LOSS, _OSTL),
-    Row(
-        "ostl_feedforward",
-        ostl_feedforward,
-        "OSTLFeedforward",
-        "as `pp_prop`, with almost no memory",
-        _LOSS,
-        _OSTL,
-    ),
-    Row(
-        "ottt",
-        ottt,
-        "OTTT",
-        "filtered inputs",
-        _LOSS,
-        "Xiao et al., *Online training through time for spiking neural networks*, 2022",
-    ),
-    Row(
-        "otpe",
-        otpe,
-        "OTPE",
-        "one entry per weight with a single leak, or two factors",
-        _LOSS,
+    Row("ostl_feedforward", ostl_feedforward, "OSTLFeedforward",
+        "as `pp_prop`, with almost no memory", _LOSS, _OSTL),
+    Row("ottt", ottt, "OTTT", "filtered inputs", _LOSS,
+        "Xiao et al., *Online training through time for spiking neural networks*, 2022"),
+    Row("otpe", otpe, "OTPE", "one entry per weight with a single leak, or two factors", _LOSS,
         "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
-        "SNNs*, 2023",
-    ),
-    Row(
-        "osttp",
-        osttp,
-        "OSTTP",
-        "as `OSTLRecurrent`",
-        "projected targets",
-        "Ortner et al., *Online spatio-temporal learning with target projection*, 2023",
-    ),
-    Row(
-        "snap",
-        snap,
-        "SnAp",
-        "one entry per weight and unit reached in `n - 1` operator crossings",
+        "SNNs*, 2023"),
+    Row("osttp", osttp, "OSTTP", "as `OSTLRecurrent`", "projected targets",
+        "Ortner et al., *Online spatio-temporal learning with target projection*, 2023"),
+    Row("snap", snap, "SnAp", "one entry per weight and unit reached in `n - 1` operator crossings",
         _LOSS,
-        "Menick et al., *Practical real time recurrent learning with a sparse approximation*, 2021",
-    ),
-    Row(
-        "rtrl",
-        rtrl,
-        "RTRL",
-        "parameters × states; exact for every model it accepts",
-        _LOSS,
+        "Menick et al., *Practical real time recurrent learning with a sparse approximation*, "
+        "2021"),
+    Row("rtrl", rtrl, "RTRL", "parameters × states; exact for every model it accepts", _LOSS,
         "Williams and Zipser, *A learning algorithm for continually running fully recurrent "
-        "neural networks*, 1989",
-    ),
-    Row(
-        "three_factor",
-        three_factor,
-        "ThreeFactor",
-        "as `D_RTRL`",
+        "neural networks*, 1989"),
+    Row("three_factor", three_factor, "ThreeFactor", "as `D_RTRL`",
         "a modulator, passed with the call",
         "Frémaux and Gerstner, *Neuromodulated spike-timing-dependent plasticity, and theory of "
-        "three-factor learning rules*, 2016",
-    ),
-    Row(
-        "decolle",
-        decolle,
-        "DECOLLE",
-        "as `D_RTRL`",
-        "a local loss per layer",
-        "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020",
-    ),
-    Row(
-        "stllr",
-        stllr,
-        "STLLR",
-        "filtered inputs and sensitivities, causal and anti-causal pairs",
+        "three-factor learning rules*, 2016"),
+    Row("decolle", decolle, "DECOLLE", "as `D_RTRL`", "a local loss per layer",
+        "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020"),
+    Row("stllr", stllr, "STLLR", "filtered inputs and sensitivities, causal and anti-causal pairs",
         _LOSS,
         "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
-        "neural networks*, 2023",
-    ),
-    Row(
-        "dni",
-        None,  # what it learns besides the model is a brainstate module
-        "DNI",
-        "as `D_RTRL`; synthetic gradients for parameters without a trace",
-        _LOSS,
-        "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017",
-    ),
-    Row(
-        "uoro",
-        uoro,
-        "UORO",
-        "a random rank-one estimate of RTRL's: unbiased, noisy",
-        _LOSS,
-        "Tallec and Ollivier, *Unbiased online recurrent optimization*, 2018",
-    ),
-    Row(
-        "kf_rtrl",
-        kf_rtrl,
-        "KFRTRL",
-        "a random product per operator, an estimate of RTRL's: unbiased, less noisy",
-        _LOSS,
+        "neural networks*, 2023"),
+    # What it learns besides the model is a brainstate module.
+    Row("dni", None, "DNI", "as `D_RTRL`; synthetic gradients for parameters without a trace",
+        _LOSS, "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017"),
+    Row("uoro", uoro, "UORO", "a random rank-one estimate of RTRL's: unbiased, noisy", _LOSS,
+        "Tallec and Ollivier, *Unbiased online recurrent optimization*, 2018"),
+    Row("kf_rtrl", kf_rtrl, "KFRTRL",
+        "a random product per operator, an estimate of RTRL's: unbiased, less noisy", _LOSS,
         "Mujika et al., *Approximating real-time recurrent learning with random Kronecker "
-        "factors*, 2018",
-    ),
+        "factors*, 2018"),
     Row("no_trace", no_trace, "NoTrace", "none: the baseline", _LOSS, ""),
 )
+# fmt: on
 BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 RULES = {row.name: row.make for row in ROWS if row.make is not None}
 
