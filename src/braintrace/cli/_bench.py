@@ -12,13 +12,13 @@ import jax
 
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
-from ._gradient import REFUSALS, Compiled
+from ._gradient import REFUSALS, Compiled, time_in_turns
 from ._network import network
 from ._output import INTERRUPTED, save_figure, save_record
 from ._progress import progress_bar
 from ._rules import TRUNCATED, Choice, parse
 from .tasks import Array, Batch, Task
-from .tasks._task import ERROR
+from .tasks._loss import ERROR
 
 CELL = "gru"
 
@@ -125,16 +125,13 @@ def measure(plan: Plan) -> Result:
     try:
         gradients = _compile(plan, result.points)
         batches = {t: Noise(t).batch(jax.random.key(t), plan.batch) for t in plan.lengths}
+        jobs = [
+            (gradient, batches[point.length], point.seconds)
+            for point, gradient in zip(result.points, gradients, strict=True)
+            if not point.left_out
+        ]
         bar = progress_bar(plan.repeats + 1, "running, round")
-        for number in range(plan.repeats + 1):
-            for point, gradient in zip(result.points, gradients, strict=True):
-                if gradient is not None:
-                    weights, batch = gradient.network.weights, batches[point.length]
-                    started = time.perf_counter()
-                    jax.block_until_ready(gradient(weights, batch))
-                    if number:  # the first one warms up
-                        point.seconds.append(time.perf_counter() - started)
-            bar.update(1)
+        time_in_turns(jobs, plan.repeats, lambda: bar.update(1))
         bar.close()
         result.finished = True
     except KeyboardInterrupt:
@@ -142,8 +139,8 @@ def measure(plan: Plan) -> Result:
     return result
 
 
-def _compile(plan: Plan, points: list[Point]) -> list[Compiled | None]:
-    gradients: list[Compiled | None] = []
+def _compile(plan: Plan, points: list[Point]) -> list[Compiled]:
+    gradients: list[Compiled] = []
     bar = progress_bar(len(plan.choices) * len(plan.lengths), "compiling")
     for length in plan.lengths:
         for choice in plan.choices:
@@ -158,7 +155,7 @@ def _compile(plan: Plan, points: list[Point]) -> list[Compiled | None]:
             points.append(
                 Point(choice.label, length, seconds, working, gradient.stored, left_out=left_out)
             )
-            gradients.append(None if left_out else gradient)
+            gradients.append(gradient)
             bar.update(1)
     bar.close()
     return gradients

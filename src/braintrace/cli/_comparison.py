@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._gradient import REFUSALS, Compiled, agreement, matching_window
+from ._gradient import REFUSALS, Compiled, agreement, matching_window, time_in_turns
 from ._network import Network, Weights, network
 from ._progress import progress_bar, stage
 from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice
@@ -102,11 +101,7 @@ class Result:
 
 
 def compare(plan: Plan, choices: list[Choice]) -> Result:
-    """Train every rule on every seed; Ctrl-C returns the results so far.
-
-    Raises:
-        MissingExtra: a package is not installed.
-    """
+    """Train every rule on every seed; Ctrl-C returns the results so far."""
     result = Result(plan, [])
     try:
         gradients = _prepare(plan, choices, result.rows)
@@ -114,7 +109,12 @@ def compare(plan: Plan, choices: list[Choice]) -> Result:
         with stage(f"{plan.name}, timing the gradients"):
             trainer = Trainer(plan, gradients[BPTT])
             trainer.warm_up()
-            _time([gradients[row.label] for row in rows], rows, trainer.fixed, plan.rounds)
+            seconds: list[list[float]] = [[] for _ in rows]
+            timed = list(zip(rows, seconds, strict=True))
+            jobs = [(gradients[row.label], trainer.fixed, times) for row, times in timed]
+            time_in_turns(jobs, plan.rounds)
+            for row, times in timed:
+                row.milliseconds = 1e3 * statistics.median(times)
         bar = progress_bar(plan.updates * plan.seeds * len(rows), plan.name)
         for seed in range(plan.seeds):
             for row in rows:
@@ -178,7 +178,7 @@ def _prepare(plan: Plan, choices: list[Choice], rows: list[Row]) -> dict[str, Co
         if choice.label not in gradients:
             bar.set_postfix_str(choice.label)
             gradient = Compiled(choice, plan.network(0), plan.task, plan.batch)
-            gradient.working  # noqa: B018
+            gradient.compile()
             gradients[choice.label] = gradient
         return gradients[choice.label]
 
@@ -218,16 +218,3 @@ def _attempt(row: Row, action: Callable[[], None]) -> None:
             action()
         except REFUSALS as error:
             row.refused = str(error) or type(error).__name__
-
-
-def _time(gradients: list[Compiled], rows: list[Row], batch: Batch, rounds: int) -> None:
-    """Median time of each gradient, in turns so that all meet the same load."""
-    weights = [gradient.network.weights for gradient in gradients]
-    seconds: list[list[float]] = [[] for _ in rows]
-    for _ in range(rounds + 1):
-        for gradient, at, times in zip(gradients, weights, seconds, strict=True):
-            started = time.perf_counter()
-            jax.block_until_ready(gradient(at, batch))
-            times.append(time.perf_counter() - started)
-    for row, times in zip(rows, seconds, strict=True):
-        row.milliseconds = 1e3 * statistics.median(times[1:])

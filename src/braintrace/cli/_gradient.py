@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -36,47 +37,38 @@ class Compiled:
         self.choice, self.network, self.task, self.size = choice, network, task, size
         self.learner: Any = network
         if choice.name in (BPTT, TRUNCATED):
-            gradient = reverse(network, task, choice.window)
+            self._gradient = reverse(network, task, choice.window)
         else:
-            gradient, self.learner = online(network, task, choice, size)
-        self._stateful: Any = brainstate.transform.StatefulFunction(gradient)
+            self._gradient, self.learner = online(network, task, choice, size)
 
     @cached_property
-    def _example(self) -> Batch:
+    def _program(self) -> tuple[Any, list[tuple[Any, Any]], list[int]]:
+        """The program, the states it reads with the path of weights, which of them are random."""
         shapes = jax.eval_shape(lambda key: self.task.batch(key, self.size), jax.random.key(0))
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-
-    @cached_property
-    def _states(self) -> tuple[Any, ...]:
-        return tuple(self._stateful.get_states(*self._example))
-
-    @cached_property
-    def _paths(self) -> tuple[Any, ...]:
-        """The path of the weight that a state is, None for other states."""
-        parameters = self.network.parameters.items()
-        return tuple(next((p for p, w in parameters if w is s), None) for s in self._states)
-
-    @cached_property
-    def _keys(self) -> dict[int, Any]:
-        """The random states, by position."""
+        example = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        stateful: Any = brainstate.transform.StatefulFunction(self._gradient)
+        states, parameters = stateful.get_states(*example), self.network.parameters.items()
+        paths = [next((path for path, p in parameters if p is state), None) for state in states]
         random = brainstate.random.RandomState
-        return {n: state for n, state in enumerate(self._states) if isinstance(state, random)}
+        keys = [n for n, state in enumerate(states) if isinstance(state, random)]
 
-    @cached_property
-    def _program(self) -> Any:
         # Weights and sequence are arguments and gradients are results, so neither is temporary.
         # States and traces are reset and not returned, so they are; random keys are returned.
         def pure(values, xs, ys):
-            new, out = self._stateful.jaxpr_call(values, xs, ys)
-            return out, [new[n] for n in self._keys]
+            new, out = stateful.jaxpr_call(values, xs, ys)
+            return out, [new[n] for n in keys]
 
-        values = [state.value for state in self._states]
-        return jax.jit(pure).lower(values, *self._example).compile()
+        program = jax.jit(pure).lower([state.value for state in states], *example).compile()
+        return program, list(zip(states, paths, strict=True)), keys
+
+    def compile(self) -> None:
+        """Compile it now, so that a refusal comes now."""
+        _ = self._program
 
     @property
     def working(self) -> float:
         """Bytes of temporary buffers that XLA reports; not every backend does."""
-        memory = self._program.memory_analysis()
+        memory = self._program[0].memory_analysis()
         return math.nan if memory is None else memory.temp_size_in_bytes
 
     @property
@@ -88,13 +80,11 @@ class Compiled:
 
     def __call__(self, weights: Weights, batch: Batch) -> tuple[Weights, Array]:
         """Gradients and loss of a batch at these weights."""
-        values = [
-            state.value if path is None else weights[path]
-            for state, path in zip(self._states, self._paths, strict=True)
-        ]
-        out, keys = self._program(values, *batch)
-        for state, key in zip(self._keys.values(), keys, strict=True):
-            state.value = key
+        program, states, keys = self._program
+        values = [state.value if path is None else weights[path] for state, path in states]
+        out, random = program(values, *batch)
+        for n, key in zip(keys, random, strict=True):
+            states[n][0].value = key
         return out
 
 
@@ -156,6 +146,22 @@ def online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gra
         return dict(grads), value
 
     return gradient, learner
+
+
+def time_in_turns(
+    jobs: list[tuple[Compiled, Batch, list[float]]],
+    rounds: int,
+    after_round: Callable[[], None] = lambda: None,
+) -> None:
+    """Append the seconds of each gradient to its list, in turns so that all meet the same load."""
+    weights = [gradient.network.weights for gradient, _, _ in jobs]
+    for n in range(rounds + 1):
+        for at, (gradient, batch, seconds) in zip(weights, jobs, strict=True):
+            started = time.perf_counter()
+            jax.block_until_ready(gradient(at, batch))
+            if n:  # the first round warms up
+                seconds.append(time.perf_counter() - started)
+        after_round()
 
 
 def agreement(grads: Weights, reference: Weights) -> tuple[float, float]:

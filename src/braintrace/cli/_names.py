@@ -20,9 +20,9 @@ class Defaults:
     lr: float
 
 
-# Lengths are multiples of a block: a rest would need working memory of its own. Sizes are chosen so
-# that the traces of D_RTRL take less than BPTT's past, and truncated BPTT of equal memory sees less
-# than the task needs (except `digits`, whose sequences are as short as they are).
+# Lengths are multiples of a block: a remainder would need working memory of its own. With these
+# sizes the traces of D_RTRL take less memory than BPTT does, and truncated BPTT of equal memory has
+# windows shorter than the task needs (except `digits`, whose sequences have eight steps).
 TASKS = {
     "copy": Defaults("repeat symbols after a pause", "gru", 40, 16, 32, 32, 3000, 1e-2),
     "adding": Defaults("sum of two marked numbers", "mingru", 96, 16, 32, 32, 1500, 1e-2),
@@ -32,7 +32,18 @@ TASKS = {
     "digits": Defaults("real handwritten digits by rows", "gru", 8, 8, 32, 32, 2000, 3e-3),
     "text": Defaults("next character of English text", "gru", 96, 16, 64, 32, 1500, 5e-3),
 }
-CELLS = ("gru", "lstm", "rnn", "leaky", "mingru", "lru", "alif", "minlstm", "adlif", "gif")
+CELLS = {
+    "gru": "gated recurrent unit",
+    "lstm": "long short-term memory",
+    "rnn": "plain tanh recurrence: nothing passes from step to step but by weights",
+    "leaky": "leaky tanh rate units",
+    "mingru": "gates of the input only: element-wise, D_RTRL is exact",
+    "lru": "linear recurrence, complex eigenvalues: element-wise, D_RTRL is exact",
+    "alif": "spiking, recurrent, adaptive threshold: two states per unit",
+    "minlstm": "two gates of the input only: element-wise, D_RTRL is exact",
+    "adlif": "spiking, recurrent, adapts below threshold",
+    "gif": "spiking, recurrent, currents after a spike",
+}
 RULES = (
     "bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo", "ostl_recurrent",
     "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor", "decolle", "stllr",

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import brainstate
 import jax
 
 from .. import nn
-from ._cells import CELLS
+from ._cells import CELLS, MakeCell
 from .tasks import Task
 
 Weights = dict[Any, Any]
-MakeCell = Callable[[int, int, int], brainstate.nn.Module]
 
 
 class Network(brainstate.nn.Module):
-    """A cell and a linear read-out.
-
-    Args:
-        cell: `(inputs, units, memory) -> cell`, where memory is the length of the task.
-        task: its sizes are those of input and output.
-        units: size of the cell.
-        seed: of the initial weights.
-    """
+    """A cell for the length of a task, and a linear read-out; the seed is that of the weights."""
 
     def __init__(self, cell: MakeCell, task: Task, units: int, seed: int):
         super().__init__()
@@ -33,7 +24,6 @@ class Network(brainstate.nn.Module):
             self.readout = nn.Linear(units, task.outputs)
 
     def update(self, x: jax.Array) -> jax.Array:
-        """Advance one step; returns the outputs."""
         return self.readout(self.cell(x))
 
     @property
@@ -54,4 +44,4 @@ class Network(brainstate.nn.Module):
 
 def network(cell: str, task: Task, units: int, seed: int) -> Network:
     """A network with the cell of this name."""
-    return Network(CELLS[cell].make, task, units, seed)
+    return Network(CELLS[cell], task, units, seed)

@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from ._names import ALIASES, CELLS, RULES, TASKS, unknown
@@ -70,51 +71,40 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n{usage}\n")
 
 
-def number(text: str) -> float:
-    """A positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
+def _number(read: Callable[[str], Any], valid: Callable[[Any], bool], what: str) -> Any:
+    def parse(text: str) -> Any:
+        try:
+            value = read(text)
+        except ValueError:
+            value = math.nan
+        if not valid(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return parse
 
 
-def seed(text: str) -> int:
-    """A whole number that random keys are made of."""
-    if not text.isdecimal() or int(text) >= 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
-    return int(text)
+number = _number(float, lambda x: 0 < x < math.inf, "a positive number")
+positive = _number(int, lambda n: n >= 1, "a positive whole number")
+seed = _number(int, lambda n: 0 <= n < 1 << 32, f"a whole number from 0 to {2**32 - 1}")
 
 
-def positive(text: str) -> int:
-    """A positive whole number."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+def _one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(unknown(kind, text, names))
+        return text
+
+    return parse
 
 
-def _one_of(kind: str, name: str, names: Any) -> str:
-    if name not in names:
-        raise argparse.ArgumentTypeError(unknown(kind, name, names))
-    return name
-
-
-def cell(text: str) -> str:
-    """The name of a cell."""
-    return _one_of("cell", text, CELLS)
-
-
-def task(text: str) -> str:
-    """The name of a task."""
-    return _one_of("task", text, TASKS)
+cell, task = _one_of("cell", CELLS), _one_of("task", TASKS)
 
 
 def tasks(text: str) -> str:
     """Names of tasks with commas between them, or `all`."""
     for name in text.split(","):
-        _one_of("task", name, (*TASKS, "all"))
+        _one_of("task", (*TASKS, "all"))(name)
     return text
 
 
@@ -123,5 +113,5 @@ def rules(text: str) -> str:
     for part in BETWEEN.split(text):
         name = part.partition(":")[0].lower()
         if "=" not in name and name not in (*ALIASES, "all"):
-            _one_of("rule", name, RULES)
+            _one_of("rule", RULES)(name)
     return text

@@ -14,15 +14,12 @@ from typing import Any
 
 import brainstate
 
-from . import _settings
 from ._figures import draw_train
 from ._gradient import REFUSALS
-from ._interrupt import Interrupt
 from ._output import save_figure, save_json, x64
 from ._progress import progress_bar, stage
 from ._rules import BPTT, TRUNCATED, Choice, parse
-from ._session import Session
-from ._settings import Settings
+from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
 from .tasks import MAKE, Task
 
 CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
@@ -38,10 +35,10 @@ def run(options: argparse.Namespace) -> int:
     error = options.parser.error
     try:
         if options.resume:
-            settings = _settings.resumed(options, folder, x64())
+            settings = resumed_settings(options, folder, x64())
         else:
             _check_new(folder)
-            settings = _settings.new(options, x64())
+            settings = new_settings(options, x64())
         task, choice = MAKE[settings.task](settings.length), _choice(settings)
         record = _finished(settings, folder) if options.resume else None
     except ValueError as mistake:
@@ -82,7 +79,7 @@ def _train(session: Session, folder: Path, every: int) -> int:
     sizes = f"{s.cell} of {s.units} units, T = {task.length}, batches of {s.batch}"
     print(f"{s.rule}, {sizes}, {updates}")
     seconds: list[float] = []
-    with Interrupt() as interrupt:
+    with stop_signals() as stopped:
         if first < s.updates:
             try:
                 with stage("compiling"):
@@ -93,7 +90,7 @@ def _train(session: Session, folder: Path, every: int) -> int:
             _save(session, folder)  # early: it shows whether the folder can be written
         saved = session.done
         bar = progress_bar(s.updates, done=session.done, every=2 * s.score_every)
-        while session.done < s.updates and interrupt.signal is None:
+        while session.done < s.updates and not stopped:
             _advance(session, seconds)
             bar.set_postfix_str(_progress(session), refresh=False)
             bar.update(1)
@@ -103,12 +100,12 @@ def _train(session: Session, folder: Path, every: int) -> int:
         bar.close()
         if saved != session.done:
             _save(session, folder)
-        if interrupt.signal is not None:
+        if stopped:
             default = folder == Path("out") / f"train_{s.task}"
             out = "" if default else f" --out {shlex.quote(str(folder))}"
             print(f"Stopped after update {session.done} of {s.updates}: {folder / CHECKPOINT}")
             print(f"To continue: braintrace train {s.task}{out} --resume")
-            return 128 + interrupt.signal
+            return 128 + stopped[0]
     _finish(session, folder, statistics.fmean(seconds[1:] or [math.nan]))
     return 0
 
@@ -132,7 +129,7 @@ def _progress(session: Session) -> str:
 
 def _save(session: Session, folder: Path) -> None:
     """Settings first: a checkpoint is never without them."""
-    save_json(folder / _settings.NAME, asdict(session.settings))
+    save_json(folder / SETTINGS, asdict(session.settings))
     session.save(folder / CHECKPOINT)
 
 
@@ -181,7 +178,7 @@ def _finished(settings: Settings, folder: Path) -> dict[str, Any] | None:
 
 def _check_new(folder: Path) -> None:
     """Refuse to write over another run."""
-    files = [name for name in (_settings.NAME, CHECKPOINT) if (folder / name).exists()]
+    files = [name for name in (SETTINGS, CHECKPOINT) if (folder / name).exists()]
     if files:
         raise ValueError(
             f"there is a run in {folder} already ({', '.join(files)}). Add --resume to continue "

@@ -60,14 +60,7 @@ def _scorer(network: Network, task: Task, held_out: Batch) -> Callable[[Weights]
 
 
 class Training:
-    """What all runs on a task share, compiled once.
-
-    Args:
-        network: used for scores only.
-        task: what is learned.
-        size: sequences of a batch.
-        rate: learning rate of Adam.
-        held_out: inputs and targets that are scored.
+    """What all runs on a task share, compiled once; the network is used for scores only.
 
     Attributes:
         draw: the training batch of a random key.
@@ -81,9 +74,7 @@ class Training:
 
 
 class Run:
-    """One network on its way: weights, moments of the optimizer, and the curves so far.
-
-    Update n trains on the batch of `key(n)`.
+    """The training of one network; update n is on the batch of `key(n)`.
 
     Attributes:
         done: updates so far.
@@ -97,10 +88,8 @@ class Run:
     ):
         self.training, self.gradient, self.key = training, gradient, key
         self.weights, self.moments = weights, training.start(weights)
-        self.done = 0
+        self.done, self.at, self.scores = 0, list[int](), list[float]()
         self.losses: list[Any] = []
-        self.at: list[int] = []
-        self.scores: list[float] = []
 
     def advance(self) -> None:
         """One update; its loss is put on the curve without waiting for it."""

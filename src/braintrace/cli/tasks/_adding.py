@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from ._task import ERROR, Array, Batch, Task
+from ._loss import ERROR, Array
+from ._task import Batch, Task
 
 
 @dataclass(frozen=True)

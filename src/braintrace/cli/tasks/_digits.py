@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._parser import MissingExtra
-from ._task import ACCURACY, Array, Batch, Task
+from ._loss import ACCURACY, Array
+from ._task import Batch, Task
 
 ROWS = 8
 

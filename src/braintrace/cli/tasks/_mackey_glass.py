@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import NORMALISED, Array, Batch, Task
+from ._loss import NORMALISED, Array
+from ._task import Batch, Task
 
 LAG, SUBSTEPS = 17, 10
 BURN, TRAINED, GAP, TESTED = 500, 6000, 200, 2000  # units of time, one sample each

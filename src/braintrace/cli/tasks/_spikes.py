@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from ._task import ANSWERS, Array, Batch, Task
+from ._loss import ANSWERS, Array
+from ._task import Batch, Task
 
 CHANNELS = 10  # per population
 ACTIVE, BACKGROUND = 0.4, 0.02  # probability of a spike per step

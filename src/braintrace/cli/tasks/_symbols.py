@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import ACCURACY, ANSWERS, Array, Batch, Task
+from ._loss import ACCURACY, ANSWERS, Array
+from ._task import Batch, Task
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import BITS, Array, Batch, Task
+from ._loss import BITS, Array
+from ._task import Batch, Task
 
 SYMBOLS = 64
 TRAINED = 0.9
