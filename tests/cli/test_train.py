@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
+from braintrace.checkpoint import _archive
 from braintrace.cli import _session, main
-from braintrace.learner import _archive
 
 from .test_demo import hide
 

@@ -106,7 +106,7 @@ def _check_compare(options: argparse.Namespace) -> None:
 
 
 def _explain(commands: Any) -> None:
-    about = "say how every parameter of a model would be learned, and what is left out"
+    about = "report how every parameter of a model would be learned, and what is left out"
     examples = """
     braintrace explain net.py:Network --input 16,3 --batch-size 16
     braintrace explain 'net.py:Network(3, units=20)' --input 3 --rule snap:n=2

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     network = lambda: Network(_gru, task, setting.units, options.seed)
     train_key, test_key = jax.random.split(jax.random.key(options.seed))
     batches = [task.batch(key, size) for key in jax.random.split(test_key, setting.tests)]
-    held_out = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *batches)
+    held_out = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *batches)
     training = Training(network(), task, size, RATE, held_out)
     print(
         f"D{task.title[1:]} (chance level {task.chance:.1%}),\n"

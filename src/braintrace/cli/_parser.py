@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return options, rest
 
     def _check(self, words: list[str]) -> None:
-        """Unknown options and commands first: what follows from them would be a riddle."""
+        """Unknown options and commands first: errors that follow from them would mislead."""
         if self.commands and not words:
             self.error(f"name a command: {', '.join(self.commands)}")
         hidden = {n: a.help == argparse.SUPPRESS for a in self._actions for n in a.option_strings}
@@ -110,8 +110,8 @@ def tasks(text: str) -> str:
 
 def rules(text: str) -> str:
     """Rules with commas between them, or `all`; options of rules are checked later."""
-    for part in BETWEEN.split(text):
-        name = part.partition(":")[0].lower()
+    for rule in BETWEEN.split(text):
+        name = rule.partition(":")[0].lower()
         if "=" not in name and name not in (*ALIASES, "all"):
             _one_of("rule", RULES)(name)
     return text

@@ -19,7 +19,7 @@ BASELINES = {
 }
 BLOCK = 8
 
-# Options a rule cannot do without, or whose default says too little for sequences of this length.
+# Options without a default, or whose default is too short for sequences of this length.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "pp_prop": {"decay_or_rank": 0.95},
     "eprop": {"kappa_filter_decay": 0.9},
@@ -58,19 +58,19 @@ def names() -> list[str]:
 def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
     """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
 
-    `block` is that of rules that do not say.
+    `block` is that of rules without an option `block`.
 
     Raises:
         ValueError: a name or an option is unknown, or a word is none of these.
     """
     rules: list[str] = []
-    for part in (part for word in words for part in BETWEEN.split(word) if part):
-        if "=" in part and ":" not in part.partition("=")[0]:
+    for item in (item for word in words for item in BETWEEN.split(word) if item):
+        if "=" in item and ":" not in item.partition("=")[0]:
             if not rules:
-                raise ValueError(f"{part!r} is an option without a rule.")
-            rules[-1] += ("," if ":" in rules[-1] else ":") + part
+                raise ValueError(f"{item!r} is an option without a rule.")
+            rules[-1] += ("," if ":" in rules[-1] else ":") + item
         else:
-            rules += names() if part == "all" else [part]
+            rules += names() if item == "all" else [item]
     return [_choice(text, block) for text in dict.fromkeys(rules)]
 
 
@@ -80,10 +80,10 @@ def _choice(text: str, default: int | None) -> Choice:
     if name not in BASELINES and name not in RULES:
         raise ValueError(unknown("rule", name, names()))
     values: dict[str, Any] = {}
-    for part in BETWEEN.split(rest) if rest else ():
-        option, sign, value = part.partition("=")
+    for item in BETWEEN.split(rest) if rest else ():
+        option, sign, value = item.partition("=")
         if not sign:
-            raise ValueError(f"{text!r}: {part!r} is not option=value.")
+            raise ValueError(f"{text!r}: {item!r} is not option=value.")
         values[option] = _value(value)
     window = _steps(text, "window", values) if name not in (BPTT, IMMEDIATE) else None
     block = _steps(text, "block", values) if name not in BASELINES else None

@@ -39,7 +39,7 @@ def series() -> np.ndarray:
 
 
 @cache
-def parts() -> tuple[np.ndarray, np.ndarray]:
+def split_series() -> tuple[np.ndarray, np.ndarray]:
     """Training and test series, disjoint in time, both standardised by the former."""
     x = series()
     train, test = x[:TRAINED], x[TRAINED + GAP :]
@@ -71,13 +71,13 @@ class MackeyGlass(Task):
 
     def batch(self, key: Array, size: int) -> Batch:
         last = TRAINED - self.length - self.ahead
-        return self._windows(parts()[0], jax.random.randint(key, (size,), 0, last + 1))
+        return self._windows(split_series()[0], jax.random.randint(key, (size,), 0, last + 1))
 
     def test(self, size: int) -> Batch:
         """Windows of the test series, evenly spaced."""
         last = TESTED - self.length - self.ahead
         starts = np.unique(np.linspace(0, last, size).astype(int))
-        return self._windows(parts()[1], jnp.asarray(starts))
+        return self._windows(split_series()[1], jnp.asarray(starts))
 
     def _windows(self, x: np.ndarray, starts: Array) -> Batch:
         values = jnp.asarray(x, float)[starts + jnp.arange(self.length + self.ahead)[:, None]]

@@ -32,7 +32,7 @@ class Match(_Spikes):
     """One of two populations fires as the sample, and after a pause one of them as the test.
 
     Are they the same? Sample, test and answer take a sixth of the time each. All channels fire now
-    and then: no single spike tells anything.
+    and then: a single spike has no information.
     """
 
     length: int
