@@ -44,18 +44,6 @@ class Noise(Task):
         return draw(for_xs, self.inputs), draw(for_ys, self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured; a gradient beyond `memory_limit` (bytes) is not run."""
-
-    choices: tuple[Choice, ...]
-    lengths: tuple[int, ...]
-    units: int
-    batch: int
-    repeats: int
-    memory_limit: float
-
-
 @dataclass(slots=True)
 class Point:
     """One gradient: seconds of compiling it, bytes, and seconds of every run after the first.
@@ -79,10 +67,18 @@ class Point:
 
 @dataclass(slots=True)
 class Result:
-    """The points so far; `finished` unless it was interrupted."""
+    """What is measured, and the points so far; a gradient beyond `memory_limit` bytes is not run.
 
-    plan: Plan
-    points: list[Point]
+    `finished` unless it was interrupted.
+    """
+
+    choices: tuple[Choice, ...]
+    lengths: tuple[int, ...]
+    units: int
+    batch: int
+    repeats: int
+    memory_limit: float
+    points: list[Point] = field(default_factory=list)
     finished: bool = False
 
 
@@ -97,8 +93,9 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error(str(error))
     if any(c.name == TRUNCATED and c.window is None for c in choices):
         options.parser.error("tbptt needs a window: tbptt:window=16")
+    result = Result(choices, **sizes, memory_limit=options.memory_limit * 2**30)
     try:
-        result = measure(Plan(choices, **sizes, memory_limit=options.memory_limit * 2**30))
+        measure(result)
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1
@@ -110,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
             "inputs": Noise.inputs,
             "outputs": Noise.outputs,
             **sizes,
-            "memory_limit": result.plan.memory_limit,
+            "memory_limit": result.memory_limit,
             "rules": {c.label: {**c.options, "block": c.block} for c in choices},
         },
         "points": [asdict(p) | {"median": p.median} for p in result.points],
@@ -119,40 +116,38 @@ def run(options: argparse.Namespace) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
-def measure(plan: Plan) -> Result:
-    """Measure everything; Ctrl-C returns the points so far."""
-    result = Result(plan, [])
+def measure(result: Result) -> None:
+    """Measure everything; Ctrl-C leaves the points so far."""
     try:
-        gradients = _compile(plan, result.points)
-        batches = {t: Noise(t).batch(jax.random.key(t), plan.batch) for t in plan.lengths}
+        gradients = _compile(result)
+        batches = {t: Noise(t).batch(jax.random.key(t), result.batch) for t in result.lengths}
         jobs = [
             (gradient, batches[point.length], point.seconds)
             for point, gradient in zip(result.points, gradients, strict=True)
             if not point.left_out
         ]
-        bar = progress_bar(plan.repeats + 1, "running, round")
-        time_in_turns(jobs, plan.repeats, lambda: bar.update(1))
+        bar = progress_bar(result.repeats + 1, "running, round")
+        time_in_turns(jobs, result.repeats, lambda: bar.update(1))
         bar.close()
         result.finished = True
     except KeyboardInterrupt:
         print(file=sys.stderr)
-    return result
 
 
-def _compile(plan: Plan, points: list[Point]) -> list[Compiled]:
+def _compile(result: Result) -> list[Compiled]:
     gradients: list[Compiled] = []
-    bar = progress_bar(len(plan.choices) * len(plan.lengths), "compiling")
-    for length in plan.lengths:
-        for choice in plan.choices:
+    bar = progress_bar(len(result.choices) * len(result.lengths), "compiling")
+    for length in result.lengths:
+        for choice in result.choices:
             bar.set_postfix_str(f"{choice.label}, T = {length}")
             task = Noise(length)
-            model = network(CELL, task, plan.units, seed=0)
+            model = network(CELL, task, result.units, seed=0)
             started = time.perf_counter()
-            gradient = Compiled(choice, model, task, plan.batch)
+            gradient = Compiled(choice, model, task, result.batch)
             working = gradient.working
             seconds = time.perf_counter() - started
-            left_out = working > plan.memory_limit
-            points.append(
+            left_out = working > result.memory_limit
+            result.points.append(
                 Point(choice.label, length, seconds, working, gradient.stored, left_out=left_out)
             )
             gradients.append(gradient)
@@ -163,10 +158,9 @@ def _compile(plan: Plan, points: list[Point]) -> list[Compiled]:
 
 def table(result: Result) -> str:
     """A row per length and gradient."""
-    plan = result.plan
     lines = [
-        f"{CELL.upper()} of {plan.units} units, batches of {plan.batch}, "
-        f"{Noise.title}; median of {plan.repeats} runs",
+        f"{CELL.upper()} of {result.units} units, batches of {result.batch}, "
+        f"{Noise.title}; median of {result.repeats} runs",
         "",
         f"{'T':>6}  {'rule':24}{'working MB':>12}{'stored MB':>11}{'ms':>10}{'compile s':>11}",
     ]
@@ -175,7 +169,7 @@ def table(result: Result) -> str:
         sizes = f"{p.working / 1e6:>12.2f}{p.kept / 1e6:>11.2f}"
         lines.append(f"{p.length:>6}  {p.rule:24}{sizes}{time:>10}{p.compiling:>11.1f}")
     if any(p.left_out for p in result.points):
-        limit = f"{plan.memory_limit / 2**30:g} GiB (--memory-limit)"
+        limit = f"{result.memory_limit / 2**30:g} GiB (--memory-limit)"
         lines.append(f"left out: more working memory than {limit}")
     if not result.finished:
         lines.append("INTERRUPTED")

@@ -88,32 +88,23 @@ class ALIF(Cell):
         return spike(self.v.value - 1 - 0.5 * self.a.value)
 
 
-def _gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
-    cell = nn.GRUCell(inputs, units)
-    set_bias(cell.Wz, -jnp.log(_times(units, memory)))
-    return cell
+def _gated(kind: Callable[..., Any], **biases: Callable[[Array], Array]) -> MakeCell:
+    """A cell whose layers have biases that are functions of the logarithms of time constants."""
 
+    def make(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
+        cell = kind(inputs, units)
+        times = jnp.log(_times(units, memory))
+        for layer, bias in biases.items():
+            set_bias(getattr(cell, layer), bias(times))
+        return cell
 
-def _lstm(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
-    cell = nn.LSTMCell(inputs, units)
-    times = jnp.log(_times(units, memory))
-    set_bias(cell.Wf, times - 1)  # the cell adds 1
-    set_bias(cell.Wi, -times)
-    return cell
+    return make
 
 
 def _min_gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     times = _times(units, memory)  # drawn before the weights, unlike in the other cells
     cell = nn.MinGRUCell(inputs, units, brainstate.nn.init.KaimingNormal())
     set_bias(cell.Wz, -jnp.log(times))
-    return cell
-
-
-def _minlstm(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
-    cell = nn.MinLSTMCell(inputs, units)
-    times = jnp.log(_times(units, memory))
-    set_bias(cell.Wf, times / 2)
-    set_bias(cell.Wi, -times / 2)
     return cell
 
 
@@ -139,14 +130,14 @@ def set_bias(layer: nn.Linear, bias: Array) -> None:
 
 
 CELLS: dict[str, MakeCell] = {
-    "gru": _gru,
-    "lstm": _lstm,
+    "gru": _gated(nn.GRUCell, Wz=lambda t: -t),
+    "lstm": _gated(nn.LSTMCell, Wf=lambda t: t - 1, Wi=lambda t: -t),  # the cell adds 1
     "rnn": lambda inputs, units, memory: nn.ValinaRNNCell(inputs, units, activation="tanh"),
     "leaky": Leaky,
     "mingru": _min_gru,
     "lru": LRU,
     "alif": ALIF,
-    "minlstm": _minlstm,
+    "minlstm": _gated(nn.MinLSTMCell, Wf=lambda t: t / 2, Wi=lambda t: -t / 2),
     "adlif": _spiking(nn.AdLIFCell, "tau_w", "tau"),
     "gif": _spiking(nn.GIFCell, "tau_2", "tau", "tau_1"),
 }

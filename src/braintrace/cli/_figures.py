@@ -98,11 +98,10 @@ def draw_bench(result: BenchResult) -> Any:
     """Memory and time against the length of the sequence."""
     from matplotlib.ticker import NullLocator
 
-    plan = result.plan
     figure, (memory, time) = _figure((10, 4.2), 2)
-    figure.suptitle(f"Gradient of one sequence, GRU of {plan.units} units, batch {plan.batch}")
+    figure.suptitle(f"Gradient of one sequence, GRU of {result.units} units, batch {result.batch}")
     colours = (GREYS[0], *COLOURS[:5])
-    for n, choice in enumerate(plan.choices):
+    for n, choice in enumerate(result.choices):
         points = [p for p in result.points if p.rule == choice.label]
         look = {"color": colours[n % len(colours)], "marker": MARKS[n % len(MARKS)], "ms": 4}
         name = NAMES.get(choice.label, choice.label)
@@ -115,7 +114,7 @@ def draw_bench(result: BenchResult) -> Any:
     time.set(title="time", ylabel="median (ms)")
     for axes in (memory, time):
         axes.set(xlabel="length of the sequence (steps)", xscale="log", yscale="log")
-        axes.set_xticks(plan.lengths, [str(t) for t in plan.lengths])
+        axes.set_xticks(result.lengths, [str(t) for t in result.lengths])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.2)
