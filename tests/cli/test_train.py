@@ -78,7 +78,7 @@ def test_resumed_run_that_is_finished_changes_nothing_and_says_so(whole, capsys,
 
 def result(record, folder):
     return (
-        f"Result: held-out squared error {record['scores'][-1]:.4f} (chance level 0.1667), "
+        f"Result: held-out squared error {record['scores'][-1]:.4f} (chance level: 0.1667), "
         f"loss {record['losses'][-1]:.4f}, saved in {folder}"
     )
 

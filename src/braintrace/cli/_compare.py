@@ -103,7 +103,7 @@ def table(result: Result) -> str:
         f"{plan.name}: {plan.task.title}",
         f"{plan.cell} of {plan.units} units, T = {plan.task.length}, batches of {plan.batch}, "
         f"{plan.updates} updates, rate {plan.rate:g}, seeds 0 to {plan.seeds - 1}; "
-        f"chance level: {measure.text(plan.task.chance)}",
+        f"{plan.task.chance_level}",
     ]
     if not result.finished:
         title.append("INTERRUPTED: results so far")

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     held_out = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *batches)
     training = Training(network(), task, size, RATE, held_out)
     print(
-        f"D{task.title[1:]} (chance level {task.chance:.1%}),\n"
+        f"D{task.title[1:]} ({task.chance_level}),\n"
         f"GRU of {setting.units} units, batches of {size}."
     )
     keys = jax.random.split(train_key, updates)

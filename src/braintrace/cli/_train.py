@@ -159,7 +159,7 @@ def _result(task: Task, record: dict[str, Any], folder: Path) -> str:
     measure = task.measure
     return (
         f"Result: held-out {measure.name} {measure.text(score)} "
-        f"(chance level {measure.text(task.chance)}), loss {loss:.4f}, saved in {folder}"
+        f"({task.chance_level}), loss {loss:.4f}, saved in {folder}"
     )
 
 

@@ -47,6 +47,12 @@ class Task(Protocol):
         """1 at the steps that count, (T,)."""
         return jnp.zeros(self.length).at[self.length - self.asked :].set(1)
 
+    @property
+    def chance_level(self) -> str:
+        """The chance level in words."""
+        percent = " %" if self.measure.scale == 100 else ""
+        return f"chance level: {self.measure.text(self.chance)}{percent}"
+
     def batch(self, key: Array, size: int) -> Batch:
         """Inputs and targets of training sequences."""
         ...
