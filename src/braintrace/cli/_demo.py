@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     held_out = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *batches)
     training = Training(network(), task, size, RATE, held_out)
     print(
-        f"D{task.title[1:]} ({task.chance_level}),\n"
+        f"{task.title.capitalize()} ({task.chance_level}),\n"
         f"GRU of {setting.units} units, batches of {size}."
     )
     keys = jax.random.split(train_key, updates)
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 def _gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     """Small update gates: units start with a memory of about 20 steps."""
     cell = nn.GRUCell(inputs, units)
-    set_bias(cell.Wz, jnp.full(units, -3.0))
+    set_bias(cell.Wz, jnp.full_like(cell.Wz.weight.value["bias"], -3))
     return cell
 
 

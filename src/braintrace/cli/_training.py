@@ -52,11 +52,11 @@ def _scorer(network: Network, task: Task, held_out: Batch) -> Callable[[Weights]
         outputs = brainstate.transform.for_loop(network, xs)
         return task.measure.score(outputs, ys, task.mask)
 
-    def of(weights: Weights) -> float:
+    def score_of(weights: Weights) -> float:
         network.weights = weights
         return float(score(*held_out))
 
-    return of
+    return score_of
 
 
 class Training:
@@ -88,8 +88,10 @@ class Run:
     ):
         self.training, self.gradient, self.key = training, gradient, key
         self.weights, self.moments = weights, training.start(weights)
-        self.done, self.at, self.scores = 0, list[int](), list[float]()
+        self.done = 0
         self.losses: list[Any] = []
+        self.at: list[int] = []
+        self.scores: list[float] = []
 
     def advance(self) -> None:
         """One update; its loss is put on the curve without waiting for it."""
