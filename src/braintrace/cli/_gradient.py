@@ -26,15 +26,21 @@ REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, RuntimeE
 class Compiled:
     """The gradient of one rule for the sequences of a task; the first use compiles it.
 
+    Random keys continue from call to call. With `carry` all states and traces are written back, so
+    that counts of random draws inside of a trace continue, too; they are no temporary memory then.
+
     Attributes:
         choice: the rule.
         network: the network; its weights are not used, those of a call are.
         learner: of the rule, or the network where there is none.
     """
 
-    def __init__(self, choice: Choice, network: Network, task: Task, size: int):
+    def __init__(
+        self, choice: Choice, network: Network, task: Task, size: int, carry: bool = False
+    ):
         brainstate.nn.init_all_states(network, batch_size=size)
         self.choice, self.network, self.task, self.size = choice, network, task, size
+        self.carry = carry
         self.learner: Any = network
         if choice.name in (BPTT, TRUNCATED):
             self._gradient = reverse(network, task, choice.window)
@@ -43,23 +49,27 @@ class Compiled:
 
     @cached_property
     def _program(self) -> tuple[Any, list[tuple[Any, Any]], list[int]]:
-        """The program, the states it reads with the path of weights, which of them are random."""
+        """The program, its states with the paths of weights, which of the states it returns."""
         shapes = jax.eval_shape(lambda key: self.task.batch(key, self.size), jax.random.key(0))
         example = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         stateful: Any = brainstate.transform.StatefulFunction(self._gradient)
         states, parameters = stateful.get_states(*example), self.network.parameters.items()
         paths = [next((path for path, p in parameters if p is state), None) for state in states]
         random = brainstate.random.RandomState
-        keys = [n for n, state in enumerate(states) if isinstance(state, random)]
+        carried = [
+            n
+            for n, (state, path) in enumerate(zip(states, paths, strict=True))
+            if isinstance(state, random) or (self.carry and path is None)
+        ]
 
         # Weights and sequence are arguments and gradients are results, so neither is temporary.
-        # States and traces are reset and not returned, so they are; random keys are returned.
+        # States and traces are reset in every call; they are temporary unless they are returned.
         def pure(values, xs, ys):
             new, out = stateful.jaxpr_call(values, xs, ys)
-            return out, [new[n] for n in keys]
+            return out, [new[n] for n in carried]
 
         program = jax.jit(pure).lower([state.value for state in states], *example).compile()
-        return program, list(zip(states, paths, strict=True)), keys
+        return program, list(zip(states, paths, strict=True)), carried
 
     def compile(self) -> None:
         """Compile it now, so that a refusal comes now."""
@@ -80,11 +90,11 @@ class Compiled:
 
     def __call__(self, weights: Weights, batch: Batch) -> tuple[Weights, Array]:
         """Gradients and loss of a batch at these weights."""
-        program, states, keys = self._program
+        program, states, carried = self._program
         values = [state.value if path is None else weights[path] for state, path in states]
-        out, random = program(values, *batch)
-        for n, key in zip(keys, random, strict=True):
-            states[n][0].value = key
+        out, new = program(values, *batch)
+        for n, value in zip(carried, new, strict=True):
+            states[n][0].value = value
         return out
 
 

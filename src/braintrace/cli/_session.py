@@ -102,7 +102,7 @@ class Session(Run):
     def __init__(self, settings: Settings, task: Task, choice: Choice):
         self.settings, self.task, s = settings, task, settings
         build = lambda: network(s.cell, task, s.units, s.seed)
-        gradient = Compiled(choice, build(), task, s.batch)
+        gradient = Compiled(choice, build(), task, s.batch, carry=True)
         training = Training(build(), task, s.batch, s.lr, held_out(task, TESTS))
         key = jax.random.key(s.seed)
         super().__init__(
