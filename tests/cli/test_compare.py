@@ -217,6 +217,15 @@ def test_one_window_of_a_rule_is_bptt():
     np.testing.assert_allclose(found, (1, 0), atol=1e-12)
 
 
+def test_random_rule_draws_anew_for_the_next_sequence_of_training():
+    task = MAKE["adding"](6)
+    model = network("rnn", task, 3, seed=0)
+    (choice,) = parse(["uoro"])
+    gradient = Compiled(choice, model, task, 2, carry=True)
+    first, second = (gradient(model.weights, task.test(2))[0] for _ in range(2))
+    assert agreement(first, second)[1] > 0.01
+
+
 @pytest.mark.parametrize("cell", ["mingru", "lru"])
 def test_element_wise_cells_are_exact(cell):
     found = agreement(gradient("d_rtrl", cell)[0], gradient("bptt", cell)[0])
