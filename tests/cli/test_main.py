@@ -40,7 +40,7 @@ def test_version(capsys):
 
 
 def test_names_in_help_are_those_that_there_are():
-    assert tuple(TASKS) == tuple(MAKE) and _names.CELLS == tuple(CELLS)
+    assert tuple(TASKS) == tuple(MAKE) and tuple(_names.CELLS) == tuple(CELLS)
     assert _names.RULES == tuple(names()) and {*_commands.COMPARED} <= {*names()}
     assert {*_names.RULES, *_names.ALIASES} == {*BASELINES, *RULES}
 
