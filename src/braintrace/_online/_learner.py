@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
-from ..graph import CompilationReport, ControlFlowPolicy, check_policy
+from ..graph import ControlFlowPolicy, check_policy
+from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
 from ._checks import check_exact, check_mask, check_traces, length_of

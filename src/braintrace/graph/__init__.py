@@ -22,7 +22,6 @@ from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
 from ._pattern import TapPattern as TapPattern
 from ._perturb import HiddenPerturbation as HiddenPerturbation
-from ._picture import Picture as Picture
 from ._policy import ControlFlowPolicy as ControlFlowPolicy
 from ._policy import check_policy as check_policy
 from ._reach import bits_of as bits_of
@@ -31,13 +30,12 @@ from ._reach import reach as reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
 from ._relations import PathClassification as PathClassification
-from ._report import CompilationReport as CompilationReport
 from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
 from ._step import Leaf as Leaf
+from ._step import Path as Path
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
-from ._uses import uses_of as uses_of
 from ._views import ModuleViews as ModuleViews
 from ._while import bind_reversible as bind_reversible

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ._graph import Graph
-from ._step import Path
+from ..graph import Graph, Path
 
 
 @dataclass(frozen=True, slots=True)

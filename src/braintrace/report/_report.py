@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from .._errors import dotted
-from ._certificate import ParameterReport
-from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
-from ._groups import HiddenGroup
+from ..graph import (
+    CompilationRecord,
+    DiagnosticKind,
+    DiagnosticLevel,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    ParameterReport,
+    Path,
+)
 from ._page import page, write
 from ._picture import Picture, draw
-from ._relations import HiddenParamOpRelation
-from ._step import Path
 from ._svg import fragment
 from ._tree import coloured, encodable, tree
 from ._uses import Use

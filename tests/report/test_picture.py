@@ -11,12 +11,12 @@ import pytest
 
 import braintrace
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
-from braintrace.graph._layout import place
-from braintrace.graph._page import page
-from braintrace.graph._picture import Column, Standing, draw
-from braintrace.graph._skeleton import skeleton
-from braintrace.graph._tree import tree
-from braintrace.graph._uses import Use
+from braintrace.report._layout import place
+from braintrace.report._page import page
+from braintrace.report._picture import Column, Standing, draw
+from braintrace.report._skeleton import skeleton
+from braintrace.report._tree import tree
+from braintrace.report._uses import Use
 
 EVIL = '<script>alert("x")</script>&\'"'
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._reach import strongly_connected
+from ..graph import strongly_connected
 
 Links = dict[tuple[str, str, bool], dict[str, Any]]  # (source, target, left out): what it is about
 

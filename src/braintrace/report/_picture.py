@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from .._errors import dotted
-from ._certificate import ParameterReport
+from ..graph import ParameterReport, Path
 from ._skeleton import skeleton
-from ._step import Path
 from ._uses import Use
 
 
