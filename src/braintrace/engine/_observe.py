@@ -174,11 +174,11 @@ def _tail(
             read: Callable = lambda a, pick=pick: pick([a], slots.dtype)
             if not backward:
                 terms.append(pick(found[p, i, False], slots.dtype))
-            elif site.turns is None:
+            elif site.iterations is None:
                 terms.append(read(found[p, i, True][0]))
             else:
                 terms.append(jax.vmap(read)(found[p, i, True][0]))
-        return _total(terms, slots, site.turns)
+        return _total(terms, slots, site.iterations)
 
     def stacked(part: int) -> Array:
         return jnp.stack([picked(k, part) for k in range(slots.width)], -1)

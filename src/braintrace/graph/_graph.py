@@ -160,7 +160,7 @@ def _view(
     )
     taps, first = [], len(components)
     for site, parts in zip(sites, tangent.taps, strict=True):
-        taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
+        taps.append(tap_pattern(found, components, first, len(parts), site.iterations is not None))
         first += len(parts)
     return View(found, state_pattern(found, components, follow is not None), tuple(taps))
 

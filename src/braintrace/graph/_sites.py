@@ -96,7 +96,7 @@ class Site:
         return tuple(level.length for level in self._scans if level.length is not None)
 
     @property
-    def turns(self) -> int | None:
+    def iterations(self) -> int | None:
         """How often the operator moves one trace within a step; None outside of loops."""
         lengths = [s.length for s in self._scans if not s.mapped and s.length is not None]
         return prod(lengths) if lengths else None
@@ -108,14 +108,14 @@ class Site:
 
     def outward(self, array: Array) -> Array:
         """From one axis per scan, outermost first, to (turns, *mapped, ...)."""
-        if self.turns is None:
+        if self.iterations is None:
             return array
         first = jnp.moveaxis(array, self.time_axes, range(len(self.time_axes)))
-        return first.reshape((self.turns, *first.shape[len(self.time_axes) :]))
+        return first.reshape((self.iterations, *first.shape[len(self.time_axes) :]))
 
     def inward(self, array: Array) -> Array:
         """The inverse of `outward`."""
-        if self.turns is None:
+        if self.iterations is None:
             return array
         lengths = tuple(self.lengths[i] for i in self.time_axes)
         split = array.reshape((*lengths, *array.shape[1:]))
