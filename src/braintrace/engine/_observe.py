@@ -45,7 +45,7 @@ def observe(
 def _pushed(graph: Graph, k: int, consts, inputs, given: Mapping | None = None) -> Pushed:
     """The tangent program with what a view cuts left out."""
     view, values = graph.views[k], [*consts, *inputs]
-    return Pushed(graph.tangent, values, view.cut, view.found.bodies, bind_reversible, given)
+    return Pushed(graph.tangent, values, view.cut, view.influence.bodies, bind_reversible, given)
 
 
 # One derivative: an array per component (None is zero).
@@ -57,7 +57,7 @@ class _States:
 
     def __init__(self, graph: Graph, view: int, pushed: Pushed):
         self._graph = graph
-        c, offsets = graph.views[view].pattern.colouring, graph.found.offsets
+        c, offsets = graph.views[view].pattern.colouring, graph.influence.offsets
         entries = graph.tangent.entries
         parts = [slice(int(offsets[k]), int(offsets[k + 1])) for k in range(len(entries))]
         ahead = [
@@ -150,7 +150,7 @@ def _tail(
 ) -> Array:
     """f, with an axis of turns first where the operator has them."""
     parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
-    entries, offsets = graph.tangent.entries, graph.found.offsets
+    entries, offsets = graph.tangent.entries, graph.influence.offsets
     found: dict[tuple[int, int, bool], Derivative] = {}
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
         ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
@@ -190,7 +190,7 @@ def _tail(
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
     derivatives = _States(graph, 0, _pushed(graph, 0, consts, inputs)).derivatives
-    offsets, c = graph.found.offsets, graph.pattern.colouring
+    offsets, c = graph.influence.offsets, graph.pattern.colouring
     first, second = graph.pattern.kept.T
     out = []
     for g in graph.groups:

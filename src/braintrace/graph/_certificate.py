@@ -270,7 +270,7 @@ class _About:
         return jax.tree.leaves([trace[k] for k in own] if own else trace)
 
     def leaves_of(self, r: HiddenParamOpRelation) -> list[int]:
-        offsets = self.graph.found.offsets[: self.n + 1]
+        offsets = self.graph.influence.offsets[: self.n + 1]
         elements = np.unique(r.slots.destination[r.slots.destination >= 0])
         components = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
         return [self.graph.tangent.components[c].leaf for c in components.tolist()]
@@ -355,7 +355,7 @@ class _About:
         return out
 
     def cut_on_the_way(self, sources: set[int], path: Path, view: View) -> list[Dropped]:
-        found = view.found
+        found = view.influence
         out: dict[int, list[int]] = {}
         for c, cuts in enumerate(found.lost):
             for k in cuts:
@@ -375,7 +375,7 @@ class _About:
     ) -> list[Dropped]:
         """What lies further than the crossings a rule follows."""
         graph = self.graph
-        offsets = graph.found.offsets
+        offsets = graph.influence.offsets
         n = int(offsets[self.n])
         path, weight = self.path_of(site), self.weight(site)
         crossings = graph.crossings

@@ -63,14 +63,14 @@ from ._while import bind_reversible
 class View:
     """What a tangent program says about who reads whom, with some of its equations cut."""
 
-    found: Influence
+    influence: Influence
     pattern: Pattern
     taps: tuple[TapPattern, ...]
 
     @property
     def cut(self) -> frozenset[Equation]:
         """Equations of the tangent program whose tangent is dropped."""
-        return frozenset(c.equation for c in self.found.cuts)
+        return frozenset(c.equation for c in self.influence.cuts)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,8 +119,8 @@ class Graph:
         return any(map(cannot_be_mapped, self.step.program.equations))
 
     @property
-    def found(self) -> Influence:
-        return self.views[0].found
+    def influence(self) -> Influence:
+        return self.views[0].influence
 
     @property
     def pattern(self) -> Pattern:
@@ -206,9 +206,9 @@ def analyse(
         tangent = tangent_program(step, consts, trained, crossing=True)
         views = [view := _view(tangent, consts, trained, EVERYTHING)]
     components = tangent.components
-    places = Places(components, view.found.offsets)
+    places = Places(components, view.influence.offsets)
     followed = Followed(
-        step, tuple(trained), tangent, view.found, view.pattern, crossings is not None
+        step, tuple(trained), tangent, view.influence, view.pattern, crossings is not None
     )
     groups = _with_states(find_groups(followed, apart.pattern), states)
     links = find_links(step, trained, groups)
@@ -251,7 +251,7 @@ def analyse(
         records += included(relation, crossings is None)
     records += group_records(groups)
     if crossings is None:
-        records += dropped(step, tangent, view.found, view.pattern, trained)
+        records += dropped(step, tangent, view.influence, view.pattern, trained)
 
     number = {r.site.equation: r.index for r in relations}
     inner = {s.equation for s in trained}
@@ -285,10 +285,10 @@ def _taps_of(tangent: Tangent, i: int) -> range:
 def _may_widen(tangent: Tangent, apart: View, i: int, reached: Any) -> bool:
     """Whether sums or products of a few elements are cut on an operator's way, behind which its
     output elements need not meet."""
-    lost = frozenset().union(*apart.found.lost)
-    cuts = [apart.found.cuts[k] for k in sorted(lost)]
+    lost = frozenset().union(*apart.influence.lost)
+    cuts = [apart.influence.cuts[k] for k in sorted(lost)]
     cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
-    first = int(apart.found.offsets[_taps_of(tangent, i)[0]])
+    first = int(apart.influence.offsets[_taps_of(tangent, i)[0]])
     return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
 
 
@@ -306,7 +306,7 @@ def _wider(
     if reached is None:
         return None
     mine = {*places.component[reached.nonzero()[0]].tolist(), *_taps_of(tangent, i)}
-    cut, still = (any(c.sources & mine for c in v.found.cuts) for v in (apart, view))
+    cut, still = (any(c.sources & mine for c in v.influence.cuts) for v in (apart, view))
     return reached if cut and not still else None
 
 

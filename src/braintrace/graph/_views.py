@@ -49,7 +49,7 @@ class Followed:
     step: Step
     sites: tuple[Site, ...]
     tangent: Tangent
-    found: Influence
+    influence: Influence
     pattern: Pattern
     crossing: bool
 
@@ -86,11 +86,11 @@ class Followed:
 
     def _cuts(self, sources: frozenset[int], leaves: Sequence[int]) -> list[Equation]:
         """The equations at which paths from the sources to the states end."""
-        pairs = zip(self.tangent.components, self.found.lost, strict=True)
+        pairs = zip(self.tangent.components, self.influence.lost, strict=True)
         lost = [cuts for component, cuts in pairs if component.leaf in leaves]
         return [
             cut.equation
-            for i, cut in enumerate(self.found.cuts)
+            for i, cut in enumerate(self.influence.cuts)
             if cut.sources & sources and any(i in m for m in lost)
         ]
 
@@ -151,7 +151,7 @@ class GroupViews:
     @property
     def is_diagonal_recurrence(self) -> bool:
         """Whether each unit depends, within the group, on its own states only."""
-        edges, offsets = self.followed.pattern.edges, self.followed.found.offsets
+        edges, offsets = self.followed.pattern.edges, self.followed.influence.offsets
         number = np.searchsorted(offsets, edges, side="right") - 1
         inside = np.isin(number, self.components).all(axis=1)
         place = edges[inside] - offsets[number[inside]]
