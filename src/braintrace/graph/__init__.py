@@ -25,7 +25,7 @@ from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._policy import ControlFlowPolicy as ControlFlowPolicy
 from ._policy import check_policy as check_policy
 from ._reach import bits_of as bits_of
-from ._reach import numbers_of as numbers_of
+from ._reach import indices_of as indices_of
 from ._reach import reach as reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation

@@ -15,7 +15,7 @@ from typing import Any
 from .._errors import dotted
 from .._jaxpr import Atom, Equation, Var
 from ._graph import Graph
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach
 from ._step import Path
 
 
@@ -142,7 +142,7 @@ class Arrival:
         bits = reach(self.step.program, seeds, **how)
         out = [0] * n
         for j, atom in enumerate(self.step.program.outputs):
-            for i in numbers_of(bits_of(atom, bits)):
+            for i in indices_of(bits_of(atom, bits)):
                 out[i] |= 1 << j
         return out
 

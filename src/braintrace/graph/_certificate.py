@@ -19,7 +19,7 @@ from .._jaxpr import Equation
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
 from ._pattern import matrix
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach
 from ._relations import HiddenParamOpRelation
 from ._sites import Site
 from ._step import Path
@@ -300,7 +300,7 @@ class _About:
     def from_site(self, site: Site) -> list[Dropped]:
         """Ways from an operator's output to a state that are in no trace."""
         graph, eqn = self.graph, site.equation
-        through = numbers_of(graph.links.through[eqn])
+        through = indices_of(graph.links.through[eqn])
         if not through:
             return []
         path, weight = self.path_of(site), self.weight(site)
@@ -315,7 +315,7 @@ class _About:
             return self.beyond(site, relation, through)
         out = []
         for other in graph.links.blockers[eqn]:
-            reached = numbers_of(graph.links.through[other.equation])
+            reached = indices_of(graph.links.through[other.equation])
             if reached:
                 text = f"{weight} -> {self.weight(other)} -> {self.names(reached)}"
                 way = self.way(path, other, reached)
@@ -347,7 +347,7 @@ class _About:
                 entered = any(
                     bits_of(a, graph.links.from_leaves) >> k & 1 for a in site.equation.inputs
                 )
-                reached = numbers_of(graph.links.through[site.equation])
+                reached = indices_of(graph.links.through[site.equation])
                 if entered and reached:
                     text = f"{self.name(k)} -> {self.weight(site)} -> {self.names(reached)}"
                     way = self.way(path, site, reached)

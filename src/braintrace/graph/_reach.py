@@ -102,8 +102,8 @@ def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:
     return bits.get(atom, 0) if isinstance(atom, Var) else 0
 
 
-def numbers_of(mask: int) -> list[int]:
-    """The numbers of the bits in a mask."""
+def indices_of(mask: int) -> list[int]:
+    """The indices of the bits set in a mask."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]
 
 

@@ -30,7 +30,7 @@ from .._jaxpr import (
     scan_layout,
 )
 from ..ops import ETPPrimitive, Operator
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach
 from ._step import Step
 
 Array = jax.Array
@@ -181,7 +181,7 @@ def find_sites(step: Step, flow: Flow) -> list[Site]:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
         masks = {k: bits_of(eqn.inputs[i], flow.trained) for k, i in operator.positions.items()}
-        leaves = {k: tuple(numbers_of(m)) for k, m in masks.items()}
+        leaves = {k: tuple(indices_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
         site = Site(eqn, operator, leaves, frozenset(varying))
         if around and site.trained:
