@@ -107,11 +107,11 @@ class Arrival:
 
     def met_by_snap(self, leaves: Sequence[int]) -> bool:
         """Whether SnAp meets these traces: it cuts no entry, but D must have what they share."""
-        step, together = self.step, self.graph.together
+        step, shares_trace = self.step, self.graph.shares_trace
         own = _joined(1 << k for k in leaves)
         for k in leaves:
             lost = [step.exit(m) for j, m in enumerate(step.hidden)
-                    if together[j] >> k & 1 and not own >> j & 1]  # fmt: skip
+                    if shares_trace[j] >> k & 1 and not own >> j & 1]  # fmt: skip
             made = lambda eqn, lost=lost: not any(o in lost for o in eqn.outputs)
             (found,) = self.outputs({step.entry(step.hidden[k]): 1}, 1, through=made)
             if found & self.results:

@@ -81,7 +81,7 @@ class Graph:
     what mixes units. `weights` computes the operands of the relations from the parameters. `opens`
     are the equations of control flow around operators, with the relations inside; `whiles` and
     `custom` those around a `while` and a custom reverse rule. `influenced` are the hidden leaves
-    that each parameter leaf reaches, sooner or later. `together` masks, for each hidden leaf, those
+    that each parameter leaf reaches, sooner or later. `shares_trace` masks, for each hidden leaf, those
     that share a trace with it, itself included.
     """
 
@@ -99,7 +99,7 @@ class Graph:
     whiles: Mapping[Equation, frozenset[int]]
     custom: Mapping[Equation, frozenset[int]]
     influenced: tuple[tuple[int, ...], ...]
-    together: tuple[int, ...]
+    shares_trace: tuple[int, ...]
     crossings: int | None
     records: tuple[CompilationRecord, ...]
 
@@ -270,7 +270,7 @@ def analyse(
         whiles=opened(program, lambda e: -1 if e.name == "while" else None),
         custom=opened(program, quiet),
         influenced=influenced(step, links),
-        together=_together(len(step.hidden), relations, components, places.offsets),
+        shares_trace=_sharing(len(step.hidden), relations, components, places.offsets),
         crossings=crossings,
         records=tuple(records),
     )
@@ -326,7 +326,7 @@ def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int
     return reached
 
 
-def _together(
+def _sharing(
     n: int,
     relations: Sequence[HiddenParamOpRelation],
     components: Sequence[Component],
