@@ -76,7 +76,7 @@ class ETraceGraph(NamedTuple):
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
             with_step(parameters, outside),
-            uses_of(self.analysis, traces.whole),
+            uses_of(self.analysis, traces.per_parameter),
         )
 
     def explain(

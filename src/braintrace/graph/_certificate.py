@@ -102,15 +102,15 @@ ParameterReport.__module__ = "braintrace"
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a rule stores: per relation (or per parameter leaf if `whole`) the shapes of its arrays.
+    """What a rule stores: shapes of arrays, per relation or, if `per_parameter`, parameter leaf.
 
-    `approximates` says in words how the rule stands for a trace, None if it keeps it as it is;
-    `complete` that it follows all ways between states, `random_feedback` that the way back through
-    operators is random, `credit` where cotangents meet what is stored.
+    `approximates` says in words what the rule stores in place of a trace, None if it stores the
+    trace itself; `complete` that it follows all paths between states, `random_feedback` that the
+    reverse pass through operators is random, `credit` where cotangents meet what is stored.
     """
 
     shapes: Sequence[Any]
-    whole: bool = False
+    per_parameter: bool = False
     approximates: str | None = None
     complete: bool = False
     random_feedback: bool = False
@@ -226,7 +226,7 @@ class _About:
         operators = tuple(dict.fromkeys(_named(s.equation) for s in sites))
         if not any(bits_of(o, self.used) >> i & 1 for o in step.program.outputs):
             return ParameterReport(path, "none", True, (), operators, (), (), 0)
-        if self.traces.whole:
+        if self.traces.per_parameter:
             shapes = jax.tree.leaves(self.traces.shapes[i])
             states = tuple(step.hidden[k].path for k in graph.influenced[i])
             how = "trace" if shapes else "within-step"

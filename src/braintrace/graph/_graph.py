@@ -81,8 +81,8 @@ class Graph:
     what mixes units. `weights` computes the operands of the relations from the parameters. `opens`
     are the equations of control flow around operators, with the relations inside; `whiles` and
     `custom` those around a `while` and a custom reverse rule. `influenced` are the hidden leaves
-    that each parameter leaf reaches, sooner or later. `shares_trace` masks, for each hidden leaf, those
-    that share a trace with it, itself included.
+    that each parameter leaf reaches, sooner or later. `shares_trace` masks, for each hidden leaf,
+    those that share a trace with it, itself included.
     """
 
     step: Step

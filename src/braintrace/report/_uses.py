@@ -23,10 +23,10 @@ class Use:
     count: int = 1
 
 
-def uses_of(graph: Graph, whole: bool) -> tuple[Use, ...]:
-    """The trained operators of a step; `whole` says that traces belong to parameters."""
+def uses_of(graph: Graph, per_parameter: bool) -> tuple[Use, ...]:
+    """The trained operators of a step; `per_parameter` says that traces belong to parameters."""
     relation_of = {r.site.equation: r for r in graph.relations}
-    found: Counter[tuple[str, str | None, tuple[Path, ...], tuple[int, ...] | None]] = Counter()
+    uses: Counter[tuple[str, str | None, tuple[Path, ...], tuple[int, ...] | None]] = Counter()
     for site in graph.sites:
         leaves = [i for v in site.leaves.values() for i in v]
         if not leaves:
@@ -34,5 +34,6 @@ def uses_of(graph: Graph, whole: bool) -> tuple[Use, ...]:
         paths = tuple(dict.fromkeys(graph.step.params[i].path for i in leaves))
         relation = relation_of.get(site.equation)
         groups = () if relation is None else tuple(g.index for g in relation.hidden_groups)
-        found[site.equation.name, site.equation.where(), paths, None if whole else groups] += 1
-    return tuple(Use(*key, count=count) for key, count in found.items())
+        of = None if per_parameter else groups
+        uses[site.equation.name, site.equation.where(), paths, of] += 1
+    return tuple(Use(*key, count=count) for key, count in uses.items())
