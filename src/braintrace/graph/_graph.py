@@ -50,7 +50,7 @@ from ._pattern import (
 )
 from ._policy import ControlFlowPolicy, close_bodies
 from ._relations import HiddenParamOpRelation, PathClassification
-from ._sets import facts
+from ._sets import facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Path, Step
@@ -154,7 +154,7 @@ def _view(
     found = influence(
         tangent,
         [s.time_axes for s in sites],
-        facts(tangent.program.inputs, consts),
+        facts_of(tangent.program.inputs, consts),
         offends,
         follow,
     )
