@@ -37,5 +37,4 @@ from ._step import Path as Path
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
-from ._views import ModuleViews as ModuleViews
 from ._while import bind_reversible as bind_reversible

@@ -1,7 +1,7 @@
-"""Products and convolutions: which elements of the moving operand each result reads.
+"""Products and convolutions: which elements of the varying operand each result reads.
 
 A result reads all elements along the contracted axes, but for those that meet a zero of the other
-operand which is known at compile time (a diagonal, a permutation, one-hot rows). An equation that
+operand that is there at compile time (a diagonal, a permutation, one-hot rows). An equation that
 reads one element per result moves it; one that takes each element to one result is a sum; what
 does neither mixes.
 """
@@ -38,7 +38,7 @@ class Contraction:
 
 
 def contraction(eqn: Equation, side: int, facts: list[Any]) -> Contraction:
-    """What a `dot_general` does to its moving operand `side`."""
+    """What a `dot_general` does to its varying operand `side`."""
     contract, batch, free = _axes(eqn)
     other = eqn.inputs[1 - side].shape
     where = nonzero(facts[1 - side])
@@ -91,7 +91,7 @@ def product(eqn: Equation, array: np.ndarray, side: int, table: np.ndarray | Non
 
 
 def kernel(eqn: Equation, facts: list[Any]) -> Contraction:
-    """What a `conv_general_dilated` does to its moving image."""
+    """What a `conv_general_dilated` does to its varying image."""
     dims, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     if eqn.params["batch_group_count"] != 1:
         return Contraction(2, True)
@@ -109,8 +109,10 @@ def kernel(eqn: Equation, facts: list[Any]) -> Contraction:
 
 
 def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.ndarray:
-    """The sets of a convolution: the elements under its kernel, in all channels of the input, or
-    without those that meet a zero of the kernel if it is `facts`."""
+    """The sets of a convolution: the elements under its kernel, in all channels of the input.
+
+    With `facts` about its operands those are left out that meet a zero of the kernel.
+    """
     p = eqn.params
     dims = p["dimension_numbers"]
     size = [eqn.inputs[1].shape[a] for a in dims.rhs_spec]
@@ -121,8 +123,8 @@ def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.n
     if facts is None:
         moved, where, first = joined(moved, [1], keep=True), np.ones((1, 1, *size[2:]), bool), [0]
     else:
-        found = nonzero(facts[1])
-        where = np.ones(size, bool) if found is None else found.transpose(dims.rhs_spec)
+        mask = nonzero(facts[1])
+        where = np.ones(size, bool) if mask is None else mask.transpose(dims.rhs_spec)
         group = size[0] // p["feature_group_count"]
         first = np.arange(size[0]) // group * size[1]  # the first channel of each result's group
     config = [(0, 0, 0), (0, 0, 0)] + [
@@ -141,6 +143,6 @@ def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.n
         part = wide[(slice(0, shape[0]), slice(None), *at)][:, np.asarray(first) + channel]
         reads = where[(slice(None), channel, *offset)].reshape(1, -1, *[1] * (part.ndim - 2))
         parts.append(np.where(reads, part, NONE))
-    found = union(parts) if parts else empty(shape)
-    found = np.broadcast_to(found, (*shape, found.shape[-1]))
-    return found.transpose([*np.argsort(dims.out_spec), found.ndim - 1])
+    sets = union(parts) if parts else empty(shape)
+    sets = np.broadcast_to(sets, (*shape, sets.shape[-1]))
+    return sets.transpose([*np.argsort(dims.out_spec), sets.ndim - 1])

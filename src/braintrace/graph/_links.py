@@ -108,11 +108,13 @@ def influenced(step: Step, links: Links) -> tuple[tuple[int, ...], ...]:
     feeds = [bits_of(e, links.from_leaves) for e in exits]  # leaves that leaf k reads
     out = []
     for i in range(len(step.params)):
-        found = {k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1}
+        reached = {k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1}
         while True:
-            more = found | {k for k, mask in enumerate(feeds) if any(mask >> j & 1 for j in found)}
-            if more == found:
+            more = reached | {
+                k for k, mask in enumerate(feeds) if any(mask >> j & 1 for j in reached)
+            }
+            if more == reached:
                 break
-            found = more
-        out.append(tuple(sorted(found)))
+            reached = more
+        out.append(tuple(sorted(reached)))
     return tuple(out)

@@ -60,12 +60,12 @@ class ControlFlowPolicy:
     fixpoint_iteration_limit: int = 64
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
                 raise ValueError(
                     message(
                         f"ControlFlowPolicy: {name}={getattr(self, name)!r}.",
-                        why=f"known values are {', '.join(map(repr, known))}",
+                        why=f"the values are {', '.join(map(repr, choices))}",
                         do="choose one of them",
                     )
                 )
@@ -76,7 +76,7 @@ class ControlFlowPolicy:
                 raise (ValueError if whole else TypeError)(
                     message(
                         f"ControlFlowPolicy: {name}={value!r}.",
-                        why="it is a number of turns",
+                        why="it is a number of iterations",
                         do=f"pass an integer >= {least}",
                     )
                 )
@@ -140,16 +140,16 @@ def _refuse_while(step: Step) -> None:
     loops = [e for e in deep_equations(step.program) if e.name == "while"]
     seeds = {v: 1 << i for i, e in enumerate(loops) for v in e.outputs}
     bits = reach(step.program, seeds)
-    made = {leaf.path: bits_of(step.exit(leaf), bits) for leaf in step.hidden}
-    offenders = [e for i, e in enumerate(loops) if any(m >> i & 1 for m in made.values())]
+    masks = {leaf.path: bits_of(step.exit(leaf), bits) for leaf in step.hidden}
+    offenders = [e for i, e in enumerate(loops) if any(m >> i & 1 for m in masks.values())]
     if offenders:
-        names = ", ".join(dotted(path) for path, mask in made.items() if mask)
+        names = ", ".join(dotted(path) for path, mask in masks.items() if mask)
         raise CompilationError(
             message(
                 f"a while_loop computes {names}.",
                 where=_lines(offenders),
                 why="control_flow=ControlFlowPolicy(while_hidden='error')",
-                do="use a loop with a fixed number of turns, or leave while_hidden out",
+                do="use a loop with a fixed number of iterations, or leave while_hidden out",
             )
         )
 
