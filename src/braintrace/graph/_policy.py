@@ -33,7 +33,7 @@ class ControlFlowPolicy:
 
     Args:
         cond: 'convert' follows operators in branches, 'opaque' closes the branches.
-        scan_unroll_limit: with `scan_descent='off'`, loops up to this length are still followed;
+        scan_unroll_limit: with `scan_descent='off'`, loops up to this length are followed;
             without effect otherwise.
         while_hidden: 'error' refuses a step in which a `while_loop` computes a hidden state.
         etp_in_control_flow: for operators in closed bodies, 'error' raises `CompilationError` and

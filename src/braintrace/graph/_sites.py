@@ -48,7 +48,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """An ETP operator in the step, and the parameters its operands are made of.
+    """An ETP operator in the step, and the parameters its operands depend on.
 
     `leaves[key]` are the parameter leaves (indices in `step.params`) of that operand, none for an
     operand that is not trained; `varying` are the operands that read states or inputs; `closed`

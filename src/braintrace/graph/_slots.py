@@ -220,7 +220,7 @@ def _too_large(entries: int, width: int, most: int) -> str:
 
 
 class _Reader:
-    """Where the entry of D from one state element to another is found."""
+    """Where to read the entry of D from one state element to another."""
 
     def __init__(self, edges: sparse.csr_matrix, colouring: Colouring, places: Places):
         self.edges, self.colouring, self.places = edges, colouring, places

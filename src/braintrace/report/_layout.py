@@ -122,16 +122,16 @@ def _split(picture: Picture) -> Picture:
             first = row[e.source]
             copies.append(replace(nodes["step"], key=f"step{len(copies)}"))
         instead[e] = replace(e, target=copies[-1].key)
-    kept = [n for n in picture.nodes if n.key != "step"]
+    others = [n for n in picture.nodes if n.key != "step"]
     edges = tuple(instead.get(e, e) for e in picture.edges)
-    return replace(picture, nodes=(*kept, *copies), edges=edges)
+    return replace(picture, nodes=(*others, *copies), edges=edges)
 
 
 def _wish(node: Node, edges: Iterable[Edge], boxes: Mapping[str, Box]) -> float:
     """The height at which a node would like to lie: the mean of what leads to it."""
     leading = [e for e in edges if e.target == node.key and e.source in boxes]
-    kept = [e for e in leading if not e.left_out] or leading
-    before = [boxes[e.source].middle for e in kept]
+    solid = [e for e in leading if not e.left_out] or leading
+    before = [boxes[e.source].middle for e in solid]
     return sum(before) / len(before) if before else float("inf")
 
 
@@ -139,7 +139,7 @@ def _stack(nodes: Sequence[Node], wished: Mapping[str, float], x: float, width: 
     """Boxes of a column from top to bottom, near their wishes and never over each other."""
     sizes = [LINE * len(_lines(n)) + NOTE + PAD for n in nodes]
     # Boxes that would overlap make a block, which lies at the mean of their wishes.
-    blocks: list[tuple[list[int], float]] = []  # numbers, top
+    blocks: list[tuple[list[int], float]] = []  # indices of nodes, top
 
     def top_of(block: list[int]) -> float:
         tops, offset = [], 0.0
@@ -186,10 +186,10 @@ def _curves(edges: Sequence[Edge], boxes: Mapping[str, Box]) -> Iterable[Curve]:
             order = (boxes[other].middle, e.left_out, i, k)
             ends.setdefault((key, side), []).append(order)
     at: dict[tuple[int, int], float] = {}
-    for (key, _), found in ends.items():
+    for (key, _), points in ends.items():
         box = boxes[key]
-        for n, (_, _, i, k) in enumerate(sorted(found)):
-            at[i, k] = box.y + box.height * (n + 1) / (len(found) + 1)
+        for n, (_, _, i, k) in enumerate(sorted(points)):
+            at[i, k] = box.y + box.height * (n + 1) / (len(points) + 1)
     for i, e in enumerate(edges):
         right, left = sides(e)
         source, target = boxes[e.source], boxes[e.target]

@@ -115,18 +115,18 @@ def draw(
     groups: Sequence[tuple[int, Sequence[Path]]],
     uses: Sequence[Use],
 ) -> Picture:
-    """The drawing of what is known about the parameters."""
+    """The drawing of the reports on the parameters."""
     drawing = _Drawing(parameters, groups, uses)
     for p in parameters.values():
-        drawing.kept(p)
+        drawing.solid(p)
     for p in parameters.values():
-        drawing.dropped(p)
+        drawing.dashed(p)
     drawing.links = skeleton(drawing.links)
-    found = [standing_of(p) for p in parameters.values()]
+    standings = [standing_of(p) for p in parameters.values()]
     return Picture(
         tuple(drawing.nodes()),
         tuple(drawing.edges()),
-        {s: found.count(s) for s in Standing},
+        {s: standings.count(s) for s in Standing},
     )
 
 
@@ -136,7 +136,7 @@ class _Drawing:
         self.key_of = {path: f"p{i}" for i, path in enumerate(parameters)}
         self.group_of = {path: f"g{i}" for i, paths in groups for path in paths}
         self.links: dict[tuple[str, str, bool], dict[str, Standing]] = {}
-        self.onward: dict[tuple[str, str], list[str]] = {}  # kept links that left-out ways end in
+        self.onward: dict[tuple[str, str], list[str]] = {}  # solid links that left-out paths end in
 
     def link(self, source: str, target: str, p: ParameterReport, left_out: bool = False) -> None:
         about = self.links.setdefault((source, target, left_out), {})
@@ -144,18 +144,18 @@ class _Drawing:
 
     def operators(self, path: Path) -> list[str]:
         """The boxes that a parameter goes through."""
-        found = [f"o{i}" for i, use in enumerate(self.uses) if path in use.parameters]
-        return found or ["plain"]
+        keys = [f"o{i}" for i, use in enumerate(self.uses) if path in use.parameters]
+        return keys or ["plain"]
 
-    def kept(self, p: ParameterReport) -> None:
+    def solid(self, p: ParameterReport) -> None:
         key = self.key_of[p.path]
         used = [(f"o{i}", use) for i, use in enumerate(self.uses) if p.path in use.parameters]
         for operator, use in used:
             self.link(key, operator, p)
-            numbers = [f"g{i}" for i in use.groups or ()] if p.how == "trace" else []
+            groups = [f"g{i}" for i in use.groups or ()] if p.how == "trace" else []
             if p.how == "trace" and use.groups is None:
-                numbers = self.to(p.states)
-            for group in numbers or ["step"] * (p.how != "none"):
+                groups = self.to(p.states)
+            for group in groups or ["step"] * (p.how != "none"):
                 self.link(operator, group, p)
         if not used and p.how != "none":
             self.link(key, "plain", p)
@@ -165,7 +165,7 @@ class _Drawing:
     def to(self, states: Iterable[Path]) -> list[str]:
         return list(dict.fromkeys(self.group_of[s] for s in states if s in self.group_of))
 
-    def dropped(self, p: ParameterReport) -> None:
+    def dashed(self, p: ParameterReport) -> None:
         for way in (d.way for d in p.dropped if d.way is not None):
             if way.source in self.parameters:
                 starts = self.operators(way.source)
@@ -186,8 +186,8 @@ class _Drawing:
 
     def traced(self, operator: str) -> list[str]:
         """The groups an operator has a trace to."""
-        kept = [t for source, t, left_out in self.links if source == operator and not left_out]
-        return [t for t in kept if t.startswith("g")]
+        targets = [t for source, t, left_out in self.links if source == operator and not left_out]
+        return [t for t in targets if t.startswith("g")]
 
     def nodes(self) -> Iterable[Node]:
         for path, p in self.parameters.items():
@@ -201,7 +201,7 @@ class _Drawing:
             )
         for i, use in enumerate(self.uses):
             times = f" × {use.count}" if use.count > 1 else ""
-            where = use.line or "(no line known)"
+            where = use.line or "(no line)"
             names = ", ".join(map(dotted, use.parameters))
             text = f"{use.operator}{times} at {where}\nconsumes {names}"
             name = f"{use.operator}{times}"

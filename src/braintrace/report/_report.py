@@ -1,4 +1,4 @@
-"""A read-only summary of what the compiler found."""
+"""A read-only summary of the compiled graph."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ def skeleton(links: Links) -> Links:
             traced.setdefault(source, set()).add(target)
 
     near = _ranks(traced, out)
-    found = dict(links)
-    for source, target, left_out in links:  # an operator to states, where the way is drawn
+    drawn = dict(links)
+    for source, target, left_out in links:  # an operator to states, where the path is drawn
         if left_out and _is_operator(source) and _is_group(target):
             through = [v for v in out.get(source, ()) if target in _beyond(v, traced, out)]
-            about = found.pop((source, target, True)) if through else {}
+            about = drawn.pop((source, target, True)) if through else {}
             for via in through:
-                found[source, via, True] = {**found[source, via, True], **about}
+                drawn[source, via, True] = {**drawn[source, via, True], **about}
     # Operators first: what they are about goes on to groups, and from these to nearer ones.
     for source, targets in sorted(out.items(), key=lambda item: _is_group(item[0])):
         own = traced.get(source, set())  # of an operator; what these groups reach, it reaches
@@ -46,23 +46,23 @@ def skeleton(links: Links) -> Links:
             instead = [g for g in sorted(own | nearer) if target in out.get(g, ())]
             if not instead:
                 continue
-            about = found.pop((source, target, True))
+            about = drawn.pop((source, target, True))
             for group in instead:
                 key = (group, target, True)
-                if key in found:
-                    found[key] = {**found[key], **about}
-    return found
+                if key in drawn:
+                    drawn[key] = {**drawn[key], **about}
+    return drawn
 
 
 def _beyond(operator: str, traced: dict[str, set[str]], out: dict[str, set[str]]) -> set[str]:
     """The groups that an operator reaches, by traces and by left-out links from these."""
-    found: set[str] = set()
+    groups: set[str] = set()
     todo = set(traced.get(operator, ()))
     while todo:
         group = todo.pop()
-        found.add(group)
-        todo |= {g for v in out.get(group, ()) for g in traced.get(v, ())} - found
-    return found
+        groups.add(group)
+        todo |= {g for v in out.get(group, ()) for g in traced.get(v, ())} - groups
+    return groups
 
 
 def _is_operator(key: str) -> bool:
@@ -75,10 +75,10 @@ def _is_group(key: str) -> bool:
 
 def _ranks(traced: dict[str, set[str]], out: dict[str, set[str]]) -> dict[str, int]:
     """How far along the network a group lies, and the nearest that an operator reaches."""
-    groups = sorted({g for found in traced.values() for g in found} | set(filter(_is_group, out)))
+    groups = sorted(set().union(*traced.values()) | set(filter(_is_group, out)))
     reached = {g: {t for via in out.get(g, ()) for t in traced.get(via, ())} for g in groups}
-    number = {g: i for i, g in enumerate(groups)}
-    masks = strongly_connected([sum(1 << number[t] for t in reached[g]) for g in groups])
+    index = {g: i for i, g in enumerate(groups)}
+    masks = strongly_connected([sum(1 << index[t] for t in reached[g]) for g in groups])
     component = dict(zip(groups, masks, strict=True))
     rank: dict[int, int] = {}
 
@@ -88,11 +88,11 @@ def _ranks(traced: dict[str, set[str]], out: dict[str, set[str]]) -> dict[str, i
             rank[k] = 1 + max((depth(b) for b in before - {k}), default=0)
         return rank[k]
 
-    found = {g: depth(component[g]) for g in groups}
+    ranks = {g: depth(component[g]) for g in groups}
     far = len(groups) + 1
     for operator in {v for targets in out.values() for v in targets} | set(traced):
         to = traced.get(operator) or {
             g for via in out.get(operator, ()) for g in traced.get(via, ())
         }
-        found[operator] = min((found[g] for g in to), default=far)
-    return found
+        ranks[operator] = min((ranks[g] for g in to), default=far)
+    return ranks

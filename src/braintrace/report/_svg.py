@@ -139,5 +139,5 @@ def _legend(picture: Picture) -> str:
 
 
 def _in_words(picture: Picture) -> str:
-    texts = [f'<pre data-of="{n.key}">{escape(n.text)}</pre>' for n in picture.nodes]
-    return f"<details><summary>In words</summary>{''.join(texts)}</details>"
+    parts = [f'<pre data-of="{n.key}">{escape(n.text)}</pre>' for n in picture.nodes]
+    return f"<details><summary>In words</summary>{''.join(parts)}</details>"
