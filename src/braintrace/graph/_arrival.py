@@ -67,8 +67,7 @@ class Arrival:
     def __init__(self, graph: Graph, credit: Credit):
         self.graph, self.credit, self.step = graph, credit, graph.step
         step = self.step
-        params = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-        self.within = self.outputs(params, len(step.params))
+        self.within = self.outputs(step.entry_bits(step.params), len(step.params))
         self.entries = self.from_entries(cut=False)
         read = union_of((*self.within, *self.entries)) & (1 << step.n_outs) - 1
         # Where no result has a derivative, a loss can only read the states.

@@ -198,9 +198,7 @@ def _all_silent(leaves: Sequence[Silent | None]) -> Silent | None:
 class _Certifier:
     def __init__(self, graph: Graph, traces: Traces):
         self.graph, self.traces, self.step = graph, traces, graph.step
-        step = self.step
-        seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-        self.used = reach(step.program, seeds)
+        self.used = reach(self.step.program, self.step.entry_bits(self.step.params))
         self.n = len(graph.tangent.components)
         self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
         self.relation_of = {r.site.equation: r for r in graph.relations}

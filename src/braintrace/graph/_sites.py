@@ -148,7 +148,7 @@ class Flow:
 def flow_of(step: Step, unsteady: int) -> Flow:
     """`unsteady` is the mask of program constants whose value may differ from call to call."""
     program = step.program
-    trained = reach(program, {step.entry(p): 1 << i for i, p in enumerate(step.params)})
+    trained = reach(program, step.entry_bits(step.params))
     params = {step.entry(p) for p in step.params}
     seeds = {v: 1 for v in program.inputs if v not in params}
     seeds |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
