@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .._errors import dotted, message
+from .._errors import dotted, value_error
 from .._jaxpr import Atom, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
 from ..graph import Path, Step
 
@@ -139,14 +139,12 @@ class ModuleViews:
         flat, tree = jax.tree.flatten((args, kwargs))
         structure: Any = jax.tree.structure([s.value for s in states])
         if tree != self.arg_tree or structure != jax.tree.structure(values):
-            raise ValueError(
-                message(
-                    "jaxpr_call: arguments or states have another structure than in the trace.",
-                    why=f"it was made for {self.arg_tree}, and got {tree}; states are "
-                    f"{', '.join(map(dotted, self.states))}",
-                    do="pass what extract_module_info was called with, and one value per state of "
-                    "compiled_model_states",
-                )
+            raise value_error(
+                "jaxpr_call: arguments or states have another structure than in the trace.",
+                why=f"it was made for {self.arg_tree}, and got {tree}; states are "
+                f"{', '.join(map(dotted, self.states))}",
+                do="pass what extract_module_info was called with, and one value per state of "
+                "compiled_model_states",
             )
         program, n = self.step.program, self.step.n_outs
         computed = [v for eqn in program.equations for v in eqn.outputs]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._errors import CompilationError, dotted, message
+from .._errors import CompilationError, dotted, message, type_error, value_error
 from .._jaxpr import Equation, deep_equations
 from ._reach import bits_of, reach
 from ._sites import Site
@@ -62,12 +62,10 @@ class ControlFlowPolicy:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(
-                    message(
-                        f"ControlFlowPolicy: {name}={getattr(self, name)!r}.",
-                        why=f"the values are {', '.join(map(repr, choices))}",
-                        do="choose one of them",
-                    )
+                raise value_error(
+                    f"ControlFlowPolicy: {name}={getattr(self, name)!r}.",
+                    why=f"the values are {', '.join(map(repr, choices))}",
+                    do="choose one of them",
                 )
         for name, least in (("scan_unroll_limit", 0), ("fixpoint_iteration_limit", 1)):
             value = getattr(self, name)
@@ -88,12 +86,10 @@ ControlFlowPolicy.__module__ = "braintrace"
 def check_policy(policy: Any) -> ControlFlowPolicy | None:
     """Accept a policy or None."""
     if policy is not None and not isinstance(policy, ControlFlowPolicy):
-        raise TypeError(
-            message(
-                f"control_flow is a {type(policy).__name__}.",
-                why="it says what to do about operators in branches and loops",
-                do="pass a braintrace.ControlFlowPolicy, or leave it out",
-            )
+        raise type_error(
+            f"control_flow is a {type(policy).__name__}.",
+            why="it says what to do about operators in branches and loops",
+            do="pass a braintrace.ControlFlowPolicy, or leave it out",
         )
     return policy
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._control import bind_quietly, opened, quiet, run, run_one
-from .._errors import CompilationError, NotSupportedError, message
+from .._errors import CompilationError, NotSupportedError, not_supported
 from .._jaxpr import (
     Atom,
     Const,
@@ -188,30 +188,26 @@ def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
         raise
     except Exception as error:
         first = str(error).strip().splitlines()[:1]
-        raise NotSupportedError(
-            message(
-                f"{eqn.name} has no forward derivative.",
-                where=eqn.where(),
-                why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
-                "moved by the forward derivative of the step, which a custom backward rule has "
-                "only if it is linear in the cotangent",
-                do="write what is computed here with functions that JAX can differentiate forward "
-                "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
-            )
+        raise not_supported(
+            f"{eqn.name} has no forward derivative.",
+            where=eqn.where(),
+            why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
+            "moved by the forward derivative of the step, which a custom backward rule has "
+            "only if it is linear in the cotangent",
+            do="write what is computed here with functions that JAX can differentiate forward "
+            "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
         ) from error
 
 
 def _check_pure(program: Program) -> None:
     for eqn in program.equations:
         if eqn.effects:
-            raise NotSupportedError(
-                message(
-                    f"{eqn.name} with a side effect computes a value that a trace depends on.",
-                    where=eqn.where(),
-                    why="the derivative of the step is evaluated at the values of the step, and a "
-                    "second call may return others",
-                    do="call it outside `update` and pass its result as an input",
-                )
+            raise not_supported(
+                f"{eqn.name} with a side effect computes a value that a trace depends on.",
+                where=eqn.where(),
+                why="the derivative of the step is evaluated at the values of the step, and a "
+                "second call may return others",
+                do="call it outside `update` and pass its result as an input",
             )
 
 

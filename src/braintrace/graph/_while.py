@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._control import bind_quietly, opened, quiet, run_one
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from .._jaxpr import Equation, Program, bind, is_inexact, prune, trace
 from ._influence import influence
 from ._pattern import distinct, rows_of
@@ -124,15 +124,13 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
     entries = program.inputs[len(shapes) :]
     result = influence(Tangent(program, components, entries, (), exits, ()), [], {}, None)
     if result.cuts:
-        raise NotSupportedError(
-            message(
-                f"the reverse derivative of a while_loop would read {result.cuts[0].reason}.",
-                where=eqn.where(),
-                why="JAX has no reverse mode through a while_loop; it is taken by forward mode, "
-                "one tangent for each element that a result reads",
-                do="use lax.scan or fori_loop with a fixed number of iterations, keep the loop "
-                "within units, or put its result under stop_gradient",
-            )
+        raise not_supported(
+            f"the reverse derivative of a while_loop would read {result.cuts[0].reason}.",
+            where=eqn.where(),
+            why="JAX has no reverse mode through a while_loop; it is taken by forward mode, "
+            "one tangent for each element that a result reads",
+            do="use lax.scan or fori_loop with a fixed number of iterations, keep the loop "
+            "within units, or put its result under stop_gradient",
         )
     n_out = sum(int(np.prod(o.shape, dtype=np.int64)) for o in exits)
     n_in = int(result.offsets[-1])
