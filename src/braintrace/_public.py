@@ -24,7 +24,6 @@ from .frontend import (
     find_hidden_param_op_relations_from_module as find_hidden_param_op_relations_from_module,
 )
 from .graph import CompilationRecord as CompilationRecord
-from .graph import CompilationReport as CompilationReport
 from .graph import ControlFlowPolicy as ControlFlowPolicy
 from .graph import DiagnosticKind as DiagnosticKind
 from .graph import DiagnosticLevel as DiagnosticLevel
@@ -85,6 +84,7 @@ from .ops import lora_matmul as lora_matmul
 from .ops import matmul as matmul
 from .ops import register_primitive as register_primitive
 from .ops import sparse_matmul as sparse_matmul
+from .report import CompilationReport as CompilationReport
 
 # Public names live in `braintrace`, whatever file defines them: help, pickles, tracebacks say so.
 for _name, _value in list(globals().items()):

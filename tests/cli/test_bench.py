@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from braintrace.cli import main
+from braintrace.cli import _bench, main
 
 from .test_demo import hide
 
@@ -42,10 +42,8 @@ def test_bench_memory_of_bptt_grows_and_that_of_traces_does_not(measured):
 
 
 def test_interrupted_bench_without_extras_shows_what_is_there(tmp_path, capsys, monkeypatch):
-    from braintrace.cli.bench import _measure
-
     hide(monkeypatch, "matplotlib", "tqdm")
-    compiled, calls = _measure.Compiled, []
+    compiled, calls = _bench.Compiled, []
 
     def interrupted(choice, *rest):
         calls.append(choice.label)
@@ -53,7 +51,7 @@ def test_interrupted_bench_without_extras_shows_what_is_there(tmp_path, capsys, 
             raise KeyboardInterrupt
         return compiled(choice, *rest)
 
-    monkeypatch.setattr(_measure, "Compiled", interrupted)
+    monkeypatch.setattr(_bench, "Compiled", interrupted)
     assert main([*WORDS, "--lengths", "4", "--out", str(tmp_path)]) == 130
     shown = capsys.readouterr()
     assert "INTERRUPTED" in shown.out and "pip install 'braintrace[plot]'" in shown.err

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli._gradients import agreement
-from braintrace.cli.compare import _bench, _command
-from braintrace.cli.compare._cells import CELLS
-from braintrace.cli.compare._gradient import Compiled, matching_window
-from braintrace.cli.compare._network import Network
-from braintrace.cli.compare._rules import BASELINES, known, parse
-from braintrace.cli.compare.tasks import MAKE
+from braintrace.cli._cells import CELLS
+from braintrace.cli._comparison import Trainer
+from braintrace.cli._gradient import Compiled, agreement, matching_window
+from braintrace.cli._network import network
+from braintrace.cli._output import INTERRUPTED
+from braintrace.cli._rules import BASELINES, names, parse
+from braintrace.cli.tasks import MAKE
 
 from .test_demo import hide
 
@@ -113,7 +113,7 @@ def test_interrupted_comparison_without_extras_shows_what_is_finished(
     tmp_path, monkeypatch, capsys
 ):
     hide(monkeypatch, "matplotlib", "tqdm")
-    train, calls = _bench.Bench.train, []
+    train, calls = Trainer.train, []
 
     def interrupted(self, gradient, row, *rest):
         calls.append(row.label)
@@ -121,9 +121,9 @@ def test_interrupted_comparison_without_extras_shows_what_is_finished(
             raise KeyboardInterrupt
         train(self, gradient, row, *rest)
 
-    monkeypatch.setattr(_bench.Bench, "train", interrupted)
+    monkeypatch.setattr(Trainer, "train", interrupted)
     table, status, record = compared(tmp_path, "--rules", "bptt", "no_trace")
-    assert status == _command.INTERRUPTED and not record["finished"]
+    assert status == INTERRUPTED and not record["finished"]
     assert "INTERRUPTED" in table
     assert re.search(r"^bptt .*1 of 1$", table, re.MULTILINE)
     assert re.search(r"^no_trace .*0 of 1$", table, re.MULTILINE)
@@ -168,7 +168,7 @@ def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatc
 def test_compare_lists_what_there_is(capsys):
     assert main(["compare", "--list"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (*MAKE, *CELLS, *known()))
+    assert all(name in shown for name in (*MAKE, *CELLS, *names()))
 
 
 def test_rules_are_read_with_their_options():
@@ -181,9 +181,9 @@ def test_rules_are_read_with_their_options():
 
 
 def test_all_rules_are_all_names_but_aliases():
-    names = [choice.name for choice in parse(["all"])]
-    assert names == known() and {*BASELINES, "d_rtrl", "rtrl"} <= set(names)
-    assert "es_d_rtrl" not in names
+    parsed = [choice.name for choice in parse(["all"])]
+    assert parsed == names() and {*BASELINES, "d_rtrl", "rtrl"} <= set(parsed)
+    assert "es_d_rtrl" not in parsed
 
 
 def test_window_that_matches_memory():
@@ -198,9 +198,8 @@ def gradient(text, cell="rnn", length=7):
     """Gradient and loss of a rule on one batch."""
     task = MAKE["mackey_glass"](length)
     (choice,) = parse([text])
-    with brainstate.random.seed_context(0):
-        network = Network(cell, task.inputs, 4, task.outputs, length)
-    return Compiled(choice, network, task, 3)(*task.batch(jax.random.key(0), 3))
+    model = network(cell, task, 4, seed=0)
+    return Compiled(choice, model, task, 3)(model.weights, task.batch(jax.random.key(0), 3))
 
 
 def test_truncated_bptt_is_bptt_in_one_window_and_immediate_in_windows_of_one():
@@ -218,6 +217,15 @@ def test_one_window_of_a_rule_is_bptt():
     np.testing.assert_allclose(found, (1, 0), atol=1e-12)
 
 
+def test_random_rule_draws_anew_for_the_next_sequence_of_training():
+    task = MAKE["adding"](6)
+    model = network("rnn", task, 3, seed=0)
+    (choice,) = parse(["uoro"])
+    gradient = Compiled(choice, model, task, 2, carry=True)
+    first, second = (gradient(model.weights, task.test(2))[0] for _ in range(2))
+    assert agreement(first, second)[1] > 0.01
+
+
 @pytest.mark.parametrize("cell", ["mingru", "lru"])
 def test_element_wise_cells_are_exact(cell):
     found = agreement(gradient("d_rtrl", cell)[0], gradient("bptt", cell)[0])
@@ -226,24 +234,22 @@ def test_element_wise_cells_are_exact(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_advance_and_reset(cell):
-    with brainstate.random.seed_context(0):
-        network = Network(cell, 3, 5, 2, 20)
-    brainstate.nn.init_all_states(network, batch_size=4)
-    xs = np.ones((6, 4, 3))
-    first = brainstate.transform.for_loop(network, xs)
-    assert first.shape == (6, 4, 2) and np.isfinite(first).all()
-    brainstate.nn.reset_all_states(network, batch_size=4)
-    np.testing.assert_array_equal(brainstate.transform.for_loop(network, xs), first)
+    model = network(cell, MAKE["adding"](20), 5, seed=0)
+    brainstate.nn.init_all_states(model, batch_size=4)
+    xs = np.ones((6, 4, 2))
+    first = brainstate.transform.for_loop(model, xs)
+    assert first.shape == (6, 4, 1) and np.isfinite(first).all()
+    brainstate.nn.reset_all_states(model, batch_size=4)
+    np.testing.assert_array_equal(brainstate.transform.for_loop(model, xs), first)
 
 
 @pytest.mark.parametrize("cell", ["alif", "adlif", "gif"])
 def test_spiking_cell_spikes(cell):
-    with brainstate.random.seed_context(0):
-        network = Network(cell, 30, 64, 2, 60)
-    brainstate.nn.init_all_states(network, batch_size=8)
     task = MAKE["match"](60)
+    model = network(cell, task, 64, seed=0)
+    brainstate.nn.init_all_states(model, batch_size=8)
     xs, _ = jax.jit(lambda key: task.batch(key, 8))(jax.random.key(0))
-    spikes = brainstate.transform.for_loop(network.cell, xs)
+    spikes = brainstate.transform.for_loop(model.cell, xs)
     assert set(np.unique(spikes)) == {0, 1}
     assert 0.01 < spikes.mean() < 0.3 and math.isfinite(spikes.sum())
 

@@ -4,16 +4,16 @@ import builtins
 import re
 from itertools import pairwise
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import pytest
 
 from braintrace.cli import main
-from braintrace.cli._gradients import Network, agreement, bptt, online
-from braintrace.cli._task import Recall
-from braintrace.cli._train import adam_step
+from braintrace.cli._demo import CHOICES
+from braintrace.cli._gradient import Compiled, agreement
+from braintrace.cli._network import network
+from braintrace.cli.tasks import Recall
 
 ROWS = (
     "loss, mean of the last 3 updates (nats)",
@@ -26,7 +26,7 @@ ROWS = (
     "working memory, T = 200 (MB)",
     "time of an update (ms)",
 )
-TASK = Recall(symbols=4, length=12, cue=2, answer=3)
+TASK = Recall(symbols=4, length=12, cue=2, asked=3)
 
 
 def hide(monkeypatch, *packages):
@@ -69,21 +69,31 @@ def test_demo_without_extras_says_what_to_install(tmp_path, capsys, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
+def test_demo_without_optax_says_what_to_install(tmp_path, capsys, monkeypatch):
+    hide(monkeypatch, "optax")
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--quick", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "Adam needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+
+
 def test_task_shows_the_label_only_in_the_cue():
     key = jax.random.key(0)
-    xs, labels = TASK.batch(key, 6)
-    assert xs.shape == (12, 6, TASK.channels)
+    xs, targets = TASK.batch(key, 6)
+    labels = targets[-1]
+    assert (targets == labels).all() and xs.shape == (12, 6, TASK.inputs)
     symbols, marks, asks = xs[..., :-2], xs[..., -2], xs[..., -1]
     np.testing.assert_array_equal(symbols[:2].argmax(-1), jnp.stack([labels] * 2))
     np.testing.assert_array_equal(marks[:, 0], [1.0] * 2 + [0.0] * 10)
     np.testing.assert_array_equal(asks[:, 0], [0.0] * 9 + [1.0] * 3)
-    np.testing.assert_array_equal(asks[:, 0], TASK.mask(12))
+    np.testing.assert_array_equal(asks[:, 0], TASK.mask)
 
 
 def test_task_needs_memory():
     # All a memoryless classifier sees at the answer is one shown symbol. Whatever it is, the
     # labels are uniform: the best answer to every symbol is right with the probability of chance.
-    xs, labels = TASK.batch(jax.random.key(1), 20_000)
+    xs, targets = TASK.batch(jax.random.key(1), 20_000)
+    labels = targets[-1]
     shown = xs[-1, :, :-2].argmax(-1)
     joint = np.zeros((4, 4))
     np.add.at(joint, (np.asarray(shown), np.asarray(labels)), 1 / len(labels))
@@ -97,23 +107,10 @@ def test_task_batches_differ_by_key():
 
 def test_gradients_agree_over_a_single_step():
     # There is nothing to remember, so nothing to approximate.
-    task = Recall(symbols=3, length=1, cue=1, answer=1)
-    with brainstate.random.seed_context(0):
-        network = Network(task.channels, 4, task.symbols)
-    forward, reverse = online(network, task, 2), bptt(network, task, 2)
+    task = Recall(symbols=3, length=1, cue=1, asked=1)
+    model = network("gru", task, 4, seed=0)
     batch = task.batch(jax.random.key(0), 2)
-    (a, loss_a), (b, loss_b) = forward(*batch), reverse(*batch)
+    gradients = (Compiled(choice, model, task, 2) for choice in CHOICES)
+    (a, loss_a), (b, loss_b) = (gradient(model.weights, batch) for gradient in gradients)
     cosine, error = agreement(a, b)
     assert abs(cosine - 1) < 1e-12 and error < 1e-12 and abs(loss_a - loss_b) < 1e-12
-
-
-def test_adam_equals_optax():
-    weights = {"w": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
-    theirs, rule = weights, optax.adam(1e-2)
-    state, adam = rule.init(weights), (*[jax.tree.map(jnp.zeros_like, weights)] * 2, jnp.zeros(()))
-    for n in range(5):
-        grads = jax.tree.map(lambda w, n=n: w * (n + 1) - 1, weights)
-        weights, adam = adam_step(weights, grads, adam, rate=1e-2)
-        moves, state = rule.update(grads, state, theirs)
-        theirs = optax.apply_updates(theirs, moves)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), weights, theirs)

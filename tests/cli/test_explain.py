@@ -115,14 +115,14 @@ def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "word, words, status, said",
     [
-        ("Network", [], 2, "no input is known."),
+        ("Network", [], 2, "there is no input."),
         ("Missing", ["--input", "3"], 2, "has no Missing.\n  why:   it defines Network, Table, "),
         ("number", ["--input", "3"], 2, "number is a int."),
         ("Network(1 + )", ["--input", "3"], 2, "'Network(1 + )' is no name."),
         ("Network(open('x'))", ["--input", "3"], 2, "is no name."),
         ("Network", ["--input", "3", "--input-dtype", "magic"], 2, "is no type of an array"),
         ("Network", ["--input", "3", "--rule", "magic"], 2, "there is no rule 'magic'"),
-        ("Network", ["--input", "3", "--rule", "bptt"], 2, "bptt keeps no traces"),
+        ("Network", ["--input", "3", "--rule", "bptt"], 2, "bptt has no traces"),
         ("Network", ["--input", "3,x"], 2, "'3,x' is not a shape such as 16,3"),
         ("Network", ["--input", "4,5", "--batch-size", "4"], 1, "does not fit weight"),
         ("Network('a')", ["--input", "3"], 1, "raised an error"),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli.commands._names import TASKS
-from braintrace.cli.compare.tasks import MAKE, _digits, _mackey_glass, _text
+from braintrace.cli._names import TASKS
+from braintrace.cli.tasks import MAKE, _digits, _mackey_glass, _text
 
 from .test_demo import hide
 
@@ -138,7 +138,7 @@ def test_mackey_glass_solves_its_equation_and_keeps_the_test_apart():
     task = make("mackey_glass")
     xs, ys = task.test(64)
     np.testing.assert_array_equal(xs[task.ahead :], ys[: -task.ahead])
-    train, test = _mackey_glass.stretches()
+    train, test = _mackey_glass.split_series()
     assert len(train) == 6000 and len(test) == 2000
     assert abs(train.mean()) < 1e-9 and not np.isin(test, train).any()
 

@@ -12,9 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from braintrace.cli import main
-from braintrace.cli.train import _session
-from braintrace.learner import _archive
+from braintrace.checkpoint import _archive
+from braintrace.cli import _session, main
 
 from .test_demo import hide
 
@@ -69,17 +68,17 @@ def test_train_leaves_checkpoint_record_and_figure(whole):
 def test_resumed_run_that_is_finished_changes_nothing_and_says_so(whole, capsys, monkeypatch):
     before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in whole.iterdir()}
     record = json.loads((whole / "train.json").read_text())
-    monkeypatch.setattr(_session, "online", None)  # nothing is compiled
+    monkeypatch.setattr(_session, "Compiled", None)  # nothing is compiled
     assert train(whole, "--resume") == 0
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in whole.iterdir()} == before
     first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"Nothing to do: all 4 updates of the run in {whole} are made.")
+    assert first.startswith(f"Nothing to do: all 4 updates of the run in {whole} are done.")
     assert last == result(record, whole)
 
 
 def result(record, folder):
     return (
-        f"Result: held-out squared error {record['scores'][-1]:.4f} (chance level 0.1667), "
+        f"Result: held-out squared error {record['scores'][-1]:.4f} (chance level: 0.1667), "
         f"loss {record['losses'][-1]:.4f}, saved in {folder}"
     )
 
@@ -158,7 +157,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monke
     assert "stopping after this update" in errors
     done = int(re.search(r"Stopped after update (\d+) of 100000", said).group(1))
     assert done == values(out)["step"]
-    command = shlex.split(re.search(r"^To go on: (.*)$", said, re.MULTILINE).group(1))
+    command = shlex.split(re.search(r"^To continue: (.*)$", said, re.MULTILINE).group(1))
     assert command[0] == "braintrace"
     assert main([*command[1:], "--updates", str(done + 2)]) == 0
     assert train(tmp_path / "whole", *SMALL, "--updates", str(done + 2)) == 0

@@ -23,9 +23,9 @@ def test_rules_are_their_definitions(seed):
 
 def test_a_closure_of_traces_is_seen(monkeypatch):
     assert judge_chain(SPEC, ("otpe",), seconds=600).kind == "right"
-    pairwise = graph._graph._together
+    pairwise = graph._graph._sharing
     closed = lambda *a: tuple(graph.strongly_connected(pairwise(*a)))
-    monkeypatch.setattr(graph._graph, "_together", closed)
+    monkeypatch.setattr(graph._graph, "_sharing", closed)
     assert judge_chain(SPEC, ("otpe",), seconds=600).kind == "wrong"
 
 

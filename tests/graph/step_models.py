@@ -56,7 +56,7 @@ def carried(move: Callable, shape: tuple[int, ...] = (6,)) -> braintrace.ETraceG
 
 def claimed(graph: braintrace.ETraceGraph, source: int, exit: int = 0) -> np.ndarray:
     """Boolean (exit elements, source elements): what the influence map says."""
-    found = graph.analysis.found
+    found = graph.analysis.influence
     low, high = found.offsets[source], found.offsets[source + 1]
     rows = found.rows[exit]
     out = np.zeros((len(rows), high - low), bool)

@@ -116,14 +116,14 @@ def test_influence_of_an_operator_is_the_pattern_of_its_tail(tail):
     graph = driven(tail)
     assert np.array_equal(claimed(graph, 1), jacobian(tail, (6,)))
     assert not claimed(graph, 0).any()  # the old state is not read
-    assert not graph.analysis.found.cuts
+    assert not graph.analysis.influence.cuts
 
 
 @pytest.mark.parametrize("tail", CHOICES.values(), ids=CHOICES)
 def test_influence_of_a_choice_misses_nothing(tail):
     graph = driven(tail)
     assert not (jacobian(tail, (6,)) & ~claimed(graph, 1)).any()
-    assert not graph.analysis.found.cuts
+    assert not graph.analysis.influence.cuts
 
 
 SQUARE = {k: MOVES[k] for k in ("identity", "rev", "roll", "neighbours")}
@@ -147,7 +147,7 @@ MIXES = {
 @pytest.mark.parametrize("tail, reason", MIXES.values(), ids=MIXES)
 def test_mixing_is_cut_and_recorded(tail, reason):
     graph = driven(tail)
-    found = graph.analysis.found
+    found = graph.analysis.influence
     direct = np.eye(6, dtype=bool) if reason == "adds up units" else False
     assert np.array_equal(claimed(graph, 1), claimed(graph, 1) & direct)
     assert any(reason in c.reason and 1 in c.sources for c in found.cuts)
@@ -177,7 +177,7 @@ def test_layer_norm_keeps_its_direct_path_with_frozen_statistics():
 def test_stop_gradient_is_no_influence_and_no_loss():
     graph = carried(lambda h: lax.stop_gradient(h) * 2)
     assert not claimed(graph, 0).any()
-    assert not graph.analysis.found.cuts
+    assert not graph.analysis.influence.cuts
 
 
 def test_comparison_and_integer_paths_carry_no_influence():
@@ -198,4 +198,4 @@ def test_indices_from_an_argument_are_not_known():
 
     graph = braintrace.compile_etrace_graph(Indexed(), jnp.zeros(2), jnp.asarray(1))
     wrong = jacobian(lambda y: y[1:4], (6,)) & ~claimed(graph, 1)
-    assert not wrong.any() or graph.analysis.found.cuts  # all places, or none and recorded
+    assert not wrong.any() or graph.analysis.influence.cuts  # all places, or none and recorded

@@ -10,7 +10,7 @@ from .step_models import carried, compiled, normal
 
 
 def kept(graph):
-    size = int(graph.analysis.found.offsets[len(graph.analysis.tangent.components)])
+    size = int(graph.analysis.influence.offsets[len(graph.analysis.tangent.components)])
     out = np.zeros((size, size), bool)
     edges = graph.analysis.pattern.kept
     out[edges[:, 0], edges[:, 1]] = True
@@ -119,10 +119,10 @@ def test_a_tree_is_kept_and_a_shared_source_is_not():
 
     states = {"s": jnp.zeros((2, 3)), "v": jnp.zeros(3)}
     tree = compiled(synapses, {"w": normal(0, 2, 3)}, states, jnp.zeros(2))
-    assert kept(tree)[6:, :6].sum() == 6 and not tree.analysis.found.cuts
+    assert kept(tree)[6:, :6].sum() == 6 and not tree.analysis.influence.cuts
     # What v adds up comes back to every s: the sum would spread over units, so it is cut.
     loop = compiled(averaged, {"w": normal(0, 2, 3)}, states, jnp.zeros(2))
-    assert not kept(loop)[6:, :6].any() and loop.analysis.found.cuts
+    assert not kept(loop)[6:, :6].any() and loop.analysis.influence.cuts
 
 
 def test_group_stacks_and_splits_its_states():

@@ -144,7 +144,7 @@ def test_random_steps_are_sound_and_exact(into, entries, exits):
     assert [s.path for s in step.hidden] == paths
     assert len(step.operators) == len(learner.graph.analysis.sites)
     jacobian = exact_jacobians(step, vector([s.value for s in step.hidden]), [xs[0], targets[0]])
-    allowed = claimed(learner.graph.analysis.found, len(jacobian))
+    allowed = claimed(learner.graph.analysis.influence, len(jacobian))
     assert not np.any((jacobian != 0) & ~allowed), "a dependence was overlooked"
 
     truth = rule_on(dense(model, step_fn, xs, targets), "d_rtrl")

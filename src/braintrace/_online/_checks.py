@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import CompilationError, NotSupportedError, message
+from .._errors import (
+    CompilationError,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._jaxpr import is_traced
 from ..graph import DiagnosticKind, Graph, ParameterReport
 from ._blocks import nbytes
@@ -60,13 +66,11 @@ def check_memory(
     weights, states = (
         sum(step.entry(leaf).size for leaf in kind) for kind in (step.params, step.hidden)
     )
-    raise NotSupportedError(
-        message(
-            f"{rule} would store {total:,} bytes of traces.",
-            why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
-            f"memory_limit is {limit:,} bytes",
-            do=do,
-        )
+    raise not_supported(
+        f"{rule} would store {total:,} bytes of traces.",
+        why=f"it follows {weights:,} parameter elements to up to {states:,} state elements; "
+        f"memory_limit is {limit:,} bytes",
+        do=do,
     )
 
 
@@ -102,12 +106,10 @@ def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[An
         if (b.shape, b.dtype) != (a.shape, a.dtype)
     ]
     if bad:
-        raise ValueError(
-            message(
-                f"the state {'; '.join(bad)}.",
-                why="a state must keep its shape and type from step to step",
-                do="give the initial state the shape and type of its new value, or convert that",
-            )
+        raise value_error(
+            f"the state {'; '.join(bad)}.",
+            why="a state must keep its shape and type from step to step",
+            do="give the initial state the shape and type of its new value, or convert that",
         )
 
 
@@ -116,43 +118,35 @@ def check_traces(traces: Any, wanted: Any, rule: str) -> None:
     kind = lambda a: (a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
     if jax.tree.map(kind, traces) != jax.tree.map(kind, wanted):
         shown = lambda tree: jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree)
-        raise ValueError(
-            message(
-                f"the carry has the traces {shown(traces)}.",
-                why=f"with these parameters, state and inputs those of {rule} are {shown(wanted)}",
-                do="begin with init(params, state, *inputs), for inputs of these shapes",
-            )
+        raise value_error(
+            f"the carry has the traces {shown(traces)}.",
+            why=f"with these parameters, state and inputs those of {rule} are {shown(wanted)}",
+            do="begin with init(params, state, *inputs), for inputs of these shapes",
         )
 
 
 def check_result(result: Any, before: Layout) -> tuple[list[Any], Any]:
     """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            message(
-                f"the step returned {type(result).__name__}.",
-                why="it is step(params, state, *inputs) -> (state, out)",
-                do="return a pair: the new state first, then the output",
-            )
+        raise type_error(
+            f"the step returned {type(result).__name__}.",
+            why="it is step(params, state, *inputs) -> (state, out)",
+            do="return a pair: the new state first, then the output",
         )
     state, out = result
     leaves, structure = jax.tree.flatten(state)
     if structure != before.tree:
-        raise TypeError(
-            message(
-                f"the step returned a state of the structure {structure}.",
-                why=f"it was given one of the structure {before.tree}",
-                do="return the new state first, with the structure of the old one: (state, out)",
-            )
+        raise type_error(
+            f"the step returned a state of the structure {structure}.",
+            why=f"it was given one of the structure {before.tree}",
+            do="return the new state first, with the structure of the old one: (state, out)",
         )
     for i, kind, value in before.static:
         if type(leaves[i]) is not kind or leaves[i] != value:
-            raise TypeError(
-                message(
-                    f"the step changed {value!r}, a leaf of the state, to {leaves[i]!r}.",
-                    why="only arrays can change from step to step",
-                    do="make it an array, or return it as it was",
-                )
+            raise type_error(
+                f"the step changed {value!r}, a leaf of the state, to {leaves[i]!r}.",
+                why="only arrays can change from step to step",
+                do="make it an array, or return it as it was",
             )
     return leaves, out
 
@@ -162,12 +156,10 @@ def length_of(xs: Any) -> int:
     shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
     lengths = {s[0] if s else 0 for s in shapes}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            message(
-                f"sequences of the shapes {shapes}.",
-                why="each has a leading axis of time, of the same length and at least one step",
-                do="stack the steps along axis 0, and close over what does not change",
-            )
+        raise value_error(
+            f"sequences of the shapes {shapes}.",
+            why="each has a leading axis of time, of the same length and at least one step",
+            do="stack the steps along axis 0, and close over what does not change",
         )
     return lengths.pop()
 
@@ -178,23 +170,19 @@ def check_mask(given: Any, length: int) -> Any:
         return None
     mask = jnp.asarray(given)
     if mask.shape != (length,):
-        raise ValueError(
-            message(
-                f"mask has shape {mask.shape}, expected ({length},).",
-                why="it weighs the loss of each step",
-                do="give one number per step",
-            )
+        raise value_error(
+            f"mask has shape {mask.shape}, expected ({length},).",
+            why="it weighs the loss of each step",
+            do="give one number per step",
         )
     if not jnp.issubdtype(mask.dtype, jnp.floating):
         return mask.astype(float)
     if not is_traced(given) and not (finite := np.isfinite(np.asarray(given))).all():
         steps = np.flatnonzero(~finite)
-        raise ValueError(
-            message(
-                f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
-                why="it weighs the loss of each step, and one NaN makes every gradient NaN",
-                do="give such steps the weight 0, which leaves out whatever they compute: "
-                "jnp.nan_to_num(mask, posinf=0)",
-            )
+        raise value_error(
+            f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
+            why="it weighs the loss of each step, and one NaN makes every gradient NaN",
+            do="give such steps the weight 0, which leaves out whatever they compute: "
+            "jnp.nan_to_num(mask, posinf=0)",
         )
     return mask

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
-from ..graph import CompilationReport, ControlFlowPolicy, check_policy
+from .._errors import message, type_error, value_error
+from ..graph import ControlFlowPolicy, check_policy
+from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
 from ._checks import check_exact, check_mask, check_traces, length_of
@@ -93,22 +94,18 @@ def online(
         ((3, 4), (10,))
     """
     if not callable(step):
-        raise TypeError(
-            message(
-                f"the step is a {type(step).__name__}.",
-                why="it is a function step(params, state, *inputs) -> (state, out)",
-                do="pass a function; a lambda may adapt another signature",
-            )
+        raise type_error(
+            f"the step is a {type(step).__name__}.",
+            why="it is a function step(params, state, *inputs) -> (state, out)",
+            do="pass a function; a lambda may adapt another signature",
         )
     value = rule_value(rule, options)
     window = None if window is None else check_count("window", window, "steps")
     if window is not None and value.no_windows is not None:
-        raise ValueError(
-            message(
-                f"{value.name} has no windows (window={window}).",
-                why=f"{value.no_windows}; inside a window reverse mode is the only signal",
-                do="leave out window",
-            )
+        raise value_error(
+            f"{value.name} has no windows (window={window}).",
+            why=f"{value.no_windows}; inside a window reverse mode is the only signal",
+            do="leave out window",
         )
     limit = check_limit(memory_limit)
     return Online(step, value, window, strict, limit, check_policy(control_flow))
@@ -379,24 +376,20 @@ class Online:
     ) -> tuple[Plan, _Arrays, dict[str, Any]]:
         """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
         if not isinstance(carry, Carry):
-            raise TypeError(
-                message(
-                    f"the carry is a {type(carry).__name__}.",
-                    why="a call goes on from a Carry: the state with its traces",
-                    do="begin with init(params, state, *inputs), and pass on what calls return",
-                )
+            raise type_error(
+                f"the carry is a {type(carry).__name__}.",
+                why="a call goes on from a Carry: the state with its traces",
+                do="begin with init(params, state, *inputs), and pass on what calls return",
             )
         plan, arrays = self._plan(params, carry.state, inputs)
         check_traces(carry.traces, plan.trace_shapes, self.rule.name)
         unknown = sorted(set(extra) - set(self.rule.takes))
         if unknown:
-            raise TypeError(
-                message(
-                    f"{self.rule.name} takes no {', '.join(unknown)}.",
-                    why="with a call it takes "
-                    + (", ".join(self.rule.takes) or "nothing besides the inputs"),
-                    do="pass inputs of the step by position",
-                )
+            raise type_error(
+                f"{self.rule.name} takes no {', '.join(unknown)}.",
+                why="with a call it takes "
+                + (", ".join(self.rule.takes) or "nothing besides the inputs"),
+                do="pass inputs of the step by position",
             )
         extra = {k: v for k, v in extra.items() if v is not None}
         self.rule.check_call(plan.graph.groups, extra)
@@ -435,12 +428,10 @@ def _checked(loss: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any
         scalar = hasattr(value, "dtype") and jnp.shape(value) == ()
         if has_aux != pair or not (scalar and jnp.issubdtype(value.dtype, jnp.floating)):
             kind = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value)
-            raise TypeError(
-                message(
-                    f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
-                    why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
-                    do="sum over samples and outputs, and return what has_aux announces",
-                )
+            raise type_error(
+                f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
+                why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
+                do="sum over samples and outputs, and return what has_aux announces",
             )
         return value, aux
 

@@ -13,17 +13,8 @@ import jax.numpy as jnp
 from .._errors import dotted
 from .._jaxpr import flatten, is_traced, prune
 from ..engine import Values
-from ..graph import (
-    CompilationReport,
-    ControlFlowPolicy,
-    Graph,
-    Leaf,
-    Step,
-    Traces,
-    analyse,
-    certify,
-    uses_of,
-)
+from ..graph import ControlFlowPolicy, Graph, Leaf, Step, Traces, analyse, certify
+from ..report import CompilationReport, uses_of
 from ..rules import LearningRule, credit_of
 from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout

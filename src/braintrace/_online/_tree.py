@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import type_error
 
 Path = tuple[Any, ...]
 NUMBERS = (bool, int, float, complex)
@@ -88,13 +88,11 @@ def _hashable(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        raise TypeError(
-            message(
-                f"a leaf is a {type(leaf).__name__}, which is neither array nor hashable: "
-                f"{repr(leaf)[:60]}.",
-                why="a leaf that is no array decides which program is compiled",
-                do="make it an array, or keep it out of the pytree",
-            )
+        raise type_error(
+            f"a leaf is a {type(leaf).__name__}, which is neither array nor hashable: "
+            f"{repr(leaf)[:60]}.",
+            why="a leaf that is no array decides which program is compiled",
+            do="make it an array, or keep it out of the pytree",
         ) from None
     return leaf
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import message, value_error
 
 try:
     import fcntl
@@ -166,4 +166,4 @@ def _clean(target: Path) -> None:
 
 
 def _refused(path: str | os.PathLike, why: str, do: str) -> ValueError:
-    return ValueError(message(f"{os.fspath(path)} is not a checkpoint.", why=why, do=do))
+    return value_error(f"{os.fspath(path)} is not a checkpoint.", why=why, do=do)

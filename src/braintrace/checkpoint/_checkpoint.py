@@ -10,7 +10,7 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from .._errors import message
+from .._errors import message, type_error, value_error
 from .._version import __version__
 from ._archive import read, write
 from ._contents import Name, identity, states_in
@@ -47,13 +47,11 @@ class CheckpointMixin:
         return self, None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            message(
-                f"a {type(self).__name__} cannot be pickled.",
-                why="it holds compiled programs and functions of the rule",
-                do="learner.save(path) writes all its numbers; to go on elsewhere, compile the "
-                "model again and learner.load(path). Within a process, copy.deepcopy works",
-            )
+        raise type_error(
+            f"a {type(self).__name__} cannot be pickled.",
+            why="it holds compiled programs and functions of the rule",
+            do="learner.save(path) writes all its numbers; to go on elsewhere, compile the "
+            "model again and learner.load(path). Within a process, copy.deepcopy works",
         )
 
     def __copy__(self) -> Any:
@@ -199,25 +197,21 @@ def _step(step: Any) -> int | None:
     if step is None:
         return None
     if isinstance(step, bool) or not isinstance(step, int | np.integer):
-        raise TypeError(
-            message(
-                f"step is a {type(step).__name__}.",
-                why="it counts the updates so far",
-                do="pass an integer, and anything else as extra=...",
-            )
+        raise type_error(
+            f"step is a {type(step).__name__}.",
+            why="it counts the updates so far",
+            do="pass an integer, and anything else as extra=...",
         )
     return int(step)
 
 
 def _check_compiled(learner: Any, done: str) -> None:
     if not learner.is_compiled:
-        raise ValueError(
-            message(
-                f"{type(learner).__name__} is {done} before it is compiled.",
-                why="its traces are made by compile_graph; there are none yet",
-                do="call learner.compile_graph(*example_inputs) first, or build the learner with "
-                "braintrace.compile(model, rule, *example_inputs)",
-            )
+        raise value_error(
+            f"{type(learner).__name__} is {done} before it is compiled.",
+            why="its traces are made by compile_graph; there are none yet",
+            do="call learner.compile_graph(*example_inputs) first, or build the learner with "
+            "braintrace.compile(model, rule, *example_inputs)",
         )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import message
+from .._errors import type_error, value_error
 from .._jaxpr import is_traced
 
 Spec = dict[str, Any]
@@ -45,24 +45,20 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
         array = np.asarray(value)
         if array.dtype.kind not in "OSUMm":
             return {"kind": "numpy"}, array
-    raise TypeError(
-        message(
-            f"a checkpoint cannot hold {type(value).__name__}.",
-            why="it holds arrays, keys, quantities, numbers, texts and None; never code",
-            do="keep anything else outside of states, optimizer and extra",
-        )
+    raise type_error(
+        f"a checkpoint cannot hold {type(value).__name__}.",
+        why="it holds arrays, keys, quantities, numbers, texts and None; never code",
+        do="keep anything else outside of states, optimizer and extra",
     )
 
 
 def check_known(value: Any) -> None:
     """Refuse a value that is a placeholder."""
     if is_traced(value):
-        raise ValueError(
-            message(
-                "a checkpoint inside of a transformation.",
-                why="the values of states are not known while jit traces",
-                do="save and load outside of jit, grad, vmap and scan",
-            )
+        raise value_error(
+            "a checkpoint inside of a transformation.",
+            why="the values of states are not known while jit traces",
+            do="save and load outside of jit, grad, vmap and scan",
         )
 
 

@@ -13,7 +13,7 @@ import brainstate
 import jax
 import numpy as np
 
-from .._errors import message
+from .._errors import value_error
 from ..frontend import values_of, weights_of
 from ._contents import Name, states_in
 
@@ -55,13 +55,11 @@ def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
         return Optimizer("tree", tree=own.value)
     start = _start(holder, optimizer)
     if jax.tree.leaves(start):
-        raise ValueError(
-            message(
-                "the learner keeps no state of this optimizer.",
-                why="only etrace_train and init_optimizer make one in the learner; it belongs to "
-                "the very object that they were given",
-                do="pass that object, or the state that you keep yourself: optimizer=opt_state",
-            )
+        raise value_error(
+            "the learner keeps no state of this optimizer.",
+            why="only etrace_train and init_optimizer make one in the learner; it belongs to "
+            "the very object that they were given",
+            do="pass that object, or the state that you keep yourself: optimizer=opt_state",
         )
     return Optimizer("tree", tree=start)
 
@@ -77,13 +75,11 @@ def to_load(holder: Any, learner: Any, optimizer: Any, kind: str | None, path: A
         return Optimizer(None)
     if kind is None or (optimizer is None and own is None):
         what = "holds no optimizer, one is given" if kind is None else "holds an optimizer"
-        raise ValueError(
-            message(
-                f"{os.fspath(path)} {what}.",
-                why="training would go on with another state of the optimizer than it had",
-                do="pass load(path, optimizer=...) what save was given, or optimizer=False to "
-                "leave the optimizer as it is",
-            )
+        raise value_error(
+            f"{os.fspath(path)} {what}.",
+            why="training would go on with another state of the optimizer than it had",
+            do="pass load(path, optimizer=...) what save was given, or optimizer=False to "
+            "leave the optimizer as it is",
         )
     if own is not None and (optimizer is None or holder.optimizer is optimizer):
         return Optimizer("tree", tree=own.value, finish=lambda tree: _store(holder, tree))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._errors import message
+from .._errors import type_error
 
 
 def packed(value: Any, put: Callable[[Any], Any]) -> Any:
@@ -20,12 +20,10 @@ def packed(value: Any, put: Callable[[Any], Any]) -> Any:
     if kind in (list, tuple):
         return {kind.__name__: [packed(v, put) for v in value]}
     if isinstance(value, dict | list | tuple | set | frozenset):
-        raise TypeError(
-            message(
-                f"extra holds a {kind.__name__}.",
-                why="a file without code can bring back plain dicts, lists and tuples only",
-                do="turn it into one of these",
-            )
+        raise type_error(
+            f"extra holds a {kind.__name__}.",
+            why="a file without code can bring back plain dicts, lists and tuples only",
+            do="turn it into one of these",
         )
     return {"leaf": put(value)}
 
@@ -45,11 +43,9 @@ def unpacked(value: Any, get: Callable[[Any], Any]) -> Any:
 
 def _key(key: Any, put: Callable[[Any], Any]) -> Any:
     if not isinstance(key, str | int | float | tuple | None):
-        raise TypeError(
-            message(
-                f"extra has a key of type {type(key).__name__}.",
-                why="keys are written as plain data",
-                do="use texts, numbers or tuples of these",
-            )
+        raise type_error(
+            f"extra has a key of type {type(key).__name__}.",
+            why="keys are written as plain data",
+            do="use texts, numbers or tuples of these",
         )
     return packed(key, put)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import argparse
+import statistics
+from dataclasses import dataclass, replace
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
-from ._gradients import Network, agreement, bptt, online
-from ._memory import working_bytes
-from ._missing import draw_or_say
-from ._plot import draw
-from ._progress import stage
-from ._task import Recall
-from ._train import accuracy, train, updater
+from .. import nn
+from ._cells import set_bias
+from ._commands import QUICK_UPDATES, UPDATES
+from ._figures import draw_demo
+from ._gradient import Compiled, agreement
+from ._network import Network
+from ._output import save_figure
+from ._progress import progress_bar, stage
+from ._rules import BPTT, Choice
+from ._training import Run, Training
+from .tasks import Recall
 
-NAMES = ONLINE, REVERSE = "D-RTRL", "BPTT"
+ONLINE, REVERSE = "D-RTRL", "BPTT"
+CHOICES = (
+    Choice(ONLINE, "d_rtrl", {}, block=10),  # a divisor of the lengths: a rest is another program
+    Choice(REVERSE, BPTT, {}),
+)
+RATE = 5e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Sizes of a run; memory is compiled for `factors` times the task's length."""
+    """Sizes of a run; memory is measured for `factors` times the task's length."""
 
     task: Recall
     units: int
@@ -32,77 +42,92 @@ class Setting:
 
 
 FULL = Setting(Recall(8, 100), 32, 32, tests=32, factors=(0.1, 0.3, 1, 3, 10))
-QUICK = Setting(Recall(4, 20, cue=2, answer=2), 8, 8, tests=4, factors=(1, 10))
+QUICK = Setting(Recall(4, 20, cue=2, asked=2), 8, 8, tests=4, factors=(1, 10))
 
 
-def run(setting: Setting, *, updates: int, seed: int, out: Path) -> None:
-    """Train, print the table and write `demo.png` into `out`."""
+def run(options: argparse.Namespace) -> int:
+    """Train, print the table and write `demo.png`; returns the exit status."""
+    setting = QUICK if options.quick else FULL
     task, size = setting.task, setting.batch
-    networks = {name: _network(setting, seed) for name in NAMES}
-    gradients = {
-        ONLINE: online(networks[ONLINE], task, size),
-        REVERSE: bptt(networks[REVERSE], task, size),
-    }
-    train_key, test_key = jax.random.split(jax.random.key(seed))
-    tests = jax.random.split(test_key, setting.tests)
+    updates = options.updates or (QUICK_UPDATES if options.quick else UPDATES)
+    network = lambda: Network(_gru, task, setting.units, options.seed)
+    train_key, test_key = jax.random.split(jax.random.key(options.seed))
+    batches = [task.batch(key, size) for key in jax.random.split(test_key, setting.tests)]
+    held_out = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *batches)
+    training = Training(network(), task, size, RATE, held_out)
     print(
-        f"Delayed recall of 1 in {task.symbols} symbols over {task.length} steps "
-        f"(chance level {task.chance:.1%}),\nGRU of {setting.units} units, batches of {size}."
+        f"{task.title.capitalize()} ({task.chance_level}),\n"
+        f"GRU of {setting.units} units, batches of {size}."
     )
-
-    compiled: dict[str, Any] = {name: brainstate.transform.jit(g) for name, g in gradients.items()}
+    keys = jax.random.split(train_key, updates)
+    runs = {}
+    for choice in CHOICES:
+        gradient = Compiled(choice, network(), task, size)
+        runs[choice.label] = Run(training, gradient, gradient.network.weights, keys.__getitem__)
 
     def compare() -> tuple[float, float]:
-        batch = task.batch(tests[0], size)
-        return agreement(compiled[ONLINE](*batch)[0], compiled[REVERSE](*batch)[0])
+        """Cosine and relative error of the gradients at the weights that were trained online."""
+        weights = runs[ONLINE].weights
+        return agreement(*(run.gradient(weights, batches[0])[0] for run in runs.values()))
 
     with stage("compiling both gradients"):
         before = compare()
-    programs = {name: updater(networks[name], gradients[name], task, size) for name in NAMES}
-    losses, seconds = train(networks, programs, jax.random.split(train_key, updates))
+    seconds = _train(runs, updates)
     with stage("held-out accuracy"):
-        rates = {name: accuracy(networks[name], task, tests, size) for name in NAMES}
-    for path, state in networks[REVERSE].weights.items():
-        state.value = networks[ONLINE].weights[path].value
+        rates = {name: run.score() for name, run in runs.items()}
     after = compare()
-
     lengths = [round(factor * task.length) for factor in setting.factors]
     with stage(f"memory of sequences of {lengths[0]} to {lengths[-1]} steps"):
-        memory = {
-            name: {length: working_bytes(gradients[name], task, length, size) for length in lengths}
-            for name in NAMES
-        }
+        memory = {choice.label: {
+            t: Compiled(choice, network(), replace(task, length=t), size).working for t in lengths
+        } for choice in CHOICES}  # fmt: skip
 
-    rows = [(f"loss, mean of the last {_last(updates)} updates (nats)", "{:.4f}", _means(losses))]
+    losses = {name: run.losses for name, run in runs.items()}
+    last = min(20, updates)
+    means = {name: sum(x[-last:]) / last for name, x in losses.items()}
+    rows = [(f"loss, mean of the last {last} updates (nats)", "{:.4f}", means)]
     rows += [(f"accuracy, {setting.tests * size} held-out sequences", "{:.1%}", rates)]
     for when, (cosine, error) in (("initial", before), ("trained", after)):
         rows += [(f"cosine to BPTT, {when} weights", "{:.4f}", {ONLINE: cosine, REVERSE: 1})]
         rows += [(f"relative error, {when} weights", "{:.4f}", {ONLINE: error, REVERSE: 0})]
     for length in (task.length, 10 * task.length):
-        sizes = {name: memory[name][length] / 1e6 for name in NAMES}
+        sizes = {name: memory[name][length] / 1e6 for name in runs}
         rows += [(f"working memory, T = {length} (MB)", "{:.3f}", sizes)]
     rows += [("time of an update (ms)", "{:.1f}", {n: 1e3 * s for n, s in seconds.items()})]
     print(_table(rows))
-
-    draw_or_say(draw, out / "demo.png", task, losses, memory)
-
-
-def _network(setting: Setting, seed: int) -> Network:
-    with brainstate.random.seed_context(seed):
-        return Network(setting.task.channels, setting.units, setting.task.symbols)
+    save_figure(draw_demo, options.out / "demo.png", task, losses, memory)
+    return 0
 
 
-def _last(updates: int) -> int:
-    return min(20, updates)
+def _gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
+    """Small update gates: units start with a memory of about 20 steps."""
+    cell = nn.GRUCell(inputs, units)
+    set_bias(cell.Wz, jnp.full_like(cell.Wz.weight.value["bias"], -3))
+    return cell
 
 
-def _means(losses: dict[str, list[float]]) -> dict[str, float]:
-    return {name: sum(x[-_last(len(x)) :]) / _last(len(x)) for name, x in losses.items()}
+def _train(runs: dict[str, Run], updates: int) -> dict[str, float]:
+    """Train in lockstep; returns the median seconds of an update."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+
+    def advance() -> str:
+        for name, run in runs.items():
+            seconds[name].append(run.timed_advance())
+        return ", ".join(f"{name} {run.losses[-1]:.3f}" for name, run in runs.items())
+
+    with stage("compiling the updates"):
+        advance()
+    bar = progress_bar(updates, done=1)
+    for _ in range(1, updates):
+        bar.set_postfix_str(advance(), refresh=False)
+        bar.update(1)
+    bar.close()
+    return {name: statistics.median(s[1:] or s) for name, s in seconds.items()}
 
 
 def _table(rows: list[tuple[str, str, dict[str, float]]]) -> str:
     width = max(len(label) for label, _, _ in rows)
-    lines = ["", " " * width + "".join(f"{name:>12}" for name in NAMES)]
+    lines = ["", " " * width + "".join(f"{name:>12}" for name in (ONLINE, REVERSE))]
     for label, form, values in rows:
-        lines.append(f"{label:{width}}" + "".join(f"{form.format(values[n]):>12}" for n in NAMES))
+        lines.append(f"{label:{width}}" + "".join(f"{form.format(v):>12}" for v in values.values()))
     return "\n".join([*lines, ""])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from .._version import __version__
-from .commands import COMMANDS, Parser
+from ._commands import add_commands
+from ._parser import MissingExtra, Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,28 +23,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 2, after an error, if the words make no command.
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
+    if options.check is not None:
+        options.check(options)
     try:
-        return options.run(options)
+        return import_module(f"._{options.command}", __package__).run(options)
+    except MissingExtra as error:
+        return options.parser.error(str(error))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         sys.stderr.close()
         return 1
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """The parser of all commands."""
     parser = Parser(
         prog="braintrace",
         description="Online learning of recurrent and spiking networks in JAX.",
         epilog="`braintrace COMMAND --help` shows the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"braintrace {__version__}")
-    commands = parser.add_subparsers(
-        prog="braintrace", dest="command", metavar="COMMAND", required=True
-    )
-    for add in COMMANDS:
-        add(commands)
-    parser.commands = tuple(commands.choices)
+    add_commands(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar where somebody watches, a few lines in files and pipes."""
+"""Progress on standard error: a bar on a terminal, a few lines in files and pipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORM = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 
 @contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Say what takes a while, and afterwards how long."""
+    """Print what takes a while, and afterwards how long."""
     print(f"{what}… ", end="", file=sys.stderr, flush=True)
     started, took = time.perf_counter(), ""
     try:

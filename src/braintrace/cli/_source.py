@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,28 +21,42 @@ Arguments = tuple[list[Any], dict[str, Any]]
 class Mistake(Exception):
     """The words of the command do not fit; the message says why and what to do."""
 
+    def __init__(self, what: str, why: str, do: str):
+        super().__init__(message(what, why=why, do=do))
+
 
 class Failure(Exception):
     """The user's code raised an error; the message says where."""
 
-
-def failed(what: str, error: BaseException, path: str, do: str) -> Failure:
-    """The failure that an error of the user's code is, with the last line of the file in it."""
-    ours = Path(path).resolve()
-    lines = [
-        f"{frame.filename}:{frame.lineno} ({frame.name})"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve() == ours
-    ]
-    if isinstance(error, SyntaxError) and error.filename:
-        lines.append(f"{error.filename}:{error.lineno}")
-    where = lines[-1] if lines else None
-    notes = [n for n in getattr(error, "__notes__", []) if "JAX_TRACEBACK_FILTERING" not in n]
-    why = "\n".join([f"{type(error).__name__}: {error}", *notes]).replace("\n", "\n    ")
-    return Failure(message(what, where=where, why=why, do=do))
+    def __init__(self, what: str, error: BaseException, path: str, do: str):
+        ours = Path(path).resolve()
+        lines = [
+            f"{frame.filename}:{frame.lineno} ({frame.name})"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve() == ours
+        ]
+        if isinstance(error, SyntaxError) and error.filename:
+            lines.append(f"{error.filename}:{error.lineno}")
+        where = lines[-1] if lines else None
+        notes = [n for n in getattr(error, "__notes__", []) if "JAX_TRACEBACK_FILTERING" not in n]
+        why = "\n".join([f"{type(error).__name__}: {error}", *notes]).replace("\n", "\n    ")
+        super().__init__(message(what, where=where, why=why, do=do))
 
 
-def divided(text: str) -> tuple[str, str]:
+def load_model(text: str) -> tuple[ModuleType, Callable[[], brainstate.nn.Module]]:
+    """The module of `FILE:NAME`, and a function that makes the model.
+
+    Raises:
+        Mistake: there is no such file or name.
+        Failure: the file raised an error.
+    """
+    path, word = _split(text)
+    module = _load(path, word)
+    value, arguments = _look_up(module, word)
+    return module, lambda: _make(value, arguments, word, module)
+
+
+def _split(text: str) -> tuple[str, str]:
     """File and name; a path may hold colons, and so may the arguments after a name."""
     colons = [i for i, letter in enumerate(text) if letter == ":"]
     files = [i for i in colons if Path(text[:i]).is_file()]
@@ -49,99 +64,67 @@ def divided(text: str) -> tuple[str, str]:
     return (text[: files[-1]], text[files[-1] + 1 :]) if files else (path, word)
 
 
-def loaded(path: str, word: str) -> ModuleType:
-    """The file as a module; its folder stays importable, for its functions may import, too.
-
-    Raises:
-        Mistake: there is no such file.
-        Failure: it raised an error.
-    """
+def _load(path: str, word: str) -> ModuleType:
+    """The file as a module; its folder stays importable, for its functions may import, too."""
     if not path or not word:
-        raise Mistake(
-            message(
-                f"{path or word!r} is not FILE:NAME.",
-                why="a file may hold several models",
-                do="write net.py:Network",
-            )
-        )
+        what = f"{path or word!r} is not FILE:NAME."
+        raise Mistake(what, "a file may hold several models", "write net.py:Network")
     file = Path(path)
+    do = "name a file of Python that defines the model"
     if not file.is_file():
-        raise Mistake(
-            message(
-                f"there is no file {path}.",
-                why=f"the folder is {Path.cwd()}",
-                do="name a file of Python that defines the model",
-            )
-        )
+        raise Mistake(f"there is no file {path}.", f"the folder is {Path.cwd()}", do)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise Mistake(
-            message(
-                f"{path} is no file of Python.",
-                why="its name does not end in .py",
-                do="name a file of Python that defines the model",
-            )
-        )
+        raise Mistake(f"{path} is no file of Python.", "its name does not end in .py", do)
     module = importlib.util.module_from_spec(spec)
-    folder = str(file.resolve().parent)
-    sys.path.insert(0, folder)  # as if it were run: it may import its neighbours
-    kept = sys.modules.get(file.stem)
+    sys.path.insert(0, str(file.resolve().parent))  # as if it were run: it may import neighbours
+    before = sys.modules.get(file.stem)
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise failed(f"{path} cannot be imported.", error, path, "mend this line") from error
+        raise Failure(f"{path} cannot be imported.", error, path, "fix this line") from error
     finally:
-        if kept is not None:
-            sys.modules[file.stem] = kept
+        if before is not None:
+            sys.modules[file.stem] = before
     return module
 
 
-def found(module: ModuleType, word: str) -> tuple[Any, Arguments | None]:
+def _look_up(module: ModuleType, word: str) -> tuple[Any, Arguments | None]:
     """What a word names in the module, and the arguments written after it."""
     name, arguments = _read(word)
     if not hasattr(module, name):
         base = brainstate.nn.Module
-        known = [
+        names = [
             n
             for n, v in vars(module).items()
             if isinstance(v, base) or (isinstance(v, type) and v.__module__ == module.__name__)
         ]
         raise Mistake(
-            message(
-                f"{module.__file__} has no {name}.",
-                why=f"it defines {', '.join(known) or 'no class and no model'}",
-                do="name one of these, or a function that returns a model",
-            )
+            f"{module.__file__} has no {name}.",
+            why=f"it defines {', '.join(names) or 'no class and no model'}",
+            do="name one of these, or a function that returns a model",
         )
     return getattr(module, name), arguments
 
 
-def made(thing: Any, arguments: Arguments | None, word: str, path: str) -> brainstate.nn.Module:
-    """The model: the thing itself, or what it returns.
-
-    Raises:
-        Mistake: it is no model.
-        Failure: it raised an error.
-    """
-    model = thing
-    if arguments is not None or (callable(thing) and not isinstance(thing, brainstate.nn.Module)):
+def _make(value: Any, arguments: Arguments | None, word: str, module: ModuleType) -> Any:
+    """The model: the value itself, or what it returns."""
+    if arguments is not None or (callable(value) and not isinstance(value, brainstate.nn.Module)):
         args, kwargs = arguments or ([], {})
         try:
-            model = thing(*args, **kwargs)
+            value = value(*args, **kwargs)
         except (Exception, SystemExit) as error:
             name = word.partition("(")[0]
-            do = f"mend this line, or give it what it needs: '{name}(3, units=20)'"
-            raise failed(f"{word} raised an error.", error, path, do) from error
-    if not isinstance(model, brainstate.nn.Module):
+            do = f"fix this line, or pass it what it needs: '{name}(3, units=20)'"
+            raise Failure(f"{word} raised an error.", error, str(module.__file__), do) from error
+    if not isinstance(value, brainstate.nn.Module):
         raise Mistake(
-            message(
-                f"{word} is a {type(model).__name__}.",
-                why="a model is a brainstate.nn.Module, one step in `update`",
-                do="name a module, a class of one, or a function that returns one",
-            )
+            f"{word} is a {type(value).__name__}.",
+            why="a model is a brainstate.nn.Module, one step in `update`",
+            do="name a module, a class of one, or a function that returns one",
         )
-    return model
+    return value
 
 
 def _read(word: str) -> tuple[str, Arguments | None]:
@@ -155,9 +138,7 @@ def _read(word: str) -> tuple[str, Arguments | None]:
     except (SyntaxError, ValueError):
         pass
     raise Mistake(
-        message(
-            f"{word!r} is no name.",
-            why="after FILE: stands a name, with plain values in brackets if it needs arguments",
-            do="write net.py:Network or 'net.py:Network(3, units=20)'",
-        )
+        f"{word!r} is no name.",
+        why="after FILE: stands a name, with plain values in brackets if it needs arguments",
+        do="write net.py:Network or 'net.py:Network(3, units=20)'",
     )

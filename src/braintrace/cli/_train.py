@@ -1,105 +1,198 @@
-"""Training: Adam and the loop."""
+"""`braintrace train`: one network on one task, with checkpoints."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import shlex
 import statistics
-import time
-from collections.abc import Callable
+import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import brainstate
-import jax
-import jax.numpy as jnp
 
-from ._gradients import Gradient, Network, scores
+from ._figures import draw_train
+from ._gradient import REFUSALS
+from ._output import save_figure, save_json, x64
 from ._progress import progress_bar, stage
-from ._task import Recall
+from ._rules import BPTT, TRUNCATED, Choice, parse
+from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
+from .tasks import MAKE, Task
 
-Array = jax.Array
-Update = Callable[[Any, Array], tuple[Any, Array]]
-
-RATE = 5e-3
-
-
-def updater(network: Network, gradient: Gradient, task: Recall, size: int) -> Update:
-    """`(adam, key) -> (adam, loss)`: one update of the weights on the batch of this key."""
-
-    @brainstate.transform.jit
-    def update(adam, key):
-        grads, loss = gradient(*task.batch(key, size))
-        weights = network.weights
-        values = {path: state.value for path, state in weights.items()}
-        new, adam = adam_step(values, _clipped(grads), adam)
-        for path, state in weights.items():
-            state.value = new[path]
-        return adam, loss
-
-    return update
+CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
 
 
-def adam_start(network: Network) -> tuple[Any, Any, Array]:
-    """Zero moments, and the count of updates."""
-    zeros = {k: jax.tree.map(jnp.zeros_like, s.value) for k, s in network.weights.items()}
-    return zeros, zeros, jnp.zeros(())
-
-
-def adam_step(values: Any, grads: Any, adam: Any, rate: float = RATE) -> tuple[Any, Any]:
-    """New weights and moments of Adam."""
-    first, second, n = adam
-    n = n + 1
-    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
-    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, grads)
-
-    def moved(w, m, v):
-        step = m / (1 - 0.9**n) / (jnp.sqrt(v / (1 - 0.999**n)) + 1e-8)
-        return (w - rate * step).astype(w.dtype)
-
-    return jax.tree.map(moved, values, first, second), (first, second, n)
-
-
-def accuracy(network: Network, task: Recall, keys: Array, size: int) -> float:
-    """Fraction of right answers on one batch of sequences per key."""
-
-    @brainstate.transform.jit
-    def rate(key):
-        xs, labels = task.batch(key, size)
-        answers = scores(network, xs)[-task.answer :].mean(0).argmax(-1)
-        return (answers == labels).mean()
-
-    return float(jnp.stack([rate(key) for key in keys]).mean())
-
-
-def train(
-    networks: dict[str, Network], updates: dict[str, Update], keys: Array
-) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Train networks in lockstep on the same batches.
+def run(options: argparse.Namespace) -> int:
+    """Train; a mistake in the options ends in the parser's error.
 
     Returns:
-        Losses of every update, and the median seconds of an update, by name.
+        The exit status; 128 and the number of the signal if one stopped the run.
     """
-    adams = {name: adam_start(network) for name, network in networks.items()}
-    losses: dict[str, list[float]] = {name: [] for name in networks}
-    seconds: dict[str, list[float]] = {name: [] for name in networks}
+    folder = options.out or Path("out") / f"train_{options.task}"
+    error = options.parser.error
+    try:
+        if options.resume:
+            settings = resumed_settings(options, folder, x64())
+        else:
+            _check_new(folder)
+            settings = new_settings(options, x64())
+        task, choice = MAKE[settings.task](settings.length), _choice(settings)
+        record = _finished(settings, folder) if options.resume else None
+    except ValueError as mistake:
+        error(str(mistake))
+    if record is not None:
+        done = f"all {settings.updates} updates of the run in {folder} are done"
+        print(f"Nothing to do: {done}. More --updates would continue it.")
+        print(_result(task, record, folder))
+        return 0
+    with brainstate.random.seed_context(settings.seed):
+        try:
+            session = Session(settings, task, choice)
+            if (folder / CHECKPOINT).exists():
+                session.load(folder / CHECKPOINT)
+            elif options.resume:
+                print(f"No checkpoint in {folder} yet: from the start.", file=sys.stderr)
+        except REFUSALS as refusal:
+            print(refusal, file=sys.stderr)
+            return 1
+        if session.done > settings.updates:
+            error(
+                f"--updates {settings.updates}: the run in {folder} has made {session.done} "
+                "updates. Ask for more, or leave out --updates."
+            )
+        try:
+            return _train(session, folder, options.checkpoint_every)
+        except BrokenPipeError:
+            raise
+        except OSError as failure:
+            print(f"{folder} cannot be written: {failure}", file=sys.stderr)
+            return 1
 
-    def advance(key: Array) -> None:
-        for name, update in updates.items():
-            started = time.perf_counter()
-            adams[name], loss = update(adams[name], key)
-            losses[name].append(float(loss))
-            seconds[name].append(time.perf_counter() - started)
 
-    with stage("compiling the updates"):
-        advance(keys[0])
-    bar = progress_bar(len(keys), done=1)
-    for key in keys[1:]:
-        advance(key)
-        text = ", ".join(f"{name} {loss[-1]:.3f}" for name, loss in losses.items())
-        bar.set_postfix_str(text, refresh=False)
-        bar.update(1)
-    bar.close()
-    return losses, {name: statistics.median(s[1:] or s) for name, s in seconds.items()}
+def _train(session: Session, folder: Path, every: int) -> int:
+    s, task, first = session.settings, session.task, session.done
+    print(f"{s.task}: {task.title}")
+    updates = f"{s.updates} updates" + (f", on from {first}" if first else "")
+    sizes = f"{s.cell} of {s.units} units, T = {task.length}, batches of {s.batch}"
+    print(f"{s.rule}, {sizes}, {updates}")
+    seconds: list[float] = []
+    with stop_signals() as stopped:
+        if first < s.updates:
+            try:
+                with stage("compiling"):
+                    _advance(session, seconds)
+            except REFUSALS as error:
+                print(error, file=sys.stderr)  # the rule cannot learn from a loss alone
+                return 1
+            _save(session, folder)  # early: it shows whether the folder can be written
+        saved = session.done
+        bar = progress_bar(s.updates, done=session.done, every=2 * s.score_every)
+        while session.done < s.updates and not stopped:
+            _advance(session, seconds)
+            bar.set_postfix_str(_progress(session), refresh=False)
+            bar.update(1)
+            if session.done % every == 0:
+                _save(session, folder)
+                saved = session.done
+        bar.close()
+        if saved != session.done:
+            _save(session, folder)
+        if stopped:
+            default = folder == Path("out") / f"train_{s.task}"
+            out = "" if default else f" --out {shlex.quote(str(folder))}"
+            print(f"Stopped after update {session.done} of {s.updates}: {folder / CHECKPOINT}")
+            print(f"To continue: braintrace train {s.task}{out} --resume")
+            return 128 + stopped[0]
+    _finish(session, folder, statistics.fmean(seconds[1:] or [math.nan]))
+    return 0
 
 
-def _clipped(grads: Any) -> Any:
-    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda g: g / jnp.maximum(norm, 1), grads)
+def _advance(session: Session, seconds: list[float]) -> None:
+    """One update and its time; with its held-out score where one is due."""
+    s = session.settings
+    if session.done == 0:
+        session.score()
+    seconds.append(session.timed_advance())
+    if session.done % s.score_every == 0 or session.done == s.updates:
+        session.score()
+
+
+def _progress(session: Session) -> str:
+    """The last score, with its update if that is an earlier one, and the loss of this one."""
+    at = "" if session.at[-1] == session.done else f" at {session.at[-1]}"
+    measure = session.task.measure
+    return f"{measure.name} {measure.text(session.scores[-1])}{at}, loss {session.losses[-1]:.4f}"
+
+
+def _save(session: Session, folder: Path) -> None:
+    """Settings first: a checkpoint is never without them."""
+    save_json(folder / SETTINGS, asdict(session.settings))
+    session.save(folder / CHECKPOINT)
+
+
+def _finish(session: Session, folder: Path, seconds: float) -> None:
+    task = session.task
+    record = {
+        "settings": asdict(session.settings),
+        "metric": task.measure.name,
+        "scale": task.measure.scale,
+        "chance": task.chance,
+        "seconds_per_update": seconds,
+        "losses": session.losses,
+        "at": session.at,
+        "scores": session.scores,
+    }
+    save_json(folder / RECORD, record)
+    print(f"Checkpoint: {folder / CHECKPOINT}")
+    print(f"Record: {folder / RECORD}")
+    save_figure(draw_train, folder / FIGURE, session)
+    print(_result(task, record, folder))
+
+
+def _result(task: Task, record: dict[str, Any], folder: Path) -> str:
+    score, loss = (
+        math.nan if x is None else x for x in (record["scores"][-1], record["losses"][-1])
+    )
+    measure = task.measure
+    return (
+        f"Result: held-out {measure.name} {measure.text(score)} "
+        f"({task.chance_level}), loss {loss:.4f}, saved in {folder}"
+    )
+
+
+def _finished(settings: Settings, folder: Path) -> dict[str, Any] | None:
+    """The record of a run whose updates are all done, None if there is something to do."""
+    path = folder / RECORD
+    if not path.is_file() or not (folder / CHECKPOINT).is_file():
+        return None
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        return record if record["settings"] == asdict(settings) else None
+    except (ValueError, KeyError, TypeError) as error:
+        do = "Remove it: --resume writes it again."
+        raise ValueError(f"{path} is damaged: {error!r}. {do}") from error
+
+
+def _check_new(folder: Path) -> None:
+    """Refuse to write over another run."""
+    files = [name for name in (SETTINGS, CHECKPOINT) if (folder / name).exists()]
+    if files:
+        raise ValueError(
+            f"there is a run in {folder} already ({', '.join(files)}). Add --resume to continue "
+            "it, or name another folder with --out."
+        )
+
+
+def _choice(settings: Settings) -> Choice:
+    choices = parse([settings.rule])
+    if len(choices) != 1:
+        raise ValueError(f"--rule takes one rule, {settings.rule!r} are {len(choices)}.")
+    if choices[0].name in (BPTT, TRUNCATED):
+        raise ValueError(
+            f"{choices[0].name} is not an online rule. One window over the whole sequence is BPTT: "
+            f"--rule d_rtrl:window={settings.length}"
+        )
+    return choices[0]

@@ -79,7 +79,7 @@ def evaluate_with_exits(
     n, hooks = len(step.hidden), {}
     number = {step.exit(leaf): i for i, leaf in enumerate(step.hidden)}
     for var, see in sees.items():
-        mask = graph.together[number[var]]
+        mask = graph.shares_trace[number[var]]
         as_it_is = mask << n  # no zero of any state it shares a trace with
         own = 1 << (n + number[var])
         hooks[var] = Hook(see, own, as_it_is if exits is ExitCotangents.READ else as_it_is | mask)

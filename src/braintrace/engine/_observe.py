@@ -60,7 +60,7 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
 def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:
     """The tangent program with what a view cuts left out."""
     view, values = graph.views[k], [*consts, *inputs]
-    return Pushed(graph.tangent, values, view.cut, view.found.bodies, bind_reversible, outputs)
+    return Pushed(graph.tangent, values, view.cut, view.influence.bodies, bind_reversible, outputs)
 
 
 # One derivative: an array per component (None is zero).
@@ -72,7 +72,7 @@ class _States:
 
     def __init__(self, graph: Graph, view: int, pushed: Pushed):
         self._graph = graph
-        c, offsets = graph.views[view].pattern.colouring, graph.found.offsets
+        c, offsets = graph.views[view].pattern.colouring, graph.influence.offsets
         entries = graph.tangent.entries
         parts = [slice(int(offsets[k]), int(offsets[k + 1])) for k in range(len(entries))]
         ahead = [
@@ -165,7 +165,7 @@ def _tail(
 ) -> Array:
     """f, with an axis of iterations first where the operator has them."""
     parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
-    entries, offsets = graph.tangent.entries, graph.found.offsets
+    entries, offsets = graph.tangent.entries, graph.influence.offsets
     derivatives: dict[tuple[int, int, bool], Derivative] = {}
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
         ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
@@ -189,11 +189,11 @@ def _tail(
             read: Callable = lambda a, pick=pick: pick([a], slots.dtype)
             if not backward:
                 terms.append(pick(derivatives[p, i, False], slots.dtype))
-            elif site.turns is None:
+            elif site.iterations is None:
                 terms.append(read(derivatives[p, i, True][0]))
             else:
                 terms.append(jax.vmap(read)(derivatives[p, i, True][0]))
-        return _total(terms, slots, site.turns)
+        return _total(terms, slots, site.iterations)
 
     def stacked(part: int) -> Array:
         return jnp.stack([picked(k, part) for k in range(slots.width)], -1)
@@ -205,7 +205,7 @@ def _tail(
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
     derivatives = _States(graph, 0, _pushed(graph, 0, consts, inputs)).derivatives
-    offsets, c = graph.found.offsets, graph.pattern.colouring
+    offsets, c = graph.influence.offsets, graph.pattern.colouring
     first, second = graph.pattern.kept.T
     out = []
     for g in graph.groups:

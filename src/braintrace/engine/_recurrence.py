@@ -30,7 +30,7 @@ from .._jaxpr import (
     bind,
     cannot_be_mapped,
 )
-from ..graph import bits_of, numbers_of, strongly_connected
+from ..graph import bits_of, indices_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
 from ._map_steps import map_steps
 
@@ -90,8 +90,8 @@ def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[
     reads = [bits_of(new, bits) for _, new in carried]
     masks = strongly_connected(reads)
     whole = _closure(reads)
-    order = sorted(set(masks), key=lambda m: (whole[numbers_of(m)[0]].bit_count(), m))
-    return [numbers_of(m) for m in order]
+    order = sorted(set(masks), key=lambda m: (whole[indices_of(m)[0]].bit_count(), m))
+    return [indices_of(m) for m in order]
 
 
 def _closure(reads: Sequence[int]) -> list[int]:

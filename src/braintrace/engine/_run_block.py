@@ -256,7 +256,7 @@ def _anchored(
     leaving = [(h.shape, h.dtype) for h in path.hidden] if source.exits and every is None else []
 
     def zeros(r):
-        turns = () if r.site.turns is None else (r.site.turns,)
+        turns = () if r.site.iterations is None else (r.site.iterations,)
         return jnp.zeros((length, *turns, *r.operator.y.shape), r.operator.y.dtype)
 
     def points(params, starts, saved, live):

@@ -19,11 +19,11 @@ from ..graph import (
     DiagnosticKind,
     DiagnosticLevel,
     Leaf,
-    ModuleViews,
     Step,
     check_policy,
 )
 from ._names import named_states
+from ._views import ModuleViews
 
 Path = tuple[Any, ...]
 

@@ -21,7 +21,6 @@ from .._jaxpr import failing_line
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
-    CompilationReport,
     ControlFlowPolicy,
     DiagnosticKind,
     DiagnosticLevel,
@@ -34,9 +33,9 @@ from ..graph import (
     analyse,
     certify,
     unused,
-    uses_of,
     with_step,
 )
+from ..report import CompilationReport, uses_of
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
 
@@ -77,7 +76,7 @@ class ETraceGraph(NamedTuple):
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
             with_step(parameters, outside),
-            uses_of(self.analysis, traces.whole),
+            uses_of(self.analysis, traces.per_parameter),
         )
 
     def explain(

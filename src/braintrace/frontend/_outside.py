@@ -15,7 +15,7 @@ import brainstate
 
 from .._errors import dotted
 from .._jaxpr import Equation, Program, Var, deep_equations
-from ..graph import Dropped, Outside, bits_of, numbers_of, reach
+from ..graph import Dropped, Outside, bits_of, indices_of, reach
 from ._function import StateLeaf, Traced
 from ._placeholder import is_placeholder, operands
 
@@ -157,7 +157,7 @@ class _Walk:
         """Per state whose entry counts, what it depends on; and all that counts, at any step."""
         found: dict[int, int] = {}
         leaves = self.traced.leaves
-        while more := [n for n in numbers_of(reached) if n not in found and n < self.new]:
+        while more := [n for n in indices_of(reached) if n not in found and n < self.new]:
             found |= {n: self.of([leaves[n].exit]) if leaves[n].written else 0 for n in more}
             for n in more:
                 reached |= found[n]

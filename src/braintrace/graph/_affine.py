@@ -1,6 +1,6 @@
 """Backward rules that add a constant to their cotangent: the constant as a loss of its own.
 
-A `custom_vjp` may bring in what no loss said, ct_in = B ct_out + c (a penalty on activity). In
+A `custom_vjp` may add what no loss contains, ct_in = B ct_out + c (a penalty on activity). In
 backpropagation c counts once in every step, whether or not the loss of the step does. Traces carry
 what is linear, so `explicit` makes the backward rule ct_in = B ct_out and returns the *penalty*
 Σ <c, in>, whose gradient is c, as one more output of the step.
@@ -36,7 +36,7 @@ from .._jaxpr import (
     pulled_zeros,
     trace,
 )
-from ._reach import bits_of, reach
+from ._reach import bits_of, reach, union_of
 
 Array = jax.Array
 
@@ -51,7 +51,7 @@ def explicit(
 
     The first is of the rules that one of the first `n_results` outputs depends on, now or later:
     backpropagation runs these. The second is of the others, which run if a loss reads a state. With
-    the number of a `loss` among the outputs, its derivative has the first penalty's in it instead.
+    the index of a `loss` among the outputs, its derivative has the first penalty's in it instead.
     None if the rules are linear already.
     """
     affine = affine_equations(program, program.outputs)
@@ -68,22 +68,20 @@ def explicit(
         return outs
 
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (*program.consts, *program.inputs)]
-    made = close(*trace(fun, *shapes))
-    return Program(made.inputs[:n], made.inputs[n:], made.equations, made.outputs)
+    linear = close(*trace(fun, *shapes))
+    return Program(linear.inputs[:n], linear.inputs[n:], linear.equations, linear.outputs)
 
 
 def _lasting(program: Program, results: Sequence[Atom], carried: Carried) -> list[Atom]:
     """The results, and the exits of states that results of later steps depend on."""
     bits = reach(program, {entry: 1 << i for i, (entry, _) in enumerate(carried)})
-    alive, found = 0, list(results)
+    alive, lasting = 0, list(results)
     while True:
-        read = 0
-        for out in found:
-            read |= bits_of(out, bits)
-        if read == alive:
-            return found
-        alive = read
-        found = [*results, *(out for i, (_, out) in enumerate(carried) if alive >> i & 1)]
+        now = union_of(bits_of(out, bits) for out in lasting)
+        if now == alive:
+            return lasting
+        alive = now
+        lasting = [*results, *(out for i, (_, out) in enumerate(carried) if alive >> i & 1)]
 
 
 def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equation]:
@@ -92,11 +90,9 @@ def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equ
     A rule on whose result these outputs do not depend, or only detached, is never run.
     """
     rules = [e for e in deep_equations(program) if e.name == "custom_vjp_call"]
-    number = {o: 1 << i for i, e in enumerate(rules) for o in e.outputs}
-    bits = reach(program, number) if rules else {}
-    used = 0
-    for out in outputs:
-        used |= bits_of(out, bits)
+    seeds = {o: 1 << i for i, e in enumerate(rules) for o in e.outputs}
+    bits = reach(program, seeds) if rules else {}
+    used = union_of(bits_of(out, bits) for out in outputs)
     return frozenset(e for i, e in enumerate(rules) if used >> i & 1 and _adds(e))
 
 
@@ -129,8 +125,8 @@ def _run(
 
 
 def _through(eqn: Equation, values: list[Any], rules: Rules) -> tuple[list, Penalties]:
-    def inside(body: Body, given: Sequence[Any], feed: Any) -> tuple[list[Any], dict]:
-        outs, penalties = _run(body.program, body.values, given, rules)
+    def inside(body: Body, inputs: Sequence[Any], feed: Any) -> tuple[list[Any], dict]:
+        outs, penalties = _run(body.program, body.values, inputs, rules)
         return outs, dict(enumerate(penalties))
 
     zeros = jnp.zeros((eqn.params["length"],) if eqn.name == "scan" else ())
@@ -140,7 +136,7 @@ def _through(eqn: Equation, values: list[Any], rules: Rules) -> tuple[list, Pena
 
 def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
     """The equation with a linear backward rule, and its penalty."""
-    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+    inexact = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
 
     @jax.custom_vjp
     def linear(*args):
@@ -150,16 +146,16 @@ def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
         outs, pull = pullback(eqn, args)
         return outs, (pull, pulled_zeros(eqn, pull))
 
-    def backward(kept, cotangents):
-        pull, constant = kept
-        found = pull([c for c, o in zip(cotangents, eqn.outputs, strict=True) if o.is_inexact])
-        rest = dict(zip(moving, (a - b for a, b in zip(found, constant, strict=True)), strict=True))
+    def backward(residuals, cotangents):
+        pull, constant = residuals
+        pulled = pull([c for c, o in zip(cotangents, eqn.outputs, strict=True) if o.is_inexact])
+        rest = {i: a - b for i, a, b in zip(inexact, pulled, constant, strict=True)}
         return tuple(rest.get(i) for i in range(len(eqn.inputs)))
 
     linear.defvjp(forward, backward)
     constant = jax.lax.stop_gradient(pulled_zeros(eqn, pullback(eqn, values)[1]))
     # The cotangent of z in Re(c z) is c.
-    terms = [(c * values[i]).real.sum() for c, i in zip(constant, moving, strict=True)]
+    terms = [(c * values[i]).real.sum() for c, i in zip(constant, inexact, strict=True)]
     penalty = sum(t.astype(jnp.zeros(()).dtype) for t in terms)
     return linear(*values), jnp.asarray(penalty)
 
@@ -173,13 +169,13 @@ _ALL = set(
     reduce_min reduce_sum reshape rev scatter-add select_n sign sin sinh slice split sqrt square
     squeeze stack stop_gradient sub tan tanh tile transpose unstack
     """.split()
-)  # zero where all the numbers they read are
+)  # zero where all they read is
 _ANY = {"mul", "dot_general", "conv_general_dilated"}  # zero where one of them is
 _FIRST = {"div", "dynamic_slice"}  # zero where the first is
 
 
 def _adds(eqn: Equation) -> bool:
-    """Whether the backward rule is not known to turn zeros into zeros."""
+    """Whether the backward rule is not seen to take zeros to zeros."""
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
     program, values = trace(lambda *args: pulled_zeros(eqn, pullback(eqn, args)[1]), *shapes)
     pairs = zip(program.consts, values, strict=True)

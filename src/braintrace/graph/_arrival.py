@@ -1,6 +1,6 @@
 """Whether a gradient can arrive at a parameter: is there a path to it from what the step returns?
 
-A trace pays only where a cotangent meets it. Of `h = f(W x, g)`, `g = k(V h)` with the loss on g,
+A trace counts only where a cotangent meets it. Of `h = f(W x, g)`, `g = k(V h)` with the loss on g,
 single-step cuts the entry of h into V if g also feeds back to h: the trace of W lives in h, and
 nothing the step returns reads h in any other way. W has a trace, and its gradient is zero.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from .._errors import dotted
 from .._jaxpr import Atom, Equation, Var
 from ._graph import Graph
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach, union_of
 from ._step import Path
 
 
@@ -67,12 +67,9 @@ class Arrival:
     def __init__(self, graph: Graph, credit: Credit):
         self.graph, self.credit, self.step = graph, credit, graph.step
         step = self.step
-        params = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-        self.within = self.outputs(params, len(step.params))
+        self.within = self.outputs(step.entry_bits(step.params), len(step.params))
         self.entries = self.from_entries(cut=False)
-        read = 0
-        for mask in (*self.within, *self.entries):
-            read |= mask & (1 << step.n_outs) - 1
+        read = union_of((*self.within, *self.entries)) & (1 << step.n_outs) - 1
         # Where no result has a derivative, a loss can only read the states.
         self.results = read or (1 << len(step.program.outputs)) - 1
         cut = credit in (Credit.CUT, Credit.EXITS)
@@ -90,8 +87,8 @@ class Arrival:
         if self.credit is Credit.OTHER:
             return None
         everywhere = self.graph.influenced[i]
-        paid = {Credit.FULL: everywhere, Credit.STEP: ()}.get(self.credit, leaves)
-        mask = self.within[i] | _joined(self.met[k] for k in paid)
+        met = {Credit.FULL: everywhere, Credit.STEP: ()}.get(self.credit, leaves)
+        mask = self.within[i] | union_of(self.met[k] for k in met)
         if mask & self.results:
             return None
         states = (*self.step.hidden, *self.step.others)
@@ -99,7 +96,7 @@ class Arrival:
         return Silent(tuple(unless), self.instead(everywhere, leaves))
 
     def instead(self, everywhere: Iterable[int], leaves: Sequence[int]) -> tuple[str, ...]:
-        if not _joined(self.entries[k] for k in everywhere) & self.results:
+        if not union_of(self.entries[k] for k in everywhere) & self.results:
             return ()
         ours = self.credit in (Credit.UNCUT, Credit.FULL)
         snap = ("snap",) if not ours and self.met_by_snap(leaves) else ()
@@ -107,14 +104,14 @@ class Arrival:
 
     def met_by_snap(self, leaves: Sequence[int]) -> bool:
         """Whether SnAp meets these traces: it cuts no entry, but D must have what they share."""
-        step, together = self.step, self.graph.together
-        own = _joined(1 << k for k in leaves)
+        step, shares_trace = self.step, self.graph.shares_trace
+        own = union_of(1 << k for k in leaves)
         for k in leaves:
             lost = [step.exit(m) for j, m in enumerate(step.hidden)
-                    if together[j] >> k & 1 and not own >> j & 1]  # fmt: skip
-            made = lambda eqn, lost=lost: not any(o in lost for o in eqn.outputs)
-            (found,) = self.outputs({step.entry(step.hidden[k]): 1}, 1, through=made)
-            if found & self.results:
+                    if shares_trace[j] >> k & 1 and not own >> j & 1]  # fmt: skip
+            passes = lambda eqn, lost=lost: not any(o in lost for o in eqn.outputs)
+            (reached,) = self.outputs({step.entry(step.hidden[k]): 1}, 1, through=passes)
+            if reached & self.results:
                 return True
         return False
 
@@ -133,8 +130,8 @@ class Arrival:
                 return [a for i, a in enumerate(eqn.inputs) if i != skip]
 
             seeds = {step.entry(step.hidden[k]): 1 << k for k in leaves}
-            found = self.outputs(seeds, len(out), read=read)
-            out = [a | b for a, b in zip(out, found, strict=True)]
+            reached = self.outputs(seeds, len(out), read=read)
+            out = [a | b for a, b in zip(out, reached, strict=True)]
         return out
 
     def outputs(self, seeds: Mapping[Var, int], n: int, **how: Any) -> list[_Mask]:
@@ -142,13 +139,6 @@ class Arrival:
         bits = reach(self.step.program, seeds, **how)
         out = [0] * n
         for j, atom in enumerate(self.step.program.outputs):
-            for i in numbers_of(bits_of(atom, bits)):
+            for i in indices_of(bits_of(atom, bits)):
                 out[i] |= 1 << j
         return out
-
-
-def _joined(masks: Iterable[int]) -> int:
-    out = 0
-    for mask in masks:
-        out |= mask
-    return out

@@ -1,7 +1,7 @@
-"""What is known about every parameter's gradient: how it is learned, and what is left out.
+"""The certificate: how every parameter is learned, and what its gradient leaves out.
 
 A parameter is *exact* when its online gradient, summed over the steps, is that of back-propagation
-through time: every way from it to a state is in a trace, and every way from the states it reaches
+through time: every path from it to a state is in a trace, and every path from the states it reaches
 to later states is in the trace's D. Whatever else there is, is listed.
 """
 
@@ -19,7 +19,7 @@ from .._jaxpr import Equation
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
 from ._pattern import matrix
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach
 from ._relations import HiddenParamOpRelation
 from ._sites import Site
 from ._step import Path
@@ -60,7 +60,7 @@ class ParameterReport:
             gradient is zero).
         exact: whether the summed online gradient is the gradient of the whole sequence, for losses
             of what the step returns and of the states it leaves behind. What a step function does
-            outside the learner call is known once a driver (`etrace_grad`, ...) has run it.
+            outside the learner call is counted once a driver (`etrace_grad`, ...) has run it.
         dropped: what it leaves out; empty if exact.
         operators: the operators that consume it, with their lines.
         states: the states its traces belong to.
@@ -102,15 +102,15 @@ ParameterReport.__module__ = "braintrace"
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a rule stores: per relation (or per parameter leaf if `whole`) the shapes of its arrays.
+    """What a rule stores: shapes of arrays, per relation or, if `per_parameter`, parameter leaf.
 
-    `approximates` says in words how the rule stands for a trace, None if it keeps it as it is;
-    `complete` that it follows all ways between states, `random_feedback` that the way back through
-    operators is random, `credit` where cotangents meet what is stored.
+    `approximates` says in words what the rule stores in place of a trace, None if it stores the
+    trace itself; `complete` that it follows all paths between states, `random_feedback` that the
+    reverse pass through operators is random, `credit` where cotangents meet what is stored.
     """
 
     shapes: Sequence[Any]
-    whole: bool = False
+    per_parameter: bool = False
     approximates: str | None = None
     complete: bool = False
     random_feedback: bool = False
@@ -119,11 +119,11 @@ class Traces:
 
 def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
     """The report on every parameter that the step reads."""
-    about = _About(graph, traces)
-    found: dict[Path, list[int]] = {}
+    certifier = _Certifier(graph, traces)
+    reports: dict[Path, list[ParameterReport]] = {}
     for i, leaf in enumerate(graph.step.params):
-        found.setdefault(leaf.path, []).append(i)
-    return {path: _joined(path, [about.leaf(i) for i in leaves]) for path, leaves in found.items()}
+        reports.setdefault(leaf.path, []).append(certifier.leaf(i))
+    return {path: _joined(path, leaves) for path, leaves in reports.items()}
 
 
 def unused(path: Path) -> ParameterReport:
@@ -153,11 +153,11 @@ _NOT_SEEN = Dropped(
 def with_step(
     parameters: Mapping[Path, ParameterReport], outside: Outside | None
 ) -> dict[Path, ParameterReport]:
-    """The reports on a model's `update`, and on what is around it; None if that is not known."""
-    found = dict(parameters)
+    """The reports on a model's `update`, and on what is around it; None if nothing ran yet."""
+    reports = dict(parameters)
     for path in (*outside.used, *outside.dropped) if outside else ():
-        found.setdefault(path, unused(path))
-    return {path: _with_step(p, outside) for path, p in found.items()}
+        reports.setdefault(path, unused(path))
+    return {path: _with_step(p, outside) for path, p in reports.items()}
 
 
 def _with_step(p: ParameterReport, outside: Outside | None) -> ParameterReport:
@@ -188,209 +188,193 @@ def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:
 
 
 def _all_silent(leaves: Sequence[Silent | None]) -> Silent | None:
-    found = [leaf for leaf in leaves if leaf is not None]
-    if not found or len(found) < len(leaves):
+    silent = [leaf for leaf in leaves if leaf is not None]
+    if not silent or len(silent) < len(leaves):
         return None
-    unless = dict.fromkeys(path for leaf in found for path in leaf.unless)
-    return Silent(tuple(unless), max((leaf.instead for leaf in found), key=len))
+    unless = dict.fromkeys(path for leaf in silent for path in leaf.unless)
+    return Silent(tuple(unless), max((leaf.instead for leaf in silent), key=len))
 
 
-class _About:
+class _Certifier:
     def __init__(self, graph: Graph, traces: Traces):
         self.graph, self.traces, self.step = graph, traces, graph.step
-        step = self.step
-        seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-        self.used = reach(step.program, seeds)
+        self.used = reach(self.step.program, self.step.entry_bits(self.step.params))
         self.n = len(graph.tangent.components)
         self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
         self.relation_of = {r.site.equation: r for r in graph.relations}
         self.arrival = Arrival(graph, traces.credit)
 
-    def name(self, k: int) -> str:
-        return dotted(self.step.hidden[k].path)
-
     def path_of(self, site: Site) -> Path:
         return self.step.params[next(i for v in site.leaves.values() for i in v)].path
 
-    def weight(self, site: Site) -> str:
-        return dotted(self.path_of(site))
-
-    def way(self, source: Path, via: Site | None, leaves: Iterable[int]) -> Way:
-        targets = tuple(dict.fromkeys(self.step.hidden[k].path for k in leaves))
-        return Way(source, None if via is None else self.path_of(via), targets)
-
     def leaf(self, i: int) -> ParameterReport:
+        """The report on parameter leaf i."""
         step, graph = self.step, self.graph
         path = step.params[i].path
         sites = [s for s in graph.sites if any(i in v for v in s.leaves.values())]
         operators = tuple(dict.fromkeys(_named(s.equation) for s in sites))
         if not any(bits_of(o, self.used) >> i & 1 for o in step.program.outputs):
-            return ParameterReport(path, "none", True, (), operators, (), (), 0)
-        if self.traces.whole:
+            return replace(unused(path), operators=operators)
+        leaves: Sequence[int] = graph.influenced[i]
+        dropped: list[Dropped] = []
+        if self.traces.per_parameter:
             shapes = jax.tree.leaves(self.traces.shapes[i])
-            states = tuple(step.hidden[k].path for k in graph.influenced[i])
-            how = "trace" if shapes else "within-step"
-            words = [Dropped(w) for w in (self.traces.approximates,) if w and shapes]
-            found = self.report(path, how, words, operators, states, shapes)
-            return replace(found, silent=self.arrival.silent(i, graph.influenced[i]))
+            traced = bool(shapes)
+        else:
+            relations = [
+                self.relation_of[s.equation] for s in sites if s.equation in self.relation_of
+            ]
+            traced, shapes = bool(relations), [s for r in relations for s in self.shapes(r, i)]
+            leaves, dropped = self.from_relations(i, sites, relations)
+        if traced and self.traces.approximates:
+            dropped.insert(0, Dropped(self.traces.approximates))
+        listed = tuple(dict.fromkeys(dropped))
+        return ParameterReport(
+            path,
+            "trace" if traced else "within-step",
+            not listed,
+            listed,
+            operators,
+            tuple(dict.fromkeys(step.hidden[k].path for k in leaves)),
+            tuple(s.shape for s in shapes),
+            sum(int(np.prod(s.shape, dtype=np.int64)) * s.dtype.itemsize for s in shapes),
+            self.arrival.silent(i, leaves),
+        )
 
-        relations = [self.relation_of[s.equation] for s in sites if s.equation in self.relation_of]
+    def from_relations(
+        self, i: int, sites: Sequence[Site], relations: Sequence[HiddenParamOpRelation]
+    ) -> tuple[list[int], list[Dropped]]:
+        """The hidden leaves that the traces of parameter leaf i belong to, and what is dropped."""
+        graph = self.graph
         dropped = [*self.plainly(i)]
         for site in sites:
             dropped += self.from_site(site)
         by_view: dict[int, set[int]] = {}
         for r in relations:
-            by_view.setdefault(graph.view_of[r.index], set()).update(self.leaves_of(r))
+            components = r.slots.components(graph.influence.offsets[: self.n + 1])
+            leaves = {graph.tangent.components[c].leaf for c in components}
+            by_view.setdefault(graph.view_of[r.index], set()).update(leaves)
         if graph.crossings is None and not self.traces.complete:
-            for k, met in by_view.items():
-                dropped += self.from_states(sorted(met), graph.views[k])
-        leaves = sorted(set().union(*by_view.values()))
-        shapes = [s for r in relations for s in self.shapes(r, i)]
+            for k, leaves in by_view.items():
+                dropped += self.from_states(sorted(leaves), graph.views[k])
         behind = [s for s in graph.sites if s.x is not None and bits_of(s.x, self.used) >> i & 1]
         if self.traces.random_feedback and behind and not relations:
-            dropped.append(Dropped("the derivative of the loss: its way back is random"))
-        if relations and self.traces.approximates:
-            dropped.insert(0, Dropped(self.traces.approximates))
-        states = tuple(step.hidden[k].path for k in leaves)
-        how = "trace" if relations else "within-step"
-        found = self.report(path, how, dropped, operators, states, shapes)
-        return replace(found, silent=self.arrival.silent(i, leaves))
-
-    def report(self, path, how, dropped, operators, states, shapes) -> ParameterReport:
-        listed = tuple(dict.fromkeys(dropped))
-        states = tuple(dict.fromkeys(states))
-        size = sum(int(np.prod(s.shape, dtype=np.int64)) * s.dtype.itemsize for s in shapes)
-        return ParameterReport(
-            path, how, not listed, listed, operators, states, tuple(s.shape for s in shapes), size
-        )
+            dropped.append(Dropped("the derivative of the loss: its reverse pass is random"))
+        return sorted(set().union(*by_view.values())), dropped
 
     def shapes(self, r: HiddenParamOpRelation, i: int) -> list[Any]:
         trace = self.traces.shapes[r.index]
         own = [k for k, v in r.site.leaves.items() if i in v and k in trace]
         return jax.tree.leaves([trace[k] for k in own] if own else trace)
 
-    def leaves_of(self, r: HiddenParamOpRelation) -> list[int]:
-        offsets = self.graph.found.offsets[: self.n + 1]
-        elements = np.unique(r.slots.destination[r.slots.destination >= 0])
-        components = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
-        return [self.graph.tangent.components[c].leaf for c in components.tolist()]
-
     # ------------------------------------------------------------------------ what is left out
 
+    def names(self, leaves: Iterable[int]) -> str:
+        return ", ".join(dict.fromkeys(dotted(self.step.hidden[k].path) for k in leaves))
+
+    def drop(
+        self,
+        source: Path,
+        leaves: Iterable[int],
+        why: str,
+        eqn: Equation | None = None,
+        via: Site | None = None,
+    ) -> Dropped:
+        """What is dropped from a parameter or state to hidden leaves, at an equation."""
+        leaves = list(leaves)
+        through = () if via is None else (dotted(self.path_of(via)),)
+        text = " -> ".join((dotted(source), *through, self.names(leaves))) + why
+        targets = tuple(dict.fromkeys(self.step.hidden[k].path for k in leaves))
+        way = Way(source, None if via is None else self.path_of(via), targets)
+        return Dropped(text, None if eqn is None else eqn.where(), way)
+
     def plainly(self, i: int) -> list[Dropped]:
-        """Ways to a state that cross no operator, or enter one as its input."""
-        step = self.step
-        states = [
-            k
-            for k, leaf in enumerate(step.hidden)
-            if bits_of(step.exit(leaf), self.graph.links.plain) >> i & 1
-        ]
+        """Paths to a state that cross no operator, or enter one as its input."""
+        step, links = self.step, self.graph.links
+        exits = enumerate(map(step.exit, step.hidden))
+        states = [k for k, out in exits if bits_of(out, links.plain) >> i & 1]
         if not states:
             return []
-        use = self.graph.links.plain_use.get(step.entry(step.params[i]))
-        path = step.params[i].path
-        text = f"{dotted(path)} -> {self.names(states)} by plain computation"
-        line = use.where() if use else None
-        way = self.way(path, None, states)
-        return [Dropped(f"{text}, through no operator of its own", line, way)]
-
-    def names(self, leaves: Iterable[int]) -> str:
-        return ", ".join(dict.fromkeys(self.name(k) for k in leaves))
+        why = " by plain computation, through no operator of its own"
+        use = links.plain_use.get(step.entry(step.params[i]))
+        return [self.drop(step.params[i].path, states, why, use)]
 
     def from_site(self, site: Site) -> list[Dropped]:
-        """Ways from an operator's output to a state that are in no trace."""
+        """Paths from an operator's output to a state that are in no trace."""
         graph, eqn = self.graph, site.equation
-        through = numbers_of(graph.links.through[eqn])
+        through = indices_of(graph.links.through[eqn])
         if not through:
             return []
-        path, weight = self.path_of(site), self.weight(site)
-        relation = self.relation_of.get(eqn)
+        path, relation = self.path_of(site), self.relation_of.get(eqn)
         if site.closed is not None:
-            why = f"{weight} -> {self.names(through)}: the policy closes the {site.closed.name}"
-            return [Dropped(f"{why} around its operator", eqn.where())]
+            why = f": the policy closes the {site.closed.name} around its operator"
+            return [replace(self.drop(path, through, why, eqn), way=None)]
         if not site.steady:
-            why = f"{weight} -> {self.names(through)}: its operand changes within a sequence"
-            return [Dropped(why, eqn.where(), self.way(path, None, through))]
+            why = ": its operand changes within a sequence"
+            return [self.drop(path, through, why, eqn)]
         if graph.crossings is not None:
             return self.beyond(site, relation, through)
         out = []
         for other in graph.links.blockers[eqn]:
-            reached = numbers_of(graph.links.through[other.equation])
+            reached = indices_of(graph.links.through[other.equation])
             if reached:
-                text = f"{weight} -> {self.weight(other)} -> {self.names(reached)}"
-                way = self.way(path, other, reached)
-                out.append(Dropped(f"{text} across steps", other.equation.where(), way))
-        number = next(i for i, s in enumerate(graph.sites) if s is site)
-        taps = {self.n + k for k, t in enumerate(self.tap_of) if t == number}
+                out.append(self.drop(path, reached, " across steps", other.equation, other))
+        index = next(i for i, s in enumerate(graph.sites) if s is site)
+        taps = {self.n + k for k, t in enumerate(self.tap_of) if t == index}
         view = graph.views[0 if relation is None else graph.view_of[relation.index]]
-        out += self.cut_on_the_way(taps, path, view)
+        out += self.cut_between(taps, path, view)
         if relation is None and not out:
-            text = f"{weight} -> {self.names(through)}: no path keeps units apart"
-            out.append(Dropped(text, eqn.where(), self.way(path, None, through)))
+            out.append(self.drop(path, through, ": no path keeps units apart", eqn))
         return out
 
     def from_states(self, leaves: Sequence[int], view: View) -> list[Dropped]:
-        """Ways from the states a trace belongs to, to later states, that D leaves out."""
-        graph = self.graph
-        components = graph.tangent.components
+        """Paths from the states a trace belongs to, to later states, that D leaves out."""
+        links, components = self.graph.links, self.graph.tangent.components
         out = []
         for k in leaves:
-            mine = {c for c in range(self.n) if components[c].leaf == k}
+            own = {c for c in range(self.n) if components[c].leaf == k}
             path = self.step.hidden[k].path
-            out += self.cut_on_the_way(mine, path, view)
+            out += self.cut_between(own, path, view)
             for to, source in view.pattern.dropped:
-                if source in mine:
-                    target = self.name(components[to].leaf)
-                    text = f"{self.name(k)} -> {target} across steps, from other units"
-                    out.append(Dropped(text, None, self.way(path, None, [components[to].leaf])))
-            for site in graph.sites:
-                entered = any(
-                    bits_of(a, graph.links.from_leaves) >> k & 1 for a in site.equation.inputs
-                )
-                reached = numbers_of(graph.links.through[site.equation])
-                if entered and reached:
-                    text = f"{self.name(k)} -> {self.weight(site)} -> {self.names(reached)}"
-                    way = self.way(path, site, reached)
-                    out.append(Dropped(f"{text} across steps", site.equation.where(), way))
+                if source in own:
+                    why = " across steps, from other units"
+                    out.append(self.drop(path, [components[to].leaf], why))
+            for site in self.graph.sites:
+                inputs, reached = site.equation.inputs, links.through[site.equation]
+                if reached and any(bits_of(a, links.from_leaves) >> k & 1 for a in inputs):
+                    to_leaves = indices_of(reached)
+                    out.append(self.drop(path, to_leaves, " across steps", site.equation, site))
         return out
 
-    def cut_on_the_way(self, sources: set[int], path: Path, view: View) -> list[Dropped]:
-        found = view.found
+    def cut_between(self, sources: set[int], path: Path, view: View) -> list[Dropped]:
+        """What is cut between the sources and the states."""
+        influence, components = view.influence, self.graph.tangent.components
         out: dict[int, list[int]] = {}
-        for c, cuts in enumerate(found.lost):
+        for c, cuts in enumerate(influence.lost):
             for k in cuts:
-                if found.cuts[k].sources & sources:
-                    out.setdefault(k, []).append(self.graph.tangent.components[c].leaf)
-        return [
-            Dropped(
-                f"{dotted(path)} -> {self.names(leaves)}: {found.cuts[k].reason}",
-                found.cuts[k].equation.where(),
-                self.way(path, None, leaves),
-            )
-            for k, leaves in out.items()
-        ]
+                if influence.cuts[k].sources & sources:
+                    out.setdefault(k, []).append(components[c].leaf)
+        at = [(influence.cuts[k], leaves) for k, leaves in out.items()]
+        return [self.drop(path, leaves, f": {cut.reason}", cut.equation) for cut, leaves in at]
 
     def beyond(
         self, site: Site, relation: HiddenParamOpRelation | None, through: Sequence[int]
     ) -> list[Dropped]:
         """What lies further than the crossings a rule follows."""
-        graph = self.graph
-        offsets = graph.found.offsets
-        n = int(offsets[self.n])
-        path, weight = self.path_of(site), self.weight(site)
-        crossings = graph.crossings
-        text = f"{weight} -> {self.names(through)} through more than {crossings} crossing(s)"
-        far = Dropped(text, site.equation.where(), self.way(path, None, through))
+        graph, path = self.graph, self.path_of(site)
+        n = int(graph.influence.offsets[self.n])
+        why = f" through more than {graph.crossings} crossing(s)"
+        far = self.drop(path, through, why, site.equation)
         everything = set(range(self.n + len(self.tap_of)))
-        out = self.cut_on_the_way(everything, path, graph.views[0])
+        out = self.cut_between(everything, path, graph.views[0])
         if relation is None:
             return [*out, far]
         destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])
         lane, y, slot = np.nonzero(destination >= 0)
         pairs = np.stack([destination[lane, y, slot], y], axis=1)
         reached = matrix(pairs, (n, destination.shape[1]))
-        number = graph.tapped[relation.index]
-        direct = matrix(graph.views[0].taps[number].all_edges, (n, destination.shape[1]))
+        taps = graph.views[0].taps[graph.tapped[relation.index]]
+        direct = matrix(taps.all_edges, (n, destination.shape[1]))
         more = matrix(graph.pattern.kept, (n, n)) @ reached + direct + reached
         return out if more.astype(bool).nnz == reached.nnz else [*out, far]
 

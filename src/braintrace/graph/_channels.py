@@ -4,6 +4,15 @@ The places of a short convolution that are added up and fan out over the state o
 the key axis of a matrix memory that is read and corrected column by column: behind such a sum a
 single output element meets no other one, so following it costs a bounded number of slots per output
 element. A mean over a layer lets all of them meet, and stays cut.
+
+With two channels v of an operator and two keys, the state S is (key, channel), elements 0 to 3, and
+`S' = S - k ⊗ (k @ S) + k ⊗ v` sums over the keys within a channel. State elements, a row each, by
+those that they read and by the elements of v that they are reached from:
+
+    reads     0 2    1 3    0 2    1 3
+    reached   v0     v1     v0     v1       one per row: v0 and v1 stay apart, each has two slots
+
+`S' = S - mean(S) + v` reads 0 1 2 3 in every row: v0 and v1 meet after one step.
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ def meet(cuts: Iterable[Cut], reached: sparse.csr_matrix, first: int) -> bool:
     Args:
         cuts: what is cut.
         reached: (state element, output element), what is reached while it is.
-        first: the source number of the first output element.
+        first: the source index of the first output element.
     """
     count = np.diff(reached.indptr)
     if count.max(initial=0) > 1:
@@ -36,10 +45,10 @@ def meet(cuts: Iterable[Cut], reached: sparse.csr_matrix, first: int) -> bool:
     of[first : first + n_y] = np.arange(n_y)
     for cut in cuts:
         if cut.rows is not None and cut.rows.shape[-1]:
-            known = (cut.rows != NONE) & (cut.rows < first + n_y)
-            found = of[np.where(known, cut.rows, first + n_y)]
-            low = np.where(found == NONE, n_y, found).min(-1)
-            if (found.max(-1) > low).any():
+            is_source = (cut.rows != NONE) & (cut.rows < first + n_y)
+            reads = of[np.where(is_source, cut.rows, first + n_y)]
+            low = np.where(reads == NONE, n_y, reads).min(-1)
+            if (reads.max(-1) > low).any():
                 return True
     return False
 

@@ -1,6 +1,6 @@
-"""Slices, gathers and scatters at places that are not known: any place along the axis may be read.
+"""Slices, gathers and scatters at an index that varies: any place along the axis may be read.
 
-Along the axes whose index is known, or that are taken whole, elements stay where they are.
+Along the axes whose index is constant, or that are taken whole, elements stay where they are.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from .._jaxpr import Equation
 from ._sets import NONE, Sources, joined, union
 
 
-def any_slice(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
+def any_slice(eqn: Equation, array: np.ndarray, facts: list[Any]) -> list[np.ndarray]:
     """`dynamic_slice(operand, *starts)`."""
-    shape, full = eqn.outputs[0].shape, eqn.inputs[0].shape
-    starts = _starts(known[1:], full, shape)
-    array = joined(array, [a for a, s in enumerate(starts) if s is None], keep=True)
-    at = [slice(None) if s is None else slice(s, s + n) for s, n in zip(starts, shape, strict=True)]
-    found = array[tuple(at)]
-    return [np.broadcast_to(found, (*shape, found.shape[-1]))]
+    shape = eqn.outputs[0].shape
+    at, varying = _part(facts[1:], eqn.inputs[0].shape, shape)
+    picked = joined(array, varying, keep=True)[at]
+    return [np.broadcast_to(picked, (*shape, picked.shape[-1]))]
 
 
-def _starts(known: list[Any], full: tuple, part: tuple) -> list[int | None]:
-    """Where a part of an array begins along each axis, None if not known; a whole axis at 0."""
-    return [
-        0 if n == m else None if s is None else int(np.clip(int(s), 0, n - m))
-        for s, n, m in zip(known, full, part, strict=True)
-    ]
+def _part(starts: list[Any], full: tuple, part: tuple) -> tuple[tuple[slice, ...], list[int]]:
+    """Where a part of an array may be: slices, and the axes along which its start varies."""
+    at, varying = [], []
+    for axis, (start, n, m) in enumerate(zip(starts, full, part, strict=True)):
+        if n != m and start is None:
+            at.append(slice(None))
+            varying.append(axis)
+        else:
+            first = 0 if n == m else int(np.clip(int(start), 0, n - m))
+            at.append(slice(first, first + m))
+    return tuple(at), varying
 
 
-def any_update(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+def any_update(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> list[np.ndarray]:
     """`dynamic_update_slice(operand, update, *starts)`."""
-    shape, size = eqn.outputs[0].shape, eqn.inputs[1].shape
-    starts = _starts(known[2:], shape, size)
+    shape = eqn.outputs[0].shape
     operand, update = arrays[:2]
     parts = [] if operand is None else [operand]
     if update is not None:
-        update = joined(update, [a for a, s in enumerate(starts) if s is None], keep=True)
+        at, varying = _part(facts[2:], shape, eqn.inputs[1].shape)
+        update = joined(update, varying, keep=True)
         wide = np.full((*shape, update.shape[-1]), NONE)
-        at = [
-            slice(None) if s is None else slice(s, s + n) for s, n in zip(starts, size, strict=True)
-        ]
-        wide[tuple(at)] = update
+        wide[at] = update
         parts.append(wide)
     return [union(parts)]
 
 
-def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.ndarray]:
+def any_gathered(eqn: Equation, array: np.ndarray, facts: list[Any]) -> list[np.ndarray]:
     """`gather(operand, indices)`."""
     d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     shape = eqn.outputs[0].shape
@@ -84,7 +84,7 @@ def any_gathered(eqn: Equation, array: np.ndarray, known: list[Any]) -> list[np.
     return [np.broadcast_to(moved.reshape((*wide, moved.shape[-1])), (*shape, moved.shape[-1]))]
 
 
-def any_scattered(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+def any_scattered(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> list[np.ndarray]:
     """`scatter(operand, indices, updates)` and its adding form."""
     operand, _, updates = arrays
     parts = [] if operand is None else [operand]

@@ -1,7 +1,7 @@
-"""Products and convolutions: which elements of the moving operand each result reads.
+"""Products and convolutions: which elements of the varying operand each result reads.
 
 A result reads all elements along the contracted axes, but for those that meet a zero of the other
-operand which is known at compile time (a diagonal, a permutation, one-hot rows). An equation that
+operand that is there at compile time (a diagonal, a permutation, one-hot rows). An equation that
 reads one element per result moves it; one that takes each element to one result is a sum; what
 does neither mixes.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._jaxpr import Equation
-from ._sets import NONE, joined, nonzero, padded, union
+from ._sets import NONE, empty, joined, nonzero, padded, union
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,11 +37,11 @@ class Contraction:
         return self.reads > 1 and self.fans
 
 
-def contraction(eqn: Equation, side: int, known: list[Any]) -> Contraction:
-    """What a `dot_general` does to its moving operand `side`."""
+def contraction(eqn: Equation, side: int, facts: list[Any]) -> Contraction:
+    """What a `dot_general` does to its varying operand `side`."""
     contract, batch, free = _axes(eqn)
     other = eqn.inputs[1 - side].shape
-    where = nonzero(known[1 - side])
+    where = nonzero(facts[1 - side])
     if where is None:
         return Contraction(
             _size(other[a] for a in contract[1 - side]), any(other[a] > 1 for a in free[1 - side])
@@ -74,43 +74,45 @@ def product(eqn: Equation, array: np.ndarray, side: int, table: np.ndarray | Non
     contract, batch, free = _axes(eqn)
     order = (batch[side], free[side], contract[side])
     head, own, along = ([array.shape[a] for a in axes] for axes in order)
-    moved = array.transpose([*(a for axes in order for a in axes), array.ndim - 1])
-    moved = moved.reshape((_size(head), _size(own), _size(along), array.shape[-1]))
+    operand = array.transpose([*(a for axes in order for a in axes), array.ndim - 1])
+    operand = operand.reshape((_size(head), _size(own), _size(along), array.shape[-1]))
     if table is None:
-        found = joined(moved, [2], keep=True)
+        sets = joined(operand, [2], keep=True)
         other = [1] * len(free[1 - side])
     else:
-        found = moved[np.arange(len(table))[:, None, None], :, np.maximum(table, 0)]
-        found = np.where((table == NONE)[..., None, None], NONE, found)
-        found = found.transpose(0, 3, 1, 2, 4)  # batch, own, result, read, sources
-        found = union([found.reshape((*found.shape[:3], -1))])
+        sets = operand[np.arange(len(table))[:, None, None], :, np.maximum(table, 0)]
+        sets = np.where((table == NONE)[..., None, None], NONE, sets)
+        sets = sets.transpose(0, 3, 1, 2, 4)  # batch, own, result, read, sources
+        sets = union([sets.reshape((*sets.shape[:3], -1))])
         other = [eqn.inputs[1 - side].shape[a] for a in free[1 - side]]
-    found = found.transpose(0, 2, 1, 3) if side else found
-    wide = [*head, *(other + own if side else own + other), found.shape[-1]]
-    return np.broadcast_to(found.reshape(wide), (*eqn.outputs[0].shape, found.shape[-1]))
+    sets = sets.transpose(0, 2, 1, 3) if side else sets
+    wide = [*head, *(other + own if side else own + other), sets.shape[-1]]
+    return np.broadcast_to(sets.reshape(wide), (*eqn.outputs[0].shape, sets.shape[-1]))
 
 
-def kernel(eqn: Equation, known: list[Any]) -> Contraction:
-    """What a `conv_general_dilated` does to its moving image."""
+def kernel(eqn: Equation, facts: list[Any]) -> Contraction:
+    """What a `conv_general_dilated` does to its varying image."""
     dims, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     if eqn.params["batch_group_count"] != 1:
         return Contraction(2, True)
     shape = [eqn.inputs[1].shape[a] for a in dims.rhs_spec]
-    where = nonzero(known[1])
+    where = nonzero(facts[1])
     where = np.ones(shape, bool) if where is None else where.transpose(dims.rhs_spec)
     reads = int(where.reshape(shape[0], -1).sum(1).max(initial=0))
-    heard = where.any(tuple(range(2, where.ndim))).reshape(groups, -1, shape[1]).sum(1)
+    channels_read = where.any(tuple(range(2, where.ndim))).reshape(groups, -1, shape[1]).sum(1)
     p = eqn.params
     sizes = zip(dims.out_spec[2:], shape[2:], p["window_strides"], p["rhs_dilation"], strict=True)
     overlap = any(d > 1 for d in p["lhs_dilation"]) or any(
         eqn.outputs[0].shape[a] > 1 and (k - 1) * d >= s for a, k, s, d in sizes
     )
-    return Contraction(reads, overlap or bool((heard > 1).any()))
+    return Contraction(reads, overlap or bool((channels_read > 1).any()))
 
 
-def convolved(eqn: Equation, array: np.ndarray, known: list[Any] | None) -> np.ndarray:
-    """The sets of a convolution: the elements under its kernel, in all channels of the input, or
-    without those that meet a zero of the kernel if it is `known`."""
+def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.ndarray:
+    """The sets of a convolution: the elements under its kernel, in all channels of the input.
+
+    With `facts` about its operands those are left out that meet a zero of the kernel.
+    """
     p = eqn.params
     dims = p["dimension_numbers"]
     size = [eqn.inputs[1].shape[a] for a in dims.rhs_spec]
@@ -118,11 +120,11 @@ def convolved(eqn: Equation, array: np.ndarray, known: list[Any] | None) -> np.n
         array = joined(array, [dims.lhs_spec[0]], keep=True)
         array = np.broadcast_to(array, (*eqn.inputs[0].shape, array.shape[-1]))
     moved = array.transpose([*dims.lhs_spec, array.ndim - 1])  # batch, channel, space, sources
-    if known is None:
+    if facts is None:
         moved, where, first = joined(moved, [1], keep=True), np.ones((1, 1, *size[2:]), bool), [0]
     else:
-        found = nonzero(known[1])
-        where = np.ones(size, bool) if found is None else found.transpose(dims.rhs_spec)
+        mask = nonzero(facts[1])
+        where = np.ones(size, bool) if mask is None else mask.transpose(dims.rhs_spec)
         group = size[0] // p["feature_group_count"]
         first = np.arange(size[0]) // group * size[1]  # the first channel of each result's group
     config = [(0, 0, 0), (0, 0, 0)] + [
@@ -141,6 +143,6 @@ def convolved(eqn: Equation, array: np.ndarray, known: list[Any] | None) -> np.n
         part = wide[(slice(0, shape[0]), slice(None), *at)][:, np.asarray(first) + channel]
         reads = where[(slice(None), channel, *offset)].reshape(1, -1, *[1] * (part.ndim - 2))
         parts.append(np.where(reads, part, NONE))
-    found = union(parts) if parts else np.full((*shape, 0), NONE)
-    found = np.broadcast_to(found, (*shape, found.shape[-1]))
-    return found.transpose([*np.argsort(dims.out_spec), found.ndim - 1])
+    sets = union(parts) if parts else empty(shape)
+    sets = np.broadcast_to(sets, (*shape, sets.shape[-1]))
+    return sets.transpose([*np.argsort(dims.out_spec), sets.ndim - 1])

@@ -51,18 +51,18 @@ def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
 
 def wrapped(step: Step, sites: Sequence[Site]) -> list[CompilationRecord]:
     """Functions with their own derivative around an operator that are no operator themselves."""
-    found = {s.equation for s in sites}
+    operators = {s.equation for s in sites}
     return [
         CompilationRecord(
             DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW,
             DiagnosticLevel.WARNING,
             f"the operator inside {eqn.name} at {eqn.where()} has no eligibility trace: the "
-            "function around it has several results, or more than one operand that is not made of "
-            "parameters. Its weight keeps the exact gradient within the step.",
+            "function around it has several results, or more than one operand that does not depend "
+            "on parameters alone. Its weight keeps the exact gradient within the step.",
             primitive=eqn.name,
         )
         for eqn in deep_equations(step.program)
-        if wraps_operator(eqn) and eqn not in found
+        if wraps_operator(eqn) and eqn not in operators
     ]
 
 
@@ -143,7 +143,7 @@ def included(relation: HiddenParamOpRelation, apart: bool) -> list[CompilationRe
 
 
 def _price(relation: HiddenParamOpRelation) -> str:
-    """A word on a trace that follows more than the variables of one unit (a delay, a ring)."""
+    """Says that a trace follows more than the variables of one unit (a delay, a ring)."""
     usual = max(g.num_state for g in relation.hidden_groups)
     width = relation.slots.width
     if width <= 2 * usual:  # a complex variable counts twice
@@ -152,7 +152,7 @@ def _price(relation: HiddenParamOpRelation) -> str:
 
 
 def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
-    """Parameters that reach a state by another way than as an operator's weight."""
+    """Parameters that reach a state otherwise than as an operator's weight."""
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
         reached = lambda leaf, i=i: bits_of(step.exit(leaf), links.plain) >> i & 1
@@ -191,55 +191,37 @@ def group_records(groups: Sequence[HiddenGroup]) -> list[CompilationRecord]:
 def dropped(
     step: Step,
     tangent: Tangent,
-    found: Influence,
+    influence: Influence,
     pattern: Pattern,
     trained: Sequence[Site],
 ) -> list[CompilationRecord]:
     """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
-    out = []
     n = len(tangent.components)
     owner = [site for site, tap in zip(trained, tangent.taps, strict=True) for _ in tap]
-    tails: dict[tuple, str] = {}
+    from_weights: dict[tuple, str] = {}  # (source, target, line): why
+    from_states: dict[tuple, str] = {}
 
     def leaf_path(c: int) -> Path:
         return step.hidden[tangent.components[c].leaf].path
 
-    seen: dict[tuple, str] = {}
-    for c, cuts in enumerate(found.lost):
-        for cut in (found.cuts[k] for k in sorted(cuts)):
-            eqn = cut.equation
-            for site in (owner[s - n] for s in sorted(cut.sources) if s >= n):
-                tails.setdefault(
-                    (_paths(step, site)[0], leaf_path(c), eqn.where()),
-                    f"{cut.reason} at {eqn.where()}",
+    for c, cuts in enumerate(influence.lost):
+        for cut in (influence.cuts[k] for k in sorted(cuts)):
+            where = cut.equation.where()
+            for s in sorted(cut.sources):
+                source = leaf_path(s) if s < n else _paths(step, owner[s - n])[0]
+                why = f"{cut.reason} at {where}"
+                (from_states if s < n else from_weights).setdefault(
+                    (source, leaf_path(c), where), why
                 )
-            for source in sorted(s for s in cut.sources if s < n):
-                seen.setdefault(
-                    (leaf_path(source), leaf_path(c), eqn.where()),
-                    f"{cut.reason} at {eqn.where()}",
-                )
-    for target, source in pattern.dropped:
-        seen.setdefault(
-            (leaf_path(source), leaf_path(target), None),
-            "neighbouring units are added to the own one",
-        )
-    for (weight, target, _), why in tails.items():
-        out.append(
-            CompilationRecord(
-                DiagnosticKind.DEPENDENCY_DROPPED,
-                DiagnosticLevel.INFO,
-                f"{dotted(weight)} -> {dotted(target)} is traced without a path: {why}.",
-                weight_path=weight,
-                hidden_paths=(target,),
-            )
-        )
-    for (source, target, _), why in seen.items():
-        out.append(
-            CompilationRecord(
-                DiagnosticKind.DEPENDENCY_DROPPED,
-                DiagnosticLevel.INFO,
-                f"{dotted(source)} -> {dotted(target)} across steps is kept without a path: {why}.",
-                hidden_paths=(source, target),
-            )
-        )
+    for to, entry in pattern.dropped:
+        why = "neighbouring units are added to the own one"
+        from_states.setdefault((leaf_path(entry), leaf_path(to), None), why)
+    kind, level = DiagnosticKind.DEPENDENCY_DROPPED, DiagnosticLevel.INFO
+    out = []
+    for (weight, target, _), why in from_weights.items():
+        text = f"{dotted(weight)} -> {dotted(target)} is traced without a path: {why}."
+        out.append(CompilationRecord(kind, level, text, weight_path=weight, hidden_paths=(target,)))
+    for (source, target, _), why in from_states.items():
+        text = f"{dotted(source)} -> {dotted(target)} across steps is kept without a path: {why}."
+        out.append(CompilationRecord(kind, level, text, hidden_paths=(source, target)))
     return out

@@ -1,10 +1,10 @@
 """Weights with a factor that varies: `matmul(x, W * mask)` as one operator of x, W and the mask.
 
-An operand may be made of parameters and of values that differ from step to step. As long as no
-state enters it along a derivative, dy/dW is known at every step, and the operator has an ordinary
-trace. So the equations between the last values that depend on parameters alone and the operator
-become part of the operator. These values are its weights; whatever else enters is a *factor*, an
-input that is recorded at every step beside x:
+An operand may depend on parameters and on values that differ from step to step. As long as no
+state enters it along a derivative, dy/dW needs no past, and the operator has an ordinary trace. So
+the equations between the last values that depend on parameters alone and the operator become part
+of the operator. These values are its weights; whatever else enters is a *factor*, an input that is
+recorded at every step with x:
 
     c = u > 0;  v = W * c;  y = matmul(x, v)        is        y = folded(x, W, c)
 """
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, prune
 from ..ops import ETPPrimitive, Operator, Rules, tied_axes
-from ._reach import bits_of, reach
+from ._reach import bits_of, reach, union_of
 from ._sites import Around, Flow, Site, wraps_operator
 from ._step import Step
 
@@ -30,7 +30,7 @@ Is = Callable[[Atom], bool]
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What a value is: made of parameters, different from step to step, a function of states."""
+    """What a value depends on: parameters, anything that varies from step to step, states."""
 
     trained: Is
     varies: Is
@@ -43,10 +43,8 @@ def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step | None:
     if not unsteady:
         return None
     fed = reach(step.program, {s.y: 1 << i for i, s in enumerate(unsteady)})
-    reached = 0
-    for leaf in step.hidden:
-        reached |= bits_of(step.exit(leaf), fed)
-    chosen = {s.equation for i, s in enumerate(unsteady) if reached >> i & 1}
+    reached = union_of(bits_of(step.exit(leaf), fed) for leaf in step.hidden)
+    targets = {s.equation for i, s in enumerate(unsteady) if reached >> i & 1}
     entered = reach(step.program, {step.entry(leaf): 1 for leaf in step.hidden})
 
     def inside(program: Program, around: Around) -> Program:
@@ -55,15 +53,15 @@ def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step | None:
             varies=lambda a: flow.varies(a, around),
             entered=lambda a: bool(bits_of(a, entered)),
         )
-        new = folded_equations(program, chosen, kinds)
+        new = folded_equations(program, targets, kinds)
         for eqn in program.equations:
             bodies = [(b, inside(b.program, (*around, (eqn, k)))) for k, b in enumerate(eqn.bodies)]
             if any(b.program is not p for b, p in bodies):
                 new[eqn] = replace(eqn, bodies=tuple(replace(b, program=p) for b, p in bodies))
         return replaced(program, new)
 
-    found = inside(step.program, ())
-    return None if found is step.program else replace(step, program=found)
+    folded = inside(step.program, ())
+    return None if folded is step.program else replace(step, program=folded)
 
 
 def replaced(program: Program, new: dict[Equation, Equation]) -> Program:
@@ -74,30 +72,30 @@ def replaced(program: Program, new: dict[Equation, Equation]) -> Program:
 
 
 def folded_equations(
-    program: Program, chosen: Collection[Equation], kinds: Kinds
+    program: Program, targets: Collection[Equation], kinds: Kinds
 ) -> dict[Equation, Equation]:
-    """Of the chosen operators those that can be folded, and what takes their place."""
-    made = {o: e for e in program.equations for o in e.outputs}
+    """Of the target operators those that can be folded, and what takes their place."""
+    producer = {o: e for e in program.equations for o in e.outputs}
     out = {}
     for eqn in program.equations:
-        if eqn in chosen and isinstance(eqn.primitive, ETPPrimitive):
-            if (new := _folded(eqn, made, kinds)) is not None:
+        if eqn in targets and isinstance(eqn.primitive, ETPPrimitive):
+            if (new := _folded(eqn, producer, kinds)) is not None:
                 out[eqn] = new
     return out
 
 
-def _folded(eqn: Equation, made: dict[Var, Equation], kinds: Kinds) -> Equation | None:
+def _folded(eqn: Equation, producer: dict[Var, Equation], kinds: Kinds) -> Equation | None:
     skip: set[Var] = set()
     while True:
-        cone = _Cone(eqn, made, kinds, skip)
+        cone = _Cone(eqn, producer, kinds, skip)
         weights = [*cone.new.values(), *(eqn.inputs[i] for i in cone.steady.values())]
         if not any(map(kinds.trained, weights)) or any(map(kinds.entered, cone.factors)):
             return None
-        found = cone.equation()
-        operator = Operator.of(found.primitive, {}, found.inputs, found.outputs[0])
+        folded = cone.equation()
+        operator = Operator.of(folded.primitive, {}, folded.inputs, folded.outputs[0])
         large = {v for k, v in cone.new.items() if _spreads(cone, operator, k)}
         if not large:
-            return found
+            return folded
         skip |= large
 
 
@@ -118,17 +116,17 @@ def _absorbs(eqn: Equation) -> bool:
 class _Cone:
     """The equations between steady values and an operator.
 
-    `moving` are the operator's operands that vary; `new` the weights behind them, and `behind` the
+    `varying` are the operator's operands that vary; `new` the weights behind them, and `behind` the
     one of these each belongs to (None if it is more than one), `of` the first; `skip` are values
-    that count as factors though they are made of parameters.
+    that count as factors though they depend on parameters.
     """
 
     def __init__(
-        self, eqn: Equation, made: dict[Var, Equation], kinds: Kinds, skip: Collection[Var]
+        self, eqn: Equation, producer: dict[Var, Equation], kinds: Kinds, skip: Collection[Var]
     ):
         self.own = eqn
         self.operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
-        self._made, self._kinds, self._skip = made, kinds, skip
+        self._producer, self._kinds, self._skip = producer, kinds, skip
         self._leads: dict[Var, bool] = {}
         self.equations: dict[Equation, None] = {}
         self.factors: dict[Var, None] = {}
@@ -136,9 +134,9 @@ class _Cone:
         self.behind: dict[str, str | None] = {}
         self.of: dict[str, str] = {}
         positions = self.operator.positions
-        self.moving = {k: i for k, i in positions.items() if kinds.varies(eqn.inputs[i])}
-        self.steady = {k: i for k, i in positions.items() if k not in self.moving}
-        for key, i in self.moving.items():
+        self.varying = {k: i for k, i in positions.items() if kinds.varies(eqn.inputs[i])}
+        self.steady = {k: i for k, i in positions.items() if k not in self.varying}
+        for key, i in self.varying.items():
             self._visit(key, eqn.inputs[i], set())
 
     def _leads_to_weight(self, atom: Atom) -> bool:
@@ -147,7 +145,7 @@ class _Cone:
         if not self._kinds.varies(atom):
             return atom not in self._skip
         if atom not in self._leads:
-            eqn = self._made.get(atom)
+            eqn = self._producer.get(atom)
             inputs = eqn.inputs if eqn is not None and _absorbs(eqn) else ()
             self._leads[atom] = any(map(self._leads_to_weight, inputs))
         return self._leads[atom]
@@ -159,15 +157,15 @@ class _Cone:
             self.factors[atom] = None
         elif not self._kinds.varies(atom):
             self._weight(key, atom)
-        elif (eqn := self._made[atom]) not in seen:
+        elif (eqn := self._producer[atom]) not in seen:
             seen.add(eqn)
             for a in eqn.inputs:
                 self._visit(key, a, seen)
             self.equations[eqn] = None
 
     def _weight(self, key: str, var: Var) -> None:
-        for name, known in self.new.items():
-            if known is var:
+        for name, weight in self.new.items():
+            if weight is var:
                 self.behind[name] = key if self.behind[name] == key else None
                 return
         taken = {*self.steady, *self.new}
@@ -180,13 +178,13 @@ class _Cone:
     def equation(self) -> Equation:
         """The operator with all of this inside."""
         eqn, at = self.own, self.own.primitive.x_invar_index
-        kept = [*([] if at is None else [at]), *self.steady.values()]
-        inside = {i: Var(eqn.inputs[i].shape, eqn.inputs[i].dtype) for i in kept}
+        own_inputs = [*([] if at is None else [at]), *self.steady.values()]
+        inside = {i: Var(eqn.inputs[i].shape, eqn.inputs[i].dtype) for i in own_inputs}
         rest = (*self.new.values(), *self.factors)
         outputs = tuple(inside.get(i, a) for i, a in enumerate(eqn.inputs))
         operands = Program((), (*inside.values(), *rest), (*self.equations,), outputs)
         function = eqn.primitive.apply(eqn.params)
-        n_x = len(kept) - len(self.steady)
+        n_x = len(own_inputs) - len(self.steady)
         places = {k: n_x + i for i, k in enumerate((*self.steady, *self.new))}
         order = [*self.operator.positions]  # the weight stays before the bias
         at_place = lambda k: order.index(self.of[k] if k in self.of else k)
@@ -199,7 +197,7 @@ class _Cone:
             x_invar_index=None if at is None else 0,
             factor_invars=tuple(range(n_x + len(names), len(operands.inputs))),
         )
-        inputs = (*(eqn.inputs[i] for i in kept), *rest)
+        inputs = (*(eqn.inputs[i] for i in own_inputs), *rest)
         primitive.rules = self._rules(Operator.of(primitive, {}, inputs, eqn.outputs[0]))
         return replace(eqn, primitive=primitive, inputs=inputs, params={})
 
@@ -225,9 +223,9 @@ class _Cone:
         def features(recorded: Any, shapes: Any) -> dict[str, Any]:
             x, *factors = recorded
             unread = {k: jnp.zeros(s.shape, s.dtype) for k, s in own.shapes.items()}
-            found = own.features(x, unread, keys)
-            chained = {k: self._chained(k, found[v], factors, same[k]) for k, v in at.items()}
-            return {**{k: found[k] for k in steady}, **chained}
+            by_operand = own.features(x, unread, keys)
+            chained = {k: self._chained(k, by_operand[v], factors, same[k]) for k, v in at.items()}
+            return {**{k: by_operand[k] for k in steady}, **chained}
 
         if not placed:
             return Rules(features=features)
@@ -256,7 +254,7 @@ class _Cone:
         behind = self.behind[key]
         assert behind is not None
         zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in self.new.items()}
-        target = self.own.inputs[self.moving[behind]]
+        target = self.own.inputs[self.varying[behind]]
         program = Program((), (*self.new.values(), *self.factors), (*self.equations,), (target,))
         return evaluate(program, (), [*{**zeros, key: weight}.values(), *factors])[0]
 

@@ -50,7 +50,7 @@ from ._pattern import (
 )
 from ._policy import ControlFlowPolicy, close_bodies
 from ._relations import HiddenParamOpRelation, PathClassification
-from ._sets import facts
+from ._sets import facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Path, Step
@@ -61,28 +61,28 @@ from ._while import bind_reversible
 
 @dataclass(frozen=True, eq=False, slots=True)
 class View:
-    """What a tangent program says about who reads whom, with some of its equations cut."""
+    """Who reads whom by a tangent program with some of its equations cut."""
 
-    found: Influence
+    influence: Influence
     pattern: Pattern
     taps: tuple[TapPattern, ...]
 
     @property
     def cut(self) -> frozenset[Equation]:
         """Equations of the tangent program whose tangent is dropped."""
-        return frozenset(c.equation for c in self.found.cuts)
+        return frozenset(c.equation for c in self.influence.cuts)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Graph:
-    """Everything the engine needs to know about a step; made by `analyse`.
+    """Everything the engine needs to know about a step; the result of `analyse`.
 
     `views[k]` says who reads whom for the relations with `view_of[relation] = k`: the first cuts
     what mixes units. `weights` computes the operands of the relations from the parameters. `opens`
     are the equations of control flow around operators, with the relations inside; `whiles` and
     `custom` those around a `while` and a custom reverse rule. `influenced` are the hidden leaves
-    that each parameter leaf reaches, sooner or later. `together` masks, for each hidden leaf, those
-    that share a trace with it, itself included.
+    that each parameter leaf reaches, sooner or later. `shares_trace` masks, for each hidden leaf,
+    those that share a trace with it, itself included.
     """
 
     step: Step
@@ -99,7 +99,7 @@ class Graph:
     whiles: Mapping[Equation, frozenset[int]]
     custom: Mapping[Equation, frozenset[int]]
     influenced: tuple[tuple[int, ...], ...]
-    together: tuple[int, ...]
+    shares_trace: tuple[int, ...]
     crossings: int | None
     records: tuple[CompilationRecord, ...]
 
@@ -119,8 +119,8 @@ class Graph:
         return any(map(cannot_be_mapped, self.step.program.equations))
 
     @property
-    def found(self) -> Influence:
-        return self.views[0].found
+    def influence(self) -> Influence:
+        return self.views[0].influence
 
     @property
     def pattern(self) -> Pattern:
@@ -138,10 +138,10 @@ class Graph:
         out = []
         for r in self.relations:
             values = [next(flat) for _ in operand_atoms(r.site)]
-            found = operands(r.site, values)
+            trained = operands(r.site, values)
             shapes = {k: r.operator.operands[i] for k, i in r.operator.positions.items()}
-            zeros = {k: jnp.zeros(s.shape, s.dtype) for k, s in shapes.items() if k not in found}
-            out.append(r.operator.effective({**found, **zeros}))
+            zeros = {k: jnp.zeros(s.shape, s.dtype) for k, s in shapes.items() if k not in trained}
+            out.append(r.operator.effective({**trained, **zeros}))
         return out
 
 
@@ -151,18 +151,13 @@ def _view(
     """Cut what mixes, or `follow` sums and products of so many elements."""
     components = tangent.components
     offends = partial(mixing_probes, components) if follow is None else None
-    found = influence(
-        tangent,
-        [s.time_axes for s in sites],
-        facts(tangent.program.inputs, consts),
-        offends,
-        follow,
-    )
-    taps, first = [], len(components)
-    for site, parts in zip(sites, tangent.taps, strict=True):
-        taps.append(tap_pattern(found, components, first, len(parts), site.turns is not None))
-        first += len(parts)
-    return View(found, state_pattern(found, components, follow is not None), tuple(taps))
+    facts = facts_of(tangent.program.inputs, consts)
+    reads = influence(tangent, [s.time_axes for s in sites], facts, offends, follow)
+    taps = [
+        tap_pattern(reads, components, tangent.tap_sources(i), site.iterations is not None)
+        for i, site in enumerate(sites)
+    ]
+    return View(reads, state_pattern(reads, components, follow is not None), tuple(taps))
 
 
 def analyse(
@@ -175,12 +170,12 @@ def analyse(
     policy: ControlFlowPolicy | None = None,
     fold: bool = True,
 ) -> Graph:
-    """Find groups, relations and recurrent entries of a step.
+    """The groups, relations and recurrent entries of a step.
 
     Args:
         step: the step, from a front end.
         consts: values of the program's constants; a tracer counts as varying from call to call.
-        states: from a path to whatever object the front end keeps for it.
+        states: from a path to whatever object the front end has for it.
         extra: records of the front end.
         crossings: how many operators or mixing equations a trace is followed through; None keeps
             only paths that cross none.
@@ -197,7 +192,6 @@ def analyse(
     if fold and (folded := fold_step(step, flow, sites)) is not None:
         step = folded
         sites = find_sites(step, flow_of(step, unsteady))
-    program = step.program
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
     tangent = tangent_program(step, consts, trained)
     apart = view = _view(tangent, consts, trained, None)
@@ -206,9 +200,9 @@ def analyse(
         tangent = tangent_program(step, consts, trained, crossing=True)
         views = [view := _view(tangent, consts, trained, EVERYTHING)]
     components = tangent.components
-    places = Places(components, view.found.offsets)
+    places = Places(components, view.influence.offsets)
     followed = Followed(
-        step, tuple(trained), tangent, view.found, view.pattern, crossings is not None
+        step, tuple(trained), tangent, view.influence, view.pattern, crossings is not None
     )
     groups = _with_states(find_groups(followed, apart.pattern), states)
     links = find_links(step, trained, groups)
@@ -217,9 +211,7 @@ def analyse(
     tapped: list[int] = []
     view_of: list[int] = []
     for i, site in enumerate(trained):
-        parts = (*tangent.entries, *tangent.taps[i])
-        dtype = jnp.result_type(*(v.dtype for v in parts))
-        kept, chosen = None, 0
+        followed_slots, which = None, 0
         if site.steady and site.closed is None:
             reached = _reached(apart, view, i, site, places.n, crossings)
             if crossings is None and _may_widen(tangent, apart, i, reached):
@@ -227,34 +219,27 @@ def analyse(
                     views.append(_view(tangent, consts, trained, MOST_SLOTS))
                 wider = _wider(tangent, views, i, site, places, bool(reached.nnz))
                 if wider is not None:
-                    reached, chosen = wider, 1
-            kept = slots(
-                views[chosen].taps[i],
-                reached,
-                views[chosen].pattern.kept,
-                views[chosen].pattern.colouring,
-                places,
-                site.operator.y.shape,
-                dtype,
-                same_axes=site.operator.primitive.rules.spread is None,
-                most_entries=most_entries,
+                    reached, which = wider, 1
+            tap, pattern = views[which].taps[i], views[which].pattern
+            dtype = jnp.result_type(*(v.dtype for v in (*tangent.entries, *tangent.taps[i])))
+            followed_slots = slots(
+                tap, reached, pattern, places, site.operator, dtype, most_entries
             )
-        if kept is None:
+        if followed_slots is None:
             records.append(excluded(step, site, links))
             continue
         relation = _relation(
-            step, site, kept, groups, places.offsets, links, len(relations), states
+            step, site, followed_slots, groups, places.offsets, links, len(relations), states
         )
         relations.append(relation)
         tapped.append(i)
-        view_of.append(chosen)
+        view_of.append(which)
         records += included(relation, crossings is None)
     records += group_records(groups)
     if crossings is None:
-        records += dropped(step, tangent, view.found, view.pattern, trained)
+        records += dropped(step, tangent, view.influence, view.pattern, trained)
 
-    number = {r.site.equation: r.index for r in relations}
-    inner = {s.equation for s in trained}
+    operators = {s.equation: -1 for s in trained} | {r.site.equation: r.index for r in relations}
     return Graph(
         step=step,
         tangent=tangent,
@@ -264,31 +249,25 @@ def analyse(
         sites=tuple(trained),
         groups=groups,
         relations=tuple(relations),
-        weights=_weights(program, relations),
+        weights=_weights(step.program, relations),
         links=links,
-        opens=opened(program, lambda e: number.get(e, -1 if e in inner else None)),
-        whiles=opened(program, lambda e: -1 if e.name == "while" else None),
-        custom=opened(program, quiet),
+        opens=opened(step.program, operators.get),
+        whiles=opened(step.program, lambda e: -1 if e.name == "while" else None),
+        custom=opened(step.program, quiet),
         influenced=influenced(step, links),
-        together=_together(len(step.hidden), relations, components, places.offsets),
+        shares_trace=_sharing(len(step.hidden), relations, components, places.offsets),
         crossings=crossings,
         records=tuple(records),
     )
 
 
-def _taps_of(tangent: Tangent, i: int) -> range:
-    """The source numbers of an operator's output."""
-    first = len(tangent.components) + sum(len(tap) for tap in tangent.taps[:i])
-    return range(first, first + len(tangent.taps[i]))
-
-
 def _may_widen(tangent: Tangent, apart: View, i: int, reached: Any) -> bool:
-    """Whether sums or products of a few elements are cut on an operator's way, behind which its
-    output elements need not meet."""
-    lost = frozenset().union(*apart.found.lost)
-    cuts = [apart.found.cuts[k] for k in sorted(lost)]
+    """Whether sums or products of a few elements are cut behind an operator, after which its output
+    elements need not meet."""
+    lost = frozenset().union(*apart.influence.lost)
+    cuts = [apart.influence.cuts[k] for k in sorted(lost)]
     cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
-    first = int(apart.found.offsets[_taps_of(tangent, i)[0]])
+    first = int(apart.influence.offsets[tangent.tap_sources(i)[0]])
     return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
 
 
@@ -305,9 +284,9 @@ def _wider(
     reached = stays_apart(matrix(view.pattern.edges, (places.n,) * 2), direct, site, traced)
     if reached is None:
         return None
-    mine = {*places.component[reached.nonzero()[0]].tolist(), *_taps_of(tangent, i)}
-    cut, still = (any(c.sources & mine for c in v.found.cuts) for v in (apart, view))
-    return reached if cut and not still else None
+    mine = {*places.component[reached.nonzero()[0]].tolist(), *tangent.tap_sources(i)}
+    cut, cut_here = (any(c.sources & mine for c in v.influence.cuts) for v in (apart, view))
+    return reached if cut and not cut_here else None
 
 
 def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int | None) -> Any:
@@ -326,7 +305,7 @@ def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int
     return reached
 
 
-def _together(
+def _sharing(
     n: int,
     relations: Sequence[HiddenParamOpRelation],
     components: Sequence[Component],
@@ -335,9 +314,7 @@ def _together(
     """Masks of the leaves that share a trace with each leaf: pairwise, not transitive."""
     shared = [1 << i for i in range(n)]
     for r in relations:
-        elements = np.unique(r.slots.destination[r.slots.destination >= 0])
-        hit = np.unique(np.searchsorted(offsets, elements, side="right") - 1)
-        leaves = {components[c].leaf for c in hit}
+        leaves = {components[c].leaf for c in r.slots.components(offsets)}
         mask = sum(1 << i for i in leaves)
         for i in leaves:
             shared[i] |= mask
@@ -363,9 +340,8 @@ def _relation(
     index: int,
     states: Callable[[Path], Any],
 ) -> HiddenParamOpRelation:
-    elements = np.unique(followed.destination[followed.destination >= 0])
-    hit = set(np.unique(np.searchsorted(offsets, elements, side="right") - 1).tolist())
-    touched = tuple(g for g in groups if hit & set(g.components))
+    components = set(followed.components(offsets))
+    touched = tuple(g for g in groups if components & set(g.components))
     mask = links.direct[site.equation]
     whole = links.through[site.equation]
     paths, classes = [], {}
@@ -377,8 +353,8 @@ def _relation(
                     links.through[b.equation] >> k & 1 for b in links.blockers[site.equation]
                 )
                 kinds = PathClassification
-                found = kinds.MIXED if around else kinds.ALL_DIRECT
-                classes[path] = found if mask >> k & 1 else kinds.ALL_THROUGH_OTHER_ETP
+                direct = kinds.MIXED if around else kinds.ALL_DIRECT
+                classes[path] = direct if mask >> k & 1 else kinds.ALL_THROUGH_OTHER_ETP
     trained = {k: v for k, v in site.leaves.items() if v}
     derived = site.operator.primitive.rules.effective and site.operator.plain
     keys = tuple(site.operator.shapes) if derived else tuple(trained)

@@ -63,7 +63,7 @@ HiddenGroup.__module__ = "braintrace"
 def find_groups(followed: Followed, pattern: Pattern) -> tuple[HiddenGroup, ...]:
     """Join leaves of equal shape that a kept edge connects; in the order of the states."""
     step, components = followed.step, followed.tangent.components
-    offsets = followed.found.offsets[: len(components) + 1]
+    offsets = followed.influence.offsets[: len(components) + 1]
     n = len(step.hidden)
     parent = list(range(n))
 

@@ -1,14 +1,22 @@
 """Which elements of the entry states and operator outputs does each exit element read?
 
-The abstract value of a variable is an integer array of its shape plus one axis: the numbers of the
+The abstract value of a variable is an integer array of its shape plus one axis: the indices of the
 source elements it reads, padded with NONE. Data movement runs on these arrays, element-wise
-equations take unions, bodies of control flow are walked turn by turn or until their sets no longer
-grow. What mixes is cut, the equation counts as constant, and recorded; or, for rules that keep
-everything, followed.
+equations take unions, bodies of control flow are walked iteration by iteration or until their sets
+no longer grow. What mixes is cut, the equation counts as constant, and recorded; or, for rules that
+keep everything, followed. Two units, `h' = 0.9 * h + y[::-1]`, where h is elements 0 and 1 of the
+sources, y elements 2 and 3:
+
+    0.9 * h    [[0], [1]]          data in place: one source per element
+    y[::-1]    [[3], [2]]          data moved: so are the indices
+    h'         [[3, 0], [2, 1]]    element-wise: the union
+
+and `h' = h - mean(h)` is [[0], [1]], with the reduce_sum of the mean among the cuts.
 
 A sum takes each element to one result. It is kept where every result ends, now and at later steps,
-in at most one position of each state shape: then it stays within a unit. `influence` finds this
-out by giving the results of sums numbers of their own (*probes*) and looking where they end.
+in at most one position of each state shape: then it stays within a unit. `influence` gives the
+results of sums indices of their own (*probes*) and looks where they end. The mean above has probe
+4: h' = [[4, 0], [4, 1]], so 4 ends in two units, and the sum is cut.
 """
 
 from __future__ import annotations
@@ -32,11 +40,11 @@ from .._jaxpr import (
     scan_layout,
 )
 from ._moves import fold, is_sum, move, spread, summands
-from ._sets import MOST_SOURCES, NONE, Nonzero, facts, union
+from ._sets import MOST_SOURCES, NONE, Nonzero, alongside, empty, facts_of, union
 from ._tangent import Tangent
 
-_FEW_TURNS = 16  # a loop of so many turns is always walked turn by turn
-_MOST_TURNS = 512  # and so is one of so many whose turns read different sources
+_FEW_ITERATIONS = 16  # a loop of so many is always walked iteration by iteration
+_MOST_ITERATIONS = 512  # and so is one of so many whose iterations read different sources
 _SUM = "{} adds up units"
 EVERYTHING = 1 << 62
 MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
@@ -44,9 +52,9 @@ MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cut:
-    """An equation whose tangent is dropped, and the sources (by number) that reached it.
+    """An equation whose tangent is dropped, and the indices of the sources that reached it.
 
-    `rows` are the source elements that each result reads, known for sums and products of a few.
+    `rows` are the source elements that each result reads, for sums and products of a few.
     """
 
     equation: Equation
@@ -60,7 +68,7 @@ class Influence:
     """The result of the walk.
 
     `rows[c]` is (size of component c, m): the sources of each exit element. `offsets[s]` is the
-    number of the first element of source s (entries, then tap parts; one past the end last).
+    index of the first element of source s (entries, then tap parts; one past the end last).
     `lost[c]` are the cuts on paths that would have reached component c. `bodies` are the kept
     equations of control flow, with the outputs that are tangents.
     """
@@ -76,18 +84,18 @@ class Influence:
 class _Value:
     sources: np.ndarray  # (*shape, m)
     lost: frozenset[Equation]
-    roughly: frozenset[int] = frozenset()  # sources (by number) of what leads to cuts only
+    roughly: frozenset[int] = frozenset()  # indices of the sources of what leads to cuts only
 
 
 Values = list[_Value | None]
-# From the rows of a walk and the numbers of the probes: which probes end in several units.
+# From the rows of a walk and the indices of the probes: which probes end in several units.
 Offends = Callable[[tuple[np.ndarray, ...], np.ndarray, int], np.ndarray]
 
 
 def influence(
     tangent: Tangent,
     time_axes: Sequence[tuple[int, ...]],
-    known: Mapping[Var, np.ndarray],
+    facts: Mapping[Var, np.ndarray],
     offends: Offends | None,
     follow: int | None = EVERYTHING,
 ) -> Influence:
@@ -95,36 +103,36 @@ def influence(
 
     Args:
         tangent: the program; its taps have an axis for every scan around the operator.
-        time_axes: per tap, the axes that are more time: their turns count as one source.
-        known: integer inputs whose value is known.
+        time_axes: per tap, the axes that are more time: their iterations count as one source.
+        facts: what the analysis may know of inputs, see `facts_of`.
         offends: which probes mix units; None follows what mixes instead of cutting it:
         follow: sums and products of at most so many elements, or `EVERYTHING`.
     """
-    walk = _Walk(tangent, time_axes, known, follow if offends is None else None)
+    walk = _Walk(tangent, time_axes, facts, follow if offends is None else None)
     if offends is None:
         return walk.result(frozenset())
     # Sums that mix even if all sums are cut are cut for certain; that needs no large sets.
-    found = walk.result(frozenset(), cut_all=True)
+    result = walk.result(frozenset(), cut_all=True)
     if not walk.probes:
-        return found
+        return result
     cut = frozenset(walk.offending(offends, frozenset()))
     while True:
-        found = walk.result(cut)
+        result = walk.result(cut)
         bad = walk.offending(offends, cut)
         if not bad:
-            return found
+            return result
         # So are those that mix even if all that do are cut; if there are none, the last one.
         walk.result(cut | bad.keys())
-        sure = {e for e in walk.offending(offends, cut | bad.keys(), probe_cut=True) if e in bad}
-        cut |= sure or {list(bad)[-1]}
+        certain = {e for e in walk.offending(offends, cut | bad.keys(), probe_cut=True) if e in bad}
+        cut |= certain or {list(bad)[-1]}
 
 
 class _Walk:
-    def __init__(self, tangent: Tangent, time_axes, known, follow: int | None):
-        self.tangent, self.known = tangent, known
+    def __init__(self, tangent: Tangent, time_axes, facts, follow: int | None):
+        self.tangent, self.facts = tangent, facts
         self.follow, self.full = follow, follow is not None
         self.sources: dict[Var, np.ndarray] = {}
-        counts = []
+        sizes = []
         taps = [((), v) for v in tangent.entries]
         for axes, tap in zip(time_axes, tangent.taps, strict=True):
             taps += [(axes, v) for v in tap]
@@ -134,10 +142,10 @@ class _Walk:
             count = int(np.prod(one, dtype=np.int64))
             own = np.arange(start, start + count).reshape((*one, 1))
             self.sources[var] = np.broadcast_to(own, (*var.shape, 1))
-            counts.append(count)
+            sizes.append(count)
             start += count
-        self.offsets = np.cumsum([0, *counts])
-        self.mixing: set[Equation] = set()  # found in earlier walks too
+        self.offsets = np.cumsum([0, *sizes])
+        self.mixing: set[Equation] = set()  # of earlier walks too
 
     def result(self, cut_sums: frozenset[Equation], cut_all: bool = False) -> Influence:
         """Walk once with these sums cut, or all of them."""
@@ -152,16 +160,16 @@ class _Walk:
         program = self.tangent.program
         while True:
             before = len(self.cuts)
-            exits = self.program(program, dict(env), dict(self.known), self.tangent.exits)
+            exits = self.program(program, dict(env), dict(self.facts), self.tangent.exits)
             if len(self.cuts) == before or not any(e.bodies for e in program.equations):
-                break  # a cut inside a body may have come after a turn that went without it
-        number = {e: i for i, e in enumerate(self.cuts)}
+                break  # a cut inside a body may come after an iteration that went without it
+        index = {e: i for i, e in enumerate(self.cuts)}
         rows, lost = [], []
         for component, value in zip(self.tangent.components, exits, strict=True):
             size = int(np.prod(component.shape, dtype=np.int64))
-            found = np.full((size, 0), NONE) if value is None else value.sources
-            rows.append(found.reshape(size, found.shape[-1]))
-            lost.append(frozenset() if value is None else frozenset(number[e] for e in value.lost))
+            sources = empty((size,)) if value is None else value.sources
+            rows.append(sources.reshape(size, sources.shape[-1]))
+            lost.append(frozenset() if value is None else frozenset(index[e] for e in value.lost))
         self.rows = tuple(rows)
         plain = tuple(_without(r, self.offsets[-1]) for r in rows)
         cuts = tuple(
@@ -170,7 +178,7 @@ class _Walk:
         return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
 
     def alive(self) -> set[Atom]:
-        """The values from which there is a way to an exit past everything known to be cut."""
+        """The values with a path to an exit that meets nothing of what is cut for certain."""
         live: set[Atom] = set(self.tangent.exits)
         cut = self.mixing | self.cut_sums
         for eqn in reversed(self.tangent.program.equations):
@@ -183,11 +191,11 @@ class _Walk:
         self, offends: Offends, cut: frozenset[Equation] | set, probe_cut: bool = False
     ) -> dict[Equation, None]:
         """The sums of the last walk whose results end in several units, in program order."""
-        chosen = {e: r for e, r in self.probes.items() if probe_cut or e not in cut}
-        if not chosen:
+        candidates = {e: r for e, r in self.probes.items() if probe_cut or e not in cut}
+        if not candidates:
             return {}
         bad = offends(self.rows, self.offsets, self.last)
-        return {e: None for e, (low, high) in chosen.items() if bad[low:high].any()}
+        return {e: None for e, (low, high) in candidates.items() if bad[low:high].any()}
 
     # ------------------------------------------------------------------------------- programs
 
@@ -195,89 +203,89 @@ class _Walk:
         self,
         program: Program,
         env: dict[Var, _Value],
-        known: dict[Var, Any],
+        facts: dict[Var, Any],
         outputs: Sequence[Atom],
     ) -> Values:
         def value_of(atom: Atom) -> _Value | None:
             return env.get(atom) if isinstance(atom, Var) else None
 
-        def known_of(atom: Atom) -> Any:
+        def fact_of(atom: Atom) -> Any:
             if isinstance(atom, Const):
                 return None if is_traced(atom.value) else atom.value
-            return known.get(atom)
+            return facts.get(atom)
 
         for eqn in program.equations:
             values = [value_of(a) for a in eqn.inputs]
             if all(v is None for v in values):
-                facts = fold(eqn, [known_of(a) for a in eqn.inputs])
-                known.update((v, k) for v, k in zip(eqn.outputs, facts, strict=True))
+                folded = fold(eqn, [fact_of(a) for a in eqn.inputs])
+                facts.update((v, k) for v, k in zip(eqn.outputs, folded, strict=True))
             elif eqn.name == "stop_gradient":
                 continue
             elif program is self.tangent.program and self.leads_nowhere(eqn):
                 env.update((v, self.rough(v, values)) for v in eqn.outputs)
             else:
-                made = self.equation(eqn, values, [known_of(a) for a in eqn.inputs])
-                env.update((v, m) for v, m in zip(eqn.outputs, made, strict=True) if m is not None)
-        self.known_outputs = [known_of(o) for o in outputs]
+                outs = self.equation(eqn, values, [fact_of(a) for a in eqn.inputs])
+                env.update((v, m) for v, m in zip(eqn.outputs, outs, strict=True) if m is not None)
+        self.output_facts = [fact_of(o) for o in outputs]
         return [value_of(o) for o in outputs]
 
     def leads_nowhere(self, eqn: Equation) -> bool:
-        known = eqn.bodies or eqn in self.mixing or eqn in self.cut_sums
-        return self.live is not None and not known and not any(o in self.live for o in eqn.outputs)
+        walked = eqn.bodies or eqn in self.mixing or eqn in self.cut_sums
+        return self.live is not None and not walked and not any(o in self.live for o in eqn.outputs)
 
     def rough(self, var: Var, values: Values) -> _Value:
         """A value of which only the sources as a whole matter: they are named where it is cut."""
         lost = frozenset().union(*(v.lost for v in values if v is not None))
-        return _Value(np.full((*var.shape, 0), NONE), lost, frozenset(self.numbers(values)))
+        return _Value(empty(var.shape), lost, frozenset(self.source_indices(values)))
 
-    def numbers(self, values: Values) -> set[int]:
-        """The sources of values, by number."""
+    def source_indices(self, values: Values) -> set[int]:
+        """The indices of the sources of values."""
         out: set[int] = set()
         for value in values:
             if value is not None:
-                met = np.unique(value.sources)
-                met = met[(met != NONE) & (met < self.offsets[-1])]
-                out.update((np.searchsorted(self.offsets, met, side="right") - 1).tolist())
+                elements = np.unique(value.sources)
+                elements = elements[(elements != NONE) & (elements < self.offsets[-1])]
+                out.update((np.searchsorted(self.offsets, elements, side="right") - 1).tolist())
                 out |= value.roughly
         return out
 
-    def equation(self, eqn: Equation, values: Values, known: list[Any]) -> Values:
+    def equation(self, eqn: Equation, values: Values, facts: list[Any]) -> Values:
         arrays = [None if v is None else v.sources for v in values]
         lost = frozenset().union(*(v.lost for v in values if v is not None))
         if eqn in self.cuts:
             return self.cut(eqn, values, lost, self.cuts[eqn][1])
         if eqn.bodies:
             rule = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name]
-            outs = rule(eqn, values, known)
+            outs = rule(eqn, values, facts)
             if isinstance(outs, str):
                 return self.cut(eqn, values, lost, outs)
             self.bodies[eqn] = tuple(k for k, v in enumerate(outs) if v is not None)
             return outs
-        adds = is_sum(eqn, arrays, known)
+        adds = is_sum(eqn, arrays, facts)
         if eqn in self.cut_sums or (self.cut_all and adds):
-            self.note(eqn, arrays, known)
+            self.note(eqn, arrays, facts)
             return self.probed(eqn, self.cut(eqn, values, lost, _SUM.format(eqn.name)))
-        result = _SUM.format(eqn.name) if adds and self.stops(eqn) else move(eqn, arrays, known)
+        result = _SUM.format(eqn.name) if adds and self.stops(eqn) else move(eqn, arrays, facts)
         if isinstance(result, str) and self.full and not self.stops(eqn):
-            result = spread(eqn, arrays, known)
+            result = spread(eqn, arrays, facts)
         if not isinstance(result, str) and any(r.size > MOST_SOURCES for r in result):
             result = f"{eqn.name} joins too many elements"
         if isinstance(result, str):
             self.mixing.add(eqn)
-            self.note(eqn, arrays, known)
+            self.note(eqn, arrays, facts)
             return self.cut(eqn, values, lost, result)
-        made: Values = [_Value(array, lost) for array in result]
+        out: Values = [_Value(array, lost) for array in result]
         if eqn.name == "shard_map":  # values and tangents come out side by side
-            made = [m if r.shape[-1] else None for m, r in zip(made, result, strict=True)]
-            self.bodies[eqn] = tuple(k for k, m in enumerate(made) if m is not None)
-        return self.probed(eqn, made) if not self.full and adds else made
+            out = [v if v and v.sources.shape[-1] else None for v in out]
+            self.bodies[eqn] = tuple(k for k, v in enumerate(out) if v is not None)
+        return self.probed(eqn, out) if not self.full and adds else out
 
-    def note(self, eqn: Equation, arrays: list[Any], known: list[Any]) -> None:
-        """Keep what the results of a sum or product of a few elements read."""
+    def note(self, eqn: Equation, arrays: list[Any], facts: list[Any]) -> None:
+        """Record what the results of a sum or product of a few elements read."""
         few = not self.full and not self.cut_all and summands(eqn) <= MOST_SLOTS
         if few and sum(a.size for a in arrays if a is not None) <= MOST_SOURCES // MOST_SLOTS:
-            found = move(eqn, arrays, known)
-            (rows,) = spread(eqn, arrays, known) if isinstance(found, str) else found
+            sets = move(eqn, arrays, facts)
+            (rows,) = spread(eqn, arrays, facts) if isinstance(sets, str) else sets
             if rows.size:
                 self.cut_rows[eqn] = rows.reshape(-1, rows.shape[-1])
 
@@ -287,13 +295,12 @@ class _Walk:
 
     def cut(self, eqn: Equation, values: Values, lost, reason: str) -> Values:
         sources, _ = self.cuts.setdefault(eqn, (set(), reason))
-        sources |= self.numbers(values)
-        empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
-        return [_Value(e, lost | {eqn}) for e in empty]
+        sources |= self.source_indices(values)
+        return [_Value(empty(v.shape), lost | {eqn}) for v in eqn.outputs]
 
-    def probed(self, eqn: Equation, made: Values) -> Values:
-        """Add the number of each result to its set, to see where it ends."""
-        (value,) = made
+    def probed(self, eqn: Equation, outs: Values) -> Values:
+        """Add a probe for each result to its set, to see where it ends."""
+        (value,) = outs
         assert value is not None
         shape = value.sources.shape[:-1]
         size = int(np.prod(shape, dtype=np.int64))
@@ -307,31 +314,29 @@ class _Walk:
     # Values and tangents come out side by side; a value (no tangent) is None.
 
     def body(
-        self, body: Body, values: Sequence[_Value | None], integers: Sequence[Any] = ()
+        self, body: Body, values: Sequence[_Value | None], inputs: Sequence[Any] = ()
     ) -> Values:
-        """Walk a body; `integers` are the inputs whose value is known, None for others."""
+        """Walk a body; `inputs` are the facts about its inputs, those that are missing None."""
         program = body.program
         env = {v: m for v, m in zip(program.inputs, values, strict=True) if m is not None}
-        known = facts(program.consts, body.values)
-        known.update(
-            (v, k) for v, k in zip(program.inputs, integers, strict=False) if k is not None
-        )
-        return self.program(program, env, known, program.outputs)
+        facts = facts_of(program.consts, body.values)
+        pairs = zip(program.inputs, inputs, strict=False)
+        facts.update((v, fact) for v, fact in pairs if fact is not None)
+        return self.program(program, env, facts, program.outputs)
 
-    def cond(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
-        merged: Values = [None] * len(eqn.outputs)
+    def cond(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
+        outs: Values = [None] * len(eqn.outputs)
         for body in eqn.bodies:
-            merged = [
-                _either(a, b) for a, b in zip(merged, self.body(body, values[1:]), strict=True)
-            ]
-        return merged
+            branch = self.body(body, values[1:])
+            outs = [_either(a, b) for a, b in zip(outs, branch, strict=True)]
+        return outs
 
-    def scan(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
+    def scan(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
         first, n_carry = scan_layout(eqn.params)
         last, length = first + n_carry, eqn.params["length"]
         consts, carry, xs = values[:first], values[first:last], values[last:]
         (body,) = eqn.bodies
-        rows = self.turn_by_turn(eqn, values, known)
+        rows = self.each_iteration(eqn, values, facts)
         if rows is not None:
             rows, carry = rows[:-1], rows[-1][:n_carry]
             rows = rows[::-1] if eqn.params["reverse"] else rows
@@ -340,84 +345,88 @@ class _Walk:
             ys = [row[n_carry:] for row in rows]
             return [*carry, *(_stacked(column) for column in zip(*ys, strict=True))]
         slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
-        found = self.turns(
-            "scan", lambda c: self.body(body, [*consts, *c, *slices], known[:first]), carry
+        outs = self.until_stable(
+            "scan", lambda c: self.body(body, [*consts, *c, *slices], facts[:first]), carry
         )
-        if isinstance(found, str):
-            return found
+        if isinstance(outs, str):
+            return outs
         stacked = [
             None
             if v is None
             else _Value(np.broadcast_to(v.sources, (length, *v.sources.shape)), v.lost)
-            for v in found[n_carry:]
+            for v in outs[n_carry:]
         ]
-        return [*found[:n_carry], *stacked]
+        return [*outs[:n_carry], *stacked]
 
-    def turn_by_turn(self, eqn: Equation, values: Values, known: list[Any]) -> list[Values] | None:
-        """Per turn of a scan the carry it meets and what it gives beside it, then the last carry.
+    def each_iteration(
+        self, eqn: Equation, values: Values, facts: list[Any]
+    ) -> list[Values] | None:
+        """Per iteration of a scan the carry that enters and the ys, then the last carry.
 
-        None if there are too many turns, or their sets grow for too long.
+        None if there are too many iterations, or their sets grow for too long.
         """
         first, n = scan_layout(eqn.params)
         last, length = first + n, eqn.params["length"]
         consts, xs = values[:first], values[last:]
         alike = all(x is None or _alike(x.sources) for x in xs)
-        if length > _MOST_TURNS and not alike:
+        if length > _MOST_ITERATIONS and not alike:
             return None
         rows: list[Values] = []
-        carry, counters = values[first:last], known[first:last]
-        many, search, grown = alike and length > _FEW_TURNS, True, 0
+        carry, counters = values[first:last], facts[first:last]
+        many, search, grown = alike and length > _FEW_ITERATIONS, True, 0
 
-        def turn(t: int, carry: Values, integers: Sequence[Any] = ()) -> Values:
+        def iteration(t: int, carry: Values, varying: Sequence[Any] = ()) -> Values:
             inputs = [*consts, *carry, *(_at(x, t) for x in xs)]
-            return self.body(eqn.bodies[0], inputs, [*known[:first], *integers])
+            return self.body(eqn.bodies[0], inputs, [*facts[:first], *varying])
 
         for t in range(length)[:: -1 if eqn.params["reverse"] else 1]:
-            now = [_fact_at(k, t) for k in known[last:]]
-            outs = turn(t, carry, [*counters, *now])
-            counters = self.known_outputs[:n]
+            slices = [_fact_at(k, t) for k in facts[last:]]
+            outs = iteration(t, carry, [*counters, *slices])
+            counters = self.output_facts[:n]
             rows.append([*carry, *outs[n:]])
             grown += _width(outs[:n]) > _width(carry)
             carry = outs[:n]
-            # Once a carry comes again, so do all turns after it, unless they read their number.
-            seen = [s for s in (0, 1, len(rows) - 1) if s < len(rows)] if many and search else ()
-            for s in seen:
+            # Once a carry comes again, so does all that follows, unless it reads a counter.
+            earlier = [s for s in (0, 1, len(rows) - 1) if s < len(rows)] if many and search else ()
+            for s in earlier:
                 if search and _all_same(rows[s][:n], carry):
                     cycle = [*rows[s:], [*carry, *outs[n:]]]
-                    search = self.repeats(partial(turn, t), cycle, n)
+                    search = self.repeats(partial(iteration, t), cycle, n)
                     if search:
                         more = range(len(rows), length + 1)
                         return [*rows, *(cycle[(k - s) % (len(cycle) - 1)] for k in more)]
-            if many and (grown > 2 * _FEW_TURNS or _MOST_TURNS == len(rows) < length):
+            if many and (grown > 2 * _FEW_ITERATIONS or _MOST_ITERATIONS == len(rows) < length):
                 return None
         return [*rows, carry]
 
-    def repeats(self, turn: Callable[[Values], Values], rows: list[Values], n: int) -> bool:
-        """Whether these turns are the same if their numbers are not known."""
+    def repeats(self, iteration: Callable[[Values], Values], rows: list[Values], n: int) -> bool:
+        """Whether these iterations are the same without the facts about counters."""
         cuts, mixing = {e: (set(s), why) for e, (s, why) in self.cuts.items()}, set(self.mixing)
         same = True
         for row, after in pairwise(rows):
-            outs = turn(row[:n])
+            outs = iteration(row[:n])
             same = same and _all_same(outs[:n], after[:n]) and _all_same(outs[n:], row[n:])
         self.cuts, self.mixing = (self.cuts, self.mixing) if same else (cuts, mixing)
         return same
 
-    def loop(self, eqn: Equation, values: Values, known: list[Any]) -> Values | str:
+    def loop(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
         first = eqn.params["cond_nconsts"]
         last = first + eqn.params["body_nconsts"]
-        body = eqn.bodies[1]
-        consts, facts = values[first:last], known[first:last]
-        return self.turns("while", lambda c: self.body(body, [*consts, *c], facts), values[last:])
+        consts, about = values[first:last], facts[first:last]
+        iteration = lambda carry: self.body(eqn.bodies[1], [*consts, *carry], about)
+        return self.until_stable("while", iteration, values[last:])
 
-    def turns(self, name: str, turn: Callable[[Values], Values], carry: Values) -> Values | str:
-        """The sets of a loop's carry, and of what else a turn gives, once they no longer grow."""
-        for _ in range(_MOST_TURNS if self.follow == EVERYTHING else 2 * _FEW_TURNS):
-            outs = turn(carry)
+    def until_stable(
+        self, name: str, iteration: Callable[[Values], Values], carry: Values
+    ) -> Values | str:
+        """The sets of a loop's carry, and of its other results, once they no longer grow."""
+        for _ in range(_MOST_ITERATIONS if self.follow == EVERYTHING else 2 * _FEW_ITERATIONS):
+            outs = iteration(carry)
             grown = [_either(a, b) for a, b in zip(carry, outs, strict=False)]
             if all(_same(a, b) for a, b in zip(carry, grown, strict=True)):
                 return [*grown, *outs[len(carry) :]]
             carry = grown
-        return f"{name} spreads over more units at every turn"
+        return f"{name} spreads over more units at every iteration"
 
 
 def _without(row: np.ndarray, limit: int) -> np.ndarray:
@@ -427,11 +436,11 @@ def _without(row: np.ndarray, limit: int) -> np.ndarray:
     return union([np.where(row < limit, row, NONE)])
 
 
-def _fact_at(known: Any, t: int) -> Any:
-    """What is known of a value, at one turn."""
-    if isinstance(known, Nonzero):
-        return Nonzero(known.where[t])
-    return None if known is None else np.asarray(known)[t]
+def _fact_at(fact: Any, t: int) -> Any:
+    """A fact about a value, at one iteration."""
+    if isinstance(fact, Nonzero):
+        return Nonzero(fact.where[t])
+    return None if fact is None else np.asarray(fact)[t]
 
 
 def _at(value: _Value | None, t: int) -> _Value | None:
@@ -445,7 +454,7 @@ def _either(a: _Value | None, b: _Value | None) -> _Value | None:
 
 
 def _alike(sources: np.ndarray) -> bool:
-    """Whether all turns read the same."""
+    """Whether all iterations read the same."""
     return np.array_equal(sources, np.broadcast_to(sources[:1], sources.shape))
 
 
@@ -468,10 +477,6 @@ def _stacked(values: Sequence[_Value | None]) -> _Value | None:
     some = [v for v in values if v is not None]
     if not some:
         return None
-    width = max(v.sources.shape[-1] for v in some)
     shape = some[0].sources.shape[:-1]
-    out = np.full((len(values), *shape, width), NONE)
-    for row, v in zip(out, values, strict=True):
-        if v is not None:
-            row[..., : v.sources.shape[-1]] = v.sources
-    return _Value(out, frozenset().union(*(v.lost for v in some)))
+    columns = alongside([None if v is None else v.sources for v in values], [shape] * len(values))
+    return _Value(np.stack(columns), frozenset().union(*(v.lost for v in some)))

@@ -9,7 +9,7 @@ import jax
 
 from .._jaxpr import Atom, Equation, Var
 from ._groups import HiddenGroup
-from ._reach import bits_of, reach, strongly_connected
+from ._reach import bits_of, indices_of, reach, strongly_connected, union_of
 from ._sites import Site
 from ._step import Step
 
@@ -38,8 +38,7 @@ class Links:
 
 def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup]) -> Links:
     program = step.program
-    entries = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
-    from_leaves = reach(program, entries)
+    from_leaves = reach(program, step.entry_bits(step.hidden))
     ys = {s.y: 1 << i for i, s in enumerate(trained)}
     operators = {s.equation for s in trained}
     from_ys = reach(program, ys)
@@ -63,22 +62,16 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
 
     # Recurrent entries: a group that reaches itself again through the operator.
     members = [sum(1 << leaf for leaf in g.leaves) for g in groups]
-    edges = []
-    for mask in members:
-        successors = 0
-        for j, g in enumerate(groups):
-            if any(bits_of(step.exit(step.hidden[k]), from_leaves) & mask for k in g.leaves):
-                successors |= 1 << j
-        edges.append(successors)
-    same_loop = strongly_connected(edges)
+    exits = [[step.exit(step.hidden[k]) for k in g.leaves] for g in groups]
+    reads = [union_of(bits_of(out, from_leaves) for out in outs) for outs in exits]
+    successors = [sum(1 << j for j, r in enumerate(reads) if r & mask) for mask in members]
+    same_loop = strongly_connected(successors)
     cut_entries: dict[Equation, int] = {}
     for s in trained:
-        mask = 0
-        for i, member in enumerate(members):
-            fed = sum(1 << j for j, m in enumerate(members) if m & through[s.equation])
-            if s.x is not None and bits_of(s.x, from_leaves) & member and fed & same_loop[i]:
-                mask |= member
-        if mask:
+        entering = 0 if s.x is None else bits_of(s.x, from_leaves)
+        fed = sum(1 << j for j, m in enumerate(members) if m & through[s.equation])
+        pairs = zip(members, same_loop, strict=True)
+        if mask := union_of(m for m, loop in pairs if entering & m and fed & loop):
             cut_entries[s.equation] = mask
     x_positions = {s.equation: s.operator.primitive.x_invar_index for s in trained}
     plain, use = _plain(step, trained)
@@ -92,27 +85,23 @@ def _plain(step: Step, trained: Sequence[Site]) -> tuple[dict[Var, int], dict[At
         site = operators.get(eqn)
         return eqn.inputs if site is None else jax.tree.leaves(site.operator.recorded(eqn.inputs))
 
-    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
     use: dict[Atom, Equation] = {}
     for eqn in step.program.equations:
         for atom in read(eqn):
             use.setdefault(atom, eqn)
-    return reach(step.program, seeds, read=read), use
+    return reach(step.program, step.entry_bits(step.params), read=read), use
 
 
 def influenced(step: Step, links: Links) -> tuple[tuple[int, ...], ...]:
     """Per parameter leaf, the hidden leaves that it reaches at this step or at a later one."""
-    seeds = {step.entry(p): 1 << i for i, p in enumerate(step.params)}
-    bits = reach(step.program, seeds)
+    bits = reach(step.program, step.entry_bits(step.params))
     exits = [step.exit(leaf) for leaf in step.hidden]
-    feeds = [bits_of(e, links.from_leaves) for e in exits]  # leaves that leaf k reads
+    reads = [bits_of(e, links.from_leaves) for e in exits]
     out = []
     for i in range(len(step.params)):
-        found = {k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1}
-        while True:
-            more = found | {k for k, mask in enumerate(feeds) if any(mask >> j & 1 for j in found)}
-            if more == found:
-                break
-            found = more
-        out.append(tuple(sorted(found)))
+        reached, more = 0, sum(1 << k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1)
+        while more != reached:
+            reached = more
+            more |= sum(1 << k for k, mask in enumerate(reads) if mask & reached)
+        out.append(tuple(indices_of(reached)))
     return tuple(out)

@@ -1,12 +1,18 @@
 """What each linear primitive does to the sets of sources of its operands.
 
-Data movement is executed on the arrays of source numbers themselves; an element-wise primitive
-takes the union, and so does a choice: a slice or a gather at a place that is not known may read any
-place along the axis. A rule returns the source arrays of the outputs, or the reason why the
-equation mixes elements.
+Data movement is executed on the arrays of source indices themselves; an element-wise primitive
+takes the union, and so does a slice or a gather at an index that varies: it may read any place
+along the axis. A rule returns the sets of the outputs, or the reason why the equation mixes
+elements. For `a` with the sets [[0], [1]] and `b` with [[2], [3]]:
 
-A *sum* (`is_sum`) takes each element to one result; whether that mixes units depends on where the
-result goes. `spread` is the rule for what mixes anyway: which elements it can mix.
+    rev(a)             [[1], [0]]           a + b             [[2, 0], [3, 1]]
+    a[i:i+1]           [[1, 0]]             pad(a, (1, 0))    [[NONE], [0], [1]]
+    diag(c) @ a        [[0], [1]]           M @ a             "a matrix product mixes units"
+
+A *sum* (`is_sum`) takes each element to one result, reduce_sum(a) is [1, 0]; whether that mixes
+units depends on where the result goes. `spread` is the rule for what mixes anyway: which elements
+it can mix, M @ a is [[1, 0], [1, 0]]. *Facts* about an operand are what the analysis knows of its
+value at compile time: integers, where a floating value is zero, or nothing (None).
 """
 
 from __future__ import annotations
@@ -21,43 +27,45 @@ import numpy as np
 from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
 from ._choices import any_gathered, any_scattered, any_slice, any_update
 from ._contract import contraction, convolved, kernel, product
-from ._sets import NONE, Nonzero, Result, Sources, joined, nonzero, padded, union
+from ._sets import NONE, Nonzero, Result, Sources, alongside, empty, joined, nonzero, padded, union
 
-_MOST_KNOWN = 1 << 22  # elements of an array that is worth knowing at compile time
+_MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
+Rule = Callable[[Equation, list[Sources], list[Any]], Result]
 
 
-def move(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def move(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     default = _elementwise if eqn.name in ELEMENTWISE else _mixing
-    return _RULES.get(eqn.name, default)(eqn, arrays, known)
+    return _RULES.get(eqn.name, default)(eqn, arrays, facts)
 
 
-def _mixing(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _mixing(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return f"{eqn.name} mixes elements"
 
 
-def _elementwise(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _elementwise(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     shape = eqn.outputs[0].shape
-    moving = [a for a in arrays if a is not None]
-    moving = [
-        a if a.shape[:-1] == shape else np.broadcast_to(a, (*shape, a.shape[-1])) for a in moving
-    ]
-    return [union(moving)]
+    return [union([np.broadcast_to(a, (*shape, a.shape[-1])) for a in arrays if a is not None])]
 
 
-def _columns(move: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Apply a data movement to each column of sources."""
-    return np.moveaxis(np.stack([move(c) for c in np.moveaxis(array, -1, 0)]), 0, -1)
+def _columns(move: Callable, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Apply a data movement, with results of a shape, to each column of sources."""
+    if not array.shape[-1]:
+        return empty(shape)
+    return np.stack([move(c) for c in np.moveaxis(array, -1, 0)], -1)
 
 
-def _moved(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]):
-    def rule(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-        array = arrays[0]
-        assert array is not None
-        if array.shape[-1] == 0:
-            return [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
-        return [_columns(make(eqn), array)]
+def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule:
+    """A rule about the first operand alone."""
 
-    return rule
+    def of_first(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+        assert arrays[0] is not None
+        return list(rule(eqn, arrays[0]))
+
+    return of_first
+
+
+def _moved(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]) -> Rule:
+    return _unary(lambda eqn, array: [_columns(make(eqn), array, eqn.outputs[0].shape)])
 
 
 def _broadcast_in_dim(eqn: Equation):
@@ -84,52 +92,33 @@ def _slice(eqn: Equation):
     return lambda a: a[at]
 
 
-def _pad(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _pad(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     array, filler = arrays
     config = eqn.params["padding_config"]
     shape = eqn.outputs[0].shape
     out = []
     if array is not None:
-        out.append(
-            _columns(lambda a: padded(a, config), array)
-            if array.shape[-1]
-            else np.full((*shape, 0), NONE)
-        )
+        out.append(_columns(lambda a: padded(a, config), array, shape))
     if filler is not None:
         out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
     return [union(out)]
 
 
 def _side_by_side(eqn: Equation, arrays: list[Sources]) -> list[np.ndarray]:
-    """The operands' sources, all of the same width; a constant operand has none."""
-    width = max(a.shape[-1] for a in arrays if a is not None)
-    parts = [np.full((*atom.shape, width), NONE) for atom in eqn.inputs]
-    for part, a in zip(parts, arrays, strict=True):
-        if a is not None:
-            part[..., : a.shape[-1]] = a
-    return parts
+    return alongside(arrays, [a.shape for a in eqn.inputs])
 
 
-def _concatenate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _concatenate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return [np.concatenate(_side_by_side(eqn, arrays), axis=eqn.params["dimension"])]
 
 
-def _split(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    array, axis = arrays[0], eqn.params["axis"]
-    assert array is not None
-    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis=axis)
+def _split(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
 
 
-def _reduce(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    array = arrays[0]
-    assert array is not None
-    return [joined(array, eqn.params["axes"])]
-
-
-def _window(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
     """Pooling: each result joins the elements of its window."""
-    array, p = arrays[0], eqn.params
-    assert array is not None
+    p = eqn.params
     n = len(p["window_dimensions"])
     dilation = p["base_dilation"] or (1,) * n
     inner = p["window_dilation"] or (1,) * n
@@ -146,16 +135,16 @@ def _window(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
     return [union(parts)]
 
 
-def is_sum(eqn: Equation, arrays: list[Sources], known: list[Any]) -> bool:
-    """Whether an equation takes each moving element to one result, several to the same."""
+def is_sum(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> bool:
+    """Whether an equation takes each varying element to one result, several to the same."""
     if eqn.name == "reduce_sum":
         return any(eqn.inputs[0].shape[a] > 1 for a in eqn.params["axes"])
     if eqn.name in _WINDOWS:
         return True
     side = next(i for i, a in enumerate(arrays) if a is not None)
     if eqn.name == "dot_general":
-        return contraction(eqn, side, known).sums
-    return eqn.name == "conv_general_dilated" and side == 0 and kernel(eqn, known).sums
+        return contraction(eqn, side, facts).sums
+    return eqn.name == "conv_general_dilated" and side == 0 and kernel(eqn, facts).sums
 
 
 def summands(eqn: Equation) -> float:
@@ -172,73 +161,73 @@ def summands(eqn: Equation) -> float:
     return int(np.prod(sizes, dtype=np.int64))
 
 
-def _dot_general(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _dot_general(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     out = []
     for side, array in enumerate(arrays):
         if array is not None:
-            found = contraction(eqn, side, known)
-            if found.mixes:
+            what = contraction(eqn, side, facts)
+            if what.mixes:
                 return "a matrix product mixes units"
-            out.append(product(eqn, array, side, found.table))
+            out.append(product(eqn, array, side, what.table))
     return [union(out)]
 
 
-def _conv(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _conv(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     image, weights = arrays
-    if image is None or weights is not None or kernel(eqn, known).mixes:
+    if image is None or weights is not None or kernel(eqn, facts).mixes:
         return "a convolution mixes units"
-    return [convolved(eqn, image, known)]
+    return [convolved(eqn, image, facts)]
 
 
-def _cumulative(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _cumulative(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     single = eqn.inputs[0].shape[eqn.params["axis"]] == 1
-    return (_elementwise if single else _mixing)(eqn, arrays, known)
+    return (_elementwise if single else _mixing)(eqn, arrays, facts)
 
 
-def _triangular(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    """A solve by a diagonal matrix divides each element by a number."""
+def _triangular(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    """A solve by a diagonal matrix divides each element by a scalar."""
     matrix, right = arrays
     if matrix is not None or right is None:
-        return _mixing(eqn, arrays, known)
-    where = nonzero(known[0])
+        return _mixing(eqn, arrays, facts)
+    where = nonzero(facts[0])
     where = np.ones(eqn.inputs[0].shape, bool) if where is None else where
     part = np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)
-    return _mixing(eqn, arrays, known) if part.any() else [right]
+    return _mixing(eqn, arrays, facts) if part.any() else [right]
 
 
-def _solve(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _solve(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     """`x` with `matvec(x) = b`: element-wise if `matvec` is."""
     n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
     if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
-        return _mixing(eqn, arrays, known)
+        return _mixing(eqn, arrays, facts)
     own = np.arange(eqn.outputs[0].size).reshape((*eqn.outputs[0].shape, 1))
-    found = _body(matvec, [*arrays[:n], own], [*known[:n], None])
-    apart = not isinstance(found, str) and np.array_equal(found[0], own)
-    return arrays[-1:] if apart else _mixing(eqn, arrays, known)  # type: ignore[return-value]
+    sets = _body(matvec, [*arrays[:n], own], [*facts[:n], None])
+    apart = not isinstance(sets, str) and np.array_equal(sets[0], own)
+    return arrays[-1:] if apart else _mixing(eqn, arrays, facts)  # type: ignore[return-value]
 
 
-def _body(jaxpr: Any, arrays: Sequence[Sources], known: Sequence[Any]) -> Result:
+def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Any]) -> Result:
     """The sets of a function in which nothing mixes or adds up."""
     program, values = flatten(jaxpr)
-    facts: dict[Atom, Any] = dict(zip(program.inputs, known, strict=True))
-    facts.update(zip(program.consts, values, strict=True))
+    fact_of: dict[Atom, Any] = dict(zip(program.inputs, facts, strict=True))
+    fact_of.update(zip(program.consts, values, strict=True))
     sets: dict[Atom, np.ndarray] = {
         v: a for v, a in zip(program.inputs, arrays, strict=True) if a is not None
     }
     for eqn in program.equations:
-        moving = [sets.get(a) for a in eqn.inputs]
-        about = [a.value if isinstance(a, Const) else facts.get(a) for a in eqn.inputs]
-        if all(a is None for a in moving):
-            facts.update(zip(eqn.outputs, fold(eqn, about), strict=True))
+        read = [sets.get(a) for a in eqn.inputs]
+        about = [a.value if isinstance(a, Const) else fact_of.get(a) for a in eqn.inputs]
+        if all(a is None for a in read):
+            fact_of.update(zip(eqn.outputs, fold(eqn, about), strict=True))
             continue
-        made = "adds up units" if is_sum(eqn, moving, about) else move(eqn, moving, about)
-        if isinstance(made, str):
-            return made
-        sets.update(zip(eqn.outputs, made, strict=True))
-    return [sets.get(o, np.full((*o.shape, 0), NONE)) for o in program.outputs]
+        outs = "adds up units" if is_sum(eqn, read, about) else move(eqn, read, about)
+        if isinstance(outs, str):
+            return outs
+        sets.update(zip(eqn.outputs, outs, strict=True))
+    return [sets.get(o, empty(o.shape)) for o in program.outputs]
 
 
-def _sharded(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _sharded(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     """`shard_map`: the function of each device, on its parts of the arrays."""
     p, mesh = eqn.params, dict(eqn.params["mesh"].shape)
 
@@ -261,40 +250,40 @@ def _sharded(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
             None if a is None else a[part(spec, place, a.shape[:-1])]
             for a, spec in zip(arrays, p["in_specs"], strict=True)
         ]
-        found = _body(p["jaxpr"], here, [None] * len(here))
-        if isinstance(found, str):
-            return f"{found} in a shard_map"
-        for out, made, var, spec in zip(outs, found, eqn.outputs, p["out_specs"], strict=True):
-            whole = np.full((*var.shape, made.shape[-1]), NONE)
-            whole[part(spec, place, var.shape)] = made
+        sets = _body(p["jaxpr"], here, [None] * len(here))
+        if isinstance(sets, str):
+            return f"{sets} in a shard_map"
+        for out, of_device, var, spec in zip(outs, sets, eqn.outputs, p["out_specs"], strict=True):
+            whole = np.full((*var.shape, of_device.shape[-1]), NONE)
+            whole[part(spec, place, var.shape)] = of_device
             out.append(whole)
     return [union(out) for out in outs]
 
 
-def fold(eqn: Equation, known: list[Any]) -> list[Any]:
-    """What is known of the results of an equation without tangents, None for nothing.
+def fold(eqn: Equation, facts: list[Any]) -> list[Any]:
+    """Facts about the results of an equation without tangents.
 
-    Integers that depend on nothing are computed: the indices of gathers, slices and rolls. Of
-    floating values it is known where they are zero.
+    Integers that depend on nothing are computed: the indices of gathers, slices and rolls. About
+    floating values the fact is where they are zero.
     """
     nothing: list[Any] = [None] * len(eqn.outputs)
-    if eqn.effects or eqn.bodies or any(v.size > _MOST_KNOWN for v in eqn.outputs):
+    if eqn.effects or eqn.bodies or any(v.size > _MOST_FOLDED for v in eqn.outputs):
         return nothing
     if any(is_inexact(v.dtype) for v in eqn.outputs):
-        return _zeros(eqn, known) if any(k is not None for k in known) else nothing
+        return _zeros(eqn, facts) if any(k is not None for k in facts) else nothing
     plain = all(jax.dtypes.issubdtype(v.dtype, np.integer) or v.dtype == bool for v in eqn.outputs)
-    if not plain or any(k is None or isinstance(k, Nonzero) for k in known):
+    if not plain or any(k is None or isinstance(k, Nonzero) for k in facts):
         return nothing
     with jax.ensure_compile_time_eval():
-        return [np.asarray(o) for o in bind(eqn, known)]
+        return [np.asarray(o) for o in bind(eqn, facts)]
 
 
-def _zeros(eqn: Equation, known: list[Any]) -> list[Any]:
+def _zeros(eqn: Equation, facts: list[Any]) -> list[Any]:
     """A value that is not zero counts as one source, and a result that reads it may not be zero."""
-    found = [nonzero(k) for k in known]
+    masks = [nonzero(k) for k in facts]
     shape = eqn.outputs[0].shape
     if eqn.name in ("mul", "div"):  # 0 / b is 0
-        some = [f for f in (found if eqn.name == "mul" else found[:1]) if f is not None]
+        some = [f for f in (masks if eqn.name == "mul" else masks[:1]) if f is not None]
         where = [np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*some)), shape)]
     elif eqn.name in ELEMENTWISE and eqn.name not in _ZERO_AT_ZERO:
         return [None]
@@ -305,81 +294,72 @@ def _zeros(eqn: Equation, known: list[Any]) -> list[Any]:
             * np.ones((*a.shape, 1), np.int64)
             if every or is_inexact(a.dtype)
             else None
-            for a, f in zip(eqn.inputs, found, strict=True)
+            for a, f in zip(eqn.inputs, masks, strict=True)
         ]
         if eqn.name in ("dot_general", "select_n"):
             arrays[1 if eqn.name == "dot_general" else 0] = None
-        made = move(eqn, arrays, known)
-        if isinstance(made, str):
+        sets = move(eqn, arrays, facts)
+        if isinstance(sets, str):
             return [None] * len(eqn.outputs)
-        where = [(m != NONE).any(-1) for m in made]
+        where = [(m != NONE).any(-1) for m in sets]
     return [None if w.all() else Nonzero(w) for w in where]
 
 
-def _indexed(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    """Gathers and slices at known places: run them on the source numbers."""
+def _indexed(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    """Gathers and slices at constant places: run them on the source indices."""
     array = arrays[0]
     assert array is not None
-    if any(k is None for k in known[1:]):
-        return (any_gathered if eqn.name == "gather" else any_slice)(eqn, array, known)
-    if array.shape[-1] == 0:
-        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
+    if any(k is None for k in facts[1:]):
+        return (any_gathered if eqn.name == "gather" else any_slice)(eqn, array, facts)
     if "fill_value" in eqn.params:  # what is read outside the array is no element of it
         eqn = replace(eqn, params={**eqn.params, "fill_value": NONE})
-    return [_columns(lambda a: _run(eqn, [a, *known[1:]]), array)]
+    return [_columns(lambda a: _run(eqn, [a, *facts[1:]]), array, eqn.outputs[0].shape)]
 
 
-def _overwrite(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    """`scatter` and `dynamic_update_slice` at known places."""
-    first = 2 if eqn.name == "dynamic_update_slice" else 1
-    indices = known[first:] if first == 2 else known[1:2]
-    if any(k is None for k in indices):
-        return (any_update if first == 2 else any_scattered)(eqn, arrays, known)
-    update_at = 1 if first == 2 else 2
-    shapes = [a.shape for a in eqn.inputs]
-    width = max(a.shape[-1] for a in arrays if a is not None)
-    if width == 0:
-        return [np.full((*eqn.outputs[0].shape, 0), NONE)]
-
-    def column(at: int, k: int) -> np.ndarray:
-        a = arrays[at]
-        return a[..., k] if a is not None and k < a.shape[-1] else np.full(shapes[at], NONE)
-
-    columns = []
-    for k in range(width):
-        values: list[Any] = list(known)
-        values[0], values[update_at] = column(0, k), column(update_at, k)
-        columns.append(_run(eqn, values))
-    return [np.stack(columns, axis=-1)]
+def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    """`scatter` and `dynamic_update_slice` at constant places."""
+    at_slice = eqn.name == "dynamic_update_slice"
+    if any(k is None for k in (facts[2:] if at_slice else facts[1:2])):
+        return (any_update if at_slice else any_scattered)(eqn, arrays, facts)
+    update = 1 if at_slice else 2
+    operand, updates = alongside(
+        [arrays[0], arrays[update]], [eqn.inputs[0].shape, eqn.inputs[update].shape]
+    )
+    columns = [empty(eqn.outputs[0].shape)]
+    for k in range(operand.shape[-1]):
+        values = [operand[..., k], *facts[1:]]
+        values[update] = updates[..., k]
+        columns.append(_run(eqn, values)[..., None])
+    return [np.concatenate(columns, axis=-1)]
 
 
-def _accumulate(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    """`scatter_add` at known places: an element reads its own sources and those added to it."""
+def _accumulate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    """`scatter_add` at constant places: an element reads its own sources and those added to it."""
     operand, _, updates = arrays
-    indices = known[1]
+    indices = facts[1]
     shape = eqn.outputs[0].shape
     size = int(np.prod(shape, dtype=np.int64))
     if indices is None:
-        return any_scattered(eqn, arrays, known)
+        return any_scattered(eqn, arrays, facts)
     if size >= 1 << 24:
         return f"{eqn.name} into {size} elements"
     parts = [] if operand is None else [operand]
     if updates is not None:
         # The transpose of a scatter is a gather: it tells where each update lands (0: nowhere).
         with jax.ensure_compile_time_eval():
-            number = jax.numpy.arange(1, size + 1, dtype="float32").reshape(shape)
+            index = jax.numpy.arange(1, size + 1, dtype="float32").reshape(shape)
             zeros = jax.numpy.zeros(shape, "float32")
             update = jax.ShapeDtypeStruct(eqn.inputs[2].shape, "float32")
             gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
-            landing = np.asarray(gather(number)[0]).astype(np.int64) - 1
-        parts.append(_collect(landing.reshape(-1), updates.reshape(landing.size, -1), size, shape))
+            target = np.asarray(gather(index)[0]).astype(np.int64) - 1
+        parts.append(_collect(target.reshape(-1), updates.reshape(target.size, -1), size, shape))
     return [union(parts)]
 
 
-def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
+def _collect(target: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
     """Sets of sources per element, from the elements where rows of sources land."""
-    row, slot = np.nonzero((sources != NONE) & (landing[:, None] != NONE))
-    pairs = np.unique(np.stack([landing[row], sources[row, slot]]), axis=1)
+    row, slot = np.nonzero((sources != NONE) & (target[:, None] != NONE))
+    pairs = np.unique(np.stack([target[row], sources[row, slot]]), axis=1)
     first = np.searchsorted(pairs[0], pairs[0])
     rank = np.arange(pairs.shape[1]) - first
     out = np.full((size, int(rank.max(initial=-1)) + 1), NONE)
@@ -387,35 +367,29 @@ def _collect(landing: np.ndarray, sources: np.ndarray, size: int, shape: tuple) 
     return out.reshape((*shape, out.shape[-1]))
 
 
-def _each(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _each(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     """Several values passed on side by side."""
-    empty = [np.full((*v.shape, 0), NONE) for v in eqn.outputs]
-    return [e if a is None else a for a, e in zip(arrays, empty, strict=True)]
+    pairs = zip(arrays, eqn.outputs, strict=True)
+    return [empty(v.shape) if a is None else a for a, v in pairs]
 
 
-def _select(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    """A choice that is known at compile time reads one side only."""
-    which = known[0]
+def _select(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    """A selection by a constant reads one side only."""
+    which = facts[0]
     if which is None:
-        return _elementwise(eqn, arrays, known)
+        return _elementwise(eqn, arrays, facts)
     shape = eqn.outputs[0].shape
-    width = max(a.shape[-1] for a in arrays if a is not None)
-    out = np.full((*shape, width), NONE)
-    for case, array in enumerate(arrays[1:]):
-        if array is not None:
-            chosen = np.broadcast_to(np.asarray(which) == case, shape)
-            out[..., : array.shape[-1]][chosen] = array[chosen]
-    return [out]
+    cases = np.stack(alongside(arrays[1:], [shape] * (len(arrays) - 1)))
+    index = np.broadcast_to(np.asarray(which, int), shape)
+    return [np.take_along_axis(cases, index[None, ..., None], 0)[0]]
 
 
-def _stack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
+def _stack(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     axis = eqn.params["axis"]
     return [np.stack(_side_by_side(eqn, arrays), axis=axis if axis >= 0 else axis - 1)]
 
 
-def _unstack(eqn: Equation, arrays: list[Sources], known: list[Any]) -> Result:
-    array = arrays[0]
-    assert array is not None
+def _unstack(eqn: Equation, array: np.ndarray) -> Sequence[np.ndarray]:
     axis = eqn.params["axis"]
     return list(np.moveaxis(array, axis if axis >= 0 else axis - 1, 0))
 
@@ -426,19 +400,17 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
 
 
-def spread(eqn: Equation, arrays: list[Sources], known: list[Any]) -> list[np.ndarray]:
+def spread(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> list[np.ndarray]:
     """The sets of an equation that mixes: precise for products, else everything it reads."""
     if eqn.name == "dot_general":
         return [union([product(eqn, a, k, None) for k, a in enumerate(arrays) if a is not None])]
-    if eqn.name in _CUMULATIVE:
-        array = arrays[0]
-        assert array is not None
-        found = joined(array, [eqn.params["axis"]], keep=True)
-        return [np.broadcast_to(found, (*eqn.outputs[0].shape, found.shape[-1]))]
+    if eqn.name in _CUMULATIVE and arrays[0] is not None:
+        sets = joined(arrays[0], [eqn.params["axis"]], keep=True)
+        return [np.broadcast_to(sets, (*eqn.outputs[0].shape, sets.shape[-1]))]
     if eqn.name == "conv_general_dilated" and arrays[0] is not None and arrays[1] is None:
         return [convolved(eqn, arrays[0], None)]
-    met = [np.unique(a[a != NONE]) for a in arrays if a is not None]
-    all_of_them = np.unique(np.concatenate(met))
+    sources = [np.unique(a[a != NONE]) for a in arrays if a is not None]
+    all_of_them = np.unique(np.concatenate(sources))
     return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
 
 
@@ -451,7 +423,7 @@ _ZERO_AT_ZERO = set(
     """.split()
 )
 _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
-_RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
+_RULES: dict[str, Rule] = {
     "broadcast_in_dim": _moved(_broadcast_in_dim),
     "reshape": _moved(_reshape),
     "squeeze": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
@@ -461,25 +433,19 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "slice": _moved(_slice),
     "concatenate": _concatenate,
     "pad": _pad,
-    "split": _split,
-    "reduce_sum": _reduce,
+    "split": _unary(_split),
+    "reduce_sum": _unary(lambda e, a: [joined(a, e.params["axes"])]),
     "dot_general": _dot_general,
-    "reduce_window_sum": _window,
-    "select_and_gather_add": _window,
+    "reduce_window_sum": _unary(_window),
+    "select_and_gather_add": _unary(_window),
     "gather": _indexed,
     "dynamic_slice": _indexed,
     "scatter": _overwrite,
     "optimization_barrier": _each,
     "device_put": _each,
-    "scatter-add": _accumulate,
-    "scatter_add": _accumulate,
-    "scatter-mul": _accumulate,
-    "scatter_mul": _accumulate,
-    "scatter-sub": _accumulate,
-    "scatter_sub": _accumulate,
     "select_n": _select,
     "stack": _stack,
-    "unstack": _unstack,
+    "unstack": _unary(_unstack),
     "tile": _moved(lambda e: lambda a: np.tile(a, e.params["reps"])),
     "dynamic_update_slice": _overwrite,
     "conv_general_dilated": _conv,
@@ -487,4 +453,5 @@ _RULES: dict[str, Callable[[Equation, list[Sources], list[Any]], Result]] = {
     "custom_linear_solve": _solve,
     "shard_map": _sharded,
     **dict.fromkeys(_CUMULATIVE, _cumulative),
+    **{f"scatter{joint}{what}": _accumulate for joint in "-_" for what in ("add", "mul", "sub")},
 }

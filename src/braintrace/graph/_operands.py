@@ -29,12 +29,12 @@ def _wanted(site: Site) -> list[list[Atom]]:
 
 
 def operands(site: Site, values: Sequence[Any]) -> dict[str, Any]:
-    """The steady operands from the values of `operand_atoms`; stacked over mapped turns."""
+    """The steady operands from the values of `operand_atoms`; stacked over mapped iterations."""
     keys = [k for k in site.operator.positions if k not in site.varying]
-    found = [(v, ()) for v in values]  # a value, and the levels at whose turns it differs
+    passed = [(v, ()) for v in values]  # a value, and the levels at whose iterations it differs
     for level, atoms in zip(site.levels, reversed(_wanted(site)[:-1]), strict=True):
-        found = _enter(level, atoms, found, site.levels)
-    return {k: value for k, (value, _) in zip(keys, found, strict=True)}
+        passed = _enter(level, atoms, passed, site.levels)
+    return {k: value for k, (value, _) in zip(keys, passed, strict=True)}
 
 
 def operand_equations(program: Program, site: Site, key: str) -> list[Equation]:
@@ -61,7 +61,7 @@ def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
 
 
 def _enter(
-    level: Level, atoms: Sequence[Atom], found: Sequence[tuple], order: Sequence[Level]
+    level: Level, atoms: Sequence[Atom], passed: Sequence[tuple], order: Sequence[Level]
 ) -> list[tuple]:
     """Values inside a body from those passed to it."""
     body = level.equation.bodies[level.branch]
@@ -72,22 +72,22 @@ def _enter(
     slices = set(sliced(level.equation)) if level.length is not None else set()
     inputs = [
         (value, (*levels, level) if v in slices else levels)
-        for v, (value, levels) in zip(needed, found, strict=True)
+        for v, (value, levels) in zip(needed, passed, strict=True)
     ]
     out = []
     for atom in atoms:
         one = prune(part, [atom])
         read = {a for e in one.equations for a in e.inputs} | {atom}
-        chosen = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
-        levels = tuple(m for m in order if any(m in ls for _, _, ls in chosen))
+        read_inputs = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
+        levels = tuple(m for m in order if any(m in ls for _, _, ls in read_inputs))
 
-        def fun(*values, one=one, chosen=chosen):
-            given = dict(zip([v for v, _, _ in chosen], values, strict=True))
-            return evaluate(one, body.values, [given.get(v) for v in one.inputs])[0]
+        def fun(*values, one=one, read_inputs=read_inputs):
+            bound = dict(zip([v for v, _, _ in read_inputs], values, strict=True))
+            return evaluate(one, body.values, [bound.get(v) for v in one.inputs])[0]
 
         for m in reversed(levels):
-            fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in chosen])
-        value = fun(*(v for _, v, _ in chosen)) if chosen else fun()
+            fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in read_inputs])
+        value = fun(*(v for _, v, _ in read_inputs)) if read_inputs else fun()
         out.append((atom.value if isinstance(atom, Const) else value, levels))
     return out
 
@@ -96,17 +96,17 @@ def _enter(
 def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
     """The program with guards (see `guards`) replaced by the value, and what stands for what.
 
-    For what is computed from parameters: there, nothing else is known.
+    For what is computed from parameters: there, a guard has nothing to test.
     """
-    found = guards(program)
+    guarded = guards(program)
     same: dict[Var, Atom] = {}
     equations = []
     for eqn in program.equations:
-        if eqn in found:
-            same[eqn.outputs[0]] = follow(found[eqn], same)
+        if eqn in guarded:
+            same[eqn.outputs[0]] = follow(guarded[eqn], same)
         else:
             inputs = tuple(follow(a, same) for a in eqn.inputs)
-            equations.append(replace(eqn, inputs=inputs) if found else eqn)
+            equations.append(replace(eqn, inputs=inputs) if guarded else eqn)
     outputs = tuple(follow(o, same) for o in program.outputs)
     return Program(program.consts, program.inputs, tuple(equations), outputs), same
 

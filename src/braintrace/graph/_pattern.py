@@ -37,7 +37,7 @@ class Colouring:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pattern:
-    """Edges of the kept Jacobian between state elements, numbered through all components.
+    """Edges of the kept Jacobian between state elements, counted through all components.
 
     `kept` are (exit element, entry element) pairs, `edges` all of them. `dropped` are (exit
     component, entry component) pairs that lost neighbouring units.
@@ -63,7 +63,7 @@ def rows_of(rows: Sequence[np.ndarray], low: int, high: int) -> tuple[np.ndarray
 
 
 class Places:
-    """Where each state element is: its component, its shape (by number) and its position."""
+    """Where each state element is: its component, its kind (of shape) and its position."""
 
     def __init__(self, components: Sequence[Component], offsets: np.ndarray):
         self.offsets = offsets[: len(components) + 1]
@@ -73,7 +73,7 @@ class Places:
         self.component = np.repeat(np.arange(len(shapes)), np.diff(self.offsets))
         self.kind = self.kinds[self.component]
         self.position = np.arange(self.n) - self.offsets[self.component]
-        # One number per (shape, position).
+        # One index per (shape, position).
         self.unit = self.offsets[self.kind] + self.position
 
 
@@ -96,10 +96,10 @@ def kept_edges(places: Places, exits: np.ndarray, sources: np.ndarray) -> np.nda
     return np.where(has_own[cell], own, single[cell] | tree[cell])
 
 
-def state_pattern(found: Influence, components: Sequence[Component], crossing: bool) -> Pattern:
+def state_pattern(influence: Influence, components: Sequence[Component], crossing: bool) -> Pattern:
     """Edges from state entries to state exits; all are kept if `crossing`."""
-    places = Places(components, found.offsets)
-    exits, sources = rows_of(found.rows, 0, places.n)
+    places = Places(components, influence.offsets)
+    exits, sources = rows_of(influence.rows, 0, places.n)
     keep = np.ones(len(exits), bool) if crossing else kept_edges(places, exits, sources)
     pairs = np.stack([places.component[exits[~keep]], places.component[sources[~keep]]])
     lost = np.unique(pairs, axis=1).T
@@ -113,18 +113,18 @@ def state_pattern(found: Influence, components: Sequence[Component], crossing: b
 def mixing_probes(
     components: Sequence[Component], rows: Sequence[np.ndarray], offsets: np.ndarray, last: int
 ) -> np.ndarray:
-    """For every source number below `last`: does it end in several positions of one shape?"""
+    """For every source index below `last`: does it end in several positions of one shape?"""
     places = Places(components, offsets)
     exits, sources = rows_of(rows, 0, places.n)
     keep = kept_edges(places, exits, sources)
     step = matrix(np.stack([exits[keep], sources[keep]], 1), (places.n, places.n))
     first = int(offsets[-1])
-    found, probe = rows_of(rows, first, last)
-    probes = matrix(np.stack([found, probe - first], 1), (places.n, last - first))
+    ends, probe = rows_of(rows, first, last)
+    probes = matrix(np.stack([ends, probe - first], 1), (places.n, last - first))
     reached = close(step, probes)
     element, probe = reached.nonzero()
-    ends = np.unique(np.stack([probe, places.kind[element], places.position[element]]), axis=1)
-    groups, count = np.unique(ends[:2], axis=1, return_counts=True)
+    hits = np.unique(np.stack([probe, places.kind[element], places.position[element]]), axis=1)
+    groups, count = np.unique(hits[:2], axis=1, return_counts=True)
     bad = np.zeros(last, bool)
     bad[first + groups[0][count > 1]] = True
     return bad
@@ -177,8 +177,8 @@ def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
     if np.isin(fans_in, fans_out).any():
         return None
     back = np.isin(pair, fans_in)
-    source_colours, n_sources = _numbered(source_block, source_block[sources[~back]])
-    exit_colours, n_exits = _numbered(exit_block, exit_block[exits[back]])
+    source_colours, n_sources = _one_per_block(source_block, source_block[sources[~back]])
+    exit_colours, n_exits = _one_per_block(exit_block, exit_block[exits[back]])
     pairs = frozenset((int(p) // n, int(p) % n) for p in fans_in)
     return Colouring(source_colours, n_sources, exit_colours, n_exits, pairs)
 
@@ -188,12 +188,12 @@ def _repeated(keys: np.ndarray) -> np.ndarray:
     return count[inverse] > 1
 
 
-def _numbered(block: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, int]:
-    """Consecutive numbers for the blocks in use; elements of others get -1."""
-    found = np.unique(used)
-    number = np.full(int(block.max(initial=0)) + 1, -1)
-    number[found] = np.arange(len(found))
-    return number[block], len(found)
+def _one_per_block(block: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, int]:
+    """A colour for each block in use; elements of others get -1."""
+    blocks = np.unique(used)
+    colours = np.full(int(block.max(initial=0)) + 1, -1)
+    colours[blocks] = np.arange(len(blocks))
+    return colours[block], len(blocks)
 
 
 def distinct(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.ndarray, int]:
@@ -246,21 +246,22 @@ class TapPattern:
 
 
 def tap_pattern(
-    found: Influence, components: Sequence[Component], first: int, n_parts: int, turns: bool
+    influence: Influence, components: Sequence[Component], taps: Sequence[int], loops: bool
 ) -> TapPattern:
-    """Edges of the operator whose tap parts are sources first, first + 1, ...
+    """Edges of the operator whose output has these source indices.
 
-    Where its output has an axis of turns, entries are read from cotangents: one gives all turns.
+    In `loops` its output has an axis of iterations, and entries are read from cotangents: one gives
+    all iterations.
     """
-    places = Places(components, found.offsets)
+    places = Places(components, influence.offsets)
     edges, colourings = [], []
-    for part in range(n_parts):
-        low, high = int(found.offsets[first + part]), int(found.offsets[first + part + 1])
-        exits, sources = rows_of(found.rows, low, high)
+    for source in taps:
+        low, high = map(int, influence.offsets[source : source + 2])
+        exits, sources = rows_of(influence.rows, low, high)
         pairs = np.stack([exits, sources - low], axis=1)
         edges.append(pairs)
         block = np.zeros(high - low, int)
-        if turns:
+        if loops:
             colourings.append(_only_backward(pairs, places.component, high - low))
         else:
             colourings.append(colour(pairs, places.component, block))
@@ -273,7 +274,7 @@ def _only_backward(edges: np.ndarray, component: np.ndarray, n_sources: int) -> 
     pairs = frozenset((int(c), 0) for c in used)
     n = int(component.max(initial=0)) + 1
     if not _repeated(sources * n + component[exits]).any():
-        colours, count = _numbered(component, component[exits])
+        colours, count = _one_per_block(component, component[exits])
     else:
         colours, count = distinct(sources, exits, len(component))
     return Colouring(np.zeros(n_sources, int), 0, colours, count, pairs)

@@ -46,7 +46,7 @@ class HiddenPerturbation:
         added: dict[Var, list[Array]] = {}
         for leaf, p in zip(step.hidden, perturb_data, strict=True):
             added.setdefault(step.exit(leaf), []).append(p)
-        made = {o for eqn in step.program.equations for o in eqn.outputs}
+        computed = {o for eqn in step.program.equations for o in eqn.outputs}
         shared = {v for v, ps in added.items() if len(ps) > 1}  # one value stored in two states
         added = {v: ps for v, ps in added.items() if v not in shared}
 
@@ -60,7 +60,7 @@ class HiddenPerturbation:
         outs = evaluate(step.program, self.consts, inputs, apply)
         for leaf, p in zip(step.hidden, perturb_data, strict=True):
             # No equation of its own: an input passed on, a constant, a value of several states.
-            if step.exit(leaf) not in made or step.exit(leaf) in shared:
+            if step.exit(leaf) not in computed or step.exit(leaf) in shared:
                 outs[leaf.output] = outs[leaf.output] + p
         return outs
 

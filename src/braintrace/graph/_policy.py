@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._errors import CompilationError, dotted, message
+from .._errors import CompilationError, dotted, message, type_error, value_error
 from .._jaxpr import Equation, deep_equations
 from ._reach import bits_of, reach
 from ._sites import Site
@@ -33,7 +33,7 @@ class ControlFlowPolicy:
 
     Args:
         cond: 'convert' follows operators in branches, 'opaque' closes the branches.
-        scan_unroll_limit: with `scan_descent='off'`, loops up to this length are still followed;
+        scan_unroll_limit: with `scan_descent='off'`, loops up to this length are followed;
             without effect otherwise.
         while_hidden: 'error' refuses a step in which a `while_loop` computes a hidden state.
         etp_in_control_flow: for operators in closed bodies, 'error' raises `CompilationError` and
@@ -60,14 +60,12 @@ class ControlFlowPolicy:
     fixpoint_iteration_limit: int = 64
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    message(
-                        f"ControlFlowPolicy: {name}={getattr(self, name)!r}.",
-                        why=f"known values are {', '.join(map(repr, known))}",
-                        do="choose one of them",
-                    )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise value_error(
+                    f"ControlFlowPolicy: {name}={getattr(self, name)!r}.",
+                    why=f"the values are {', '.join(map(repr, choices))}",
+                    do="choose one of them",
                 )
         for name, least in (("scan_unroll_limit", 0), ("fixpoint_iteration_limit", 1)):
             value = getattr(self, name)
@@ -76,7 +74,7 @@ class ControlFlowPolicy:
                 raise (ValueError if whole else TypeError)(
                     message(
                         f"ControlFlowPolicy: {name}={value!r}.",
-                        why="it is a number of turns",
+                        why="it is a number of iterations",
                         do=f"pass an integer >= {least}",
                     )
                 )
@@ -88,12 +86,10 @@ ControlFlowPolicy.__module__ = "braintrace"
 def check_policy(policy: Any) -> ControlFlowPolicy | None:
     """Accept a policy or None."""
     if policy is not None and not isinstance(policy, ControlFlowPolicy):
-        raise TypeError(
-            message(
-                f"control_flow is a {type(policy).__name__}.",
-                why="it says what to do about operators in branches and loops",
-                do="pass a braintrace.ControlFlowPolicy, or leave it out",
-            )
+        raise type_error(
+            f"control_flow is a {type(policy).__name__}.",
+            why="it says what to do about operators in branches and loops",
+            do="pass a braintrace.ControlFlowPolicy, or leave it out",
         )
     return policy
 
@@ -140,16 +136,16 @@ def _refuse_while(step: Step) -> None:
     loops = [e for e in deep_equations(step.program) if e.name == "while"]
     seeds = {v: 1 << i for i, e in enumerate(loops) for v in e.outputs}
     bits = reach(step.program, seeds)
-    made = {leaf.path: bits_of(step.exit(leaf), bits) for leaf in step.hidden}
-    offenders = [e for i, e in enumerate(loops) if any(m >> i & 1 for m in made.values())]
+    masks = {leaf.path: bits_of(step.exit(leaf), bits) for leaf in step.hidden}
+    offenders = [e for i, e in enumerate(loops) if any(m >> i & 1 for m in masks.values())]
     if offenders:
-        names = ", ".join(dotted(path) for path, mask in made.items() if mask)
+        names = ", ".join(dotted(path) for path, mask in masks.items() if mask)
         raise CompilationError(
             message(
                 f"a while_loop computes {names}.",
                 where=_lines(offenders),
                 why="control_flow=ControlFlowPolicy(while_hidden='error')",
-                do="use a loop with a fixed number of turns, or leave while_hidden out",
+                do="use a loop with a fixed number of iterations, or leave while_hidden out",
             )
         )
 

@@ -7,6 +7,8 @@ walk stops at `stop_gradient` and at integers and booleans; the data walk does n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from .._jaxpr import Atom, Equation, Program, Var, scan_layout
 
@@ -42,7 +44,7 @@ class _Walk:
         return mask
 
     def add(self, out: Var, mask: int) -> bool:
-        """Give a value more bits; returns whether it had them not."""
+        """Add bits to a value; returns whether any is new."""
         if not mask or (self.smooth and not out.is_inexact):
             return False
         old = self.bits.get(out, 0)
@@ -102,8 +104,13 @@ def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:
     return bits.get(atom, 0) if isinstance(atom, Var) else 0
 
 
-def numbers_of(mask: int) -> list[int]:
-    """The numbers of the bits in a mask."""
+def union_of(masks: Iterable[int]) -> int:
+    """The bits that are set in any of the masks."""
+    return reduce(or_, masks, 0)
+
+
+def indices_of(mask: int) -> list[int]:
+    """The indices of the bits set in a mask."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]
 
 

@@ -1,4 +1,4 @@
-"""Sets of source numbers, one per element of a value: an integer array with one more axis."""
+"""Sets of source indices, one per element of a value: an integer array with one more axis."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Result = list[np.ndarray] | str
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Nonzero:
-    """What is known of a floating value without a tangent: where it can be other than zero."""
+    """A fact about a floating value without a tangent: where it can be other than zero."""
 
     where: np.ndarray
 
 
-def nonzero(known: Any) -> np.ndarray | None:
-    """Where a value can be other than zero, from what is known of it; None: everywhere."""
-    if known is None:
+def nonzero(fact: Any) -> np.ndarray | None:
+    """Where a value can be other than zero, by a fact about it; None: everywhere."""
+    if fact is None:
         return None
-    return known.where if isinstance(known, Nonzero) else np.asarray(known) != 0
+    return fact.where if isinstance(fact, Nonzero) else np.asarray(fact) != 0
 
 
-def facts(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Any]:
+def facts_of(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Any]:
     """What an analysis may know of constants: integers, and where floating ones are not zero."""
     out: dict[Var, Any] = {}
     for var, value in zip(variables, values, strict=False):
@@ -41,6 +41,21 @@ def facts(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Any]:
                 out[var] = Nonzero(where)
         elif not is_traced(value) and not jax.dtypes.issubdtype(var.dtype, jax.dtypes.extended):
             out[var] = np.asarray(value)
+    return out
+
+
+def empty(shape: Sequence[int]) -> np.ndarray:
+    """Empty sets."""
+    return np.full((*shape, 0), NONE)
+
+
+def alongside(arrays: Sequence[Sources], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Arrays of these shapes, all with room for equally many sources; None is without any."""
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    out = [np.full((*shape, width), NONE) for shape in shapes]
+    for sets, array in zip(out, arrays, strict=True):
+        if array is not None:
+            sets[..., : array.shape[-1]] = array
     return out
 
 
@@ -76,7 +91,7 @@ def joined(array: np.ndarray, axes: Sequence[int], keep: bool = False) -> np.nda
 
 
 def padded(a: np.ndarray, config: Any) -> np.ndarray:
-    """An array of numbers with NONE before, after and between its elements."""
+    """An array of indices with NONE before, after and between its elements."""
     for axis, (low, high, inner) in enumerate(config):
         n = a.shape[axis]
         shape = list(a.shape)

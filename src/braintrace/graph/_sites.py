@@ -1,13 +1,13 @@
 """Sites: every use of an ETP operator in the step, in bodies of control flow too.
 
-An operator inside a `scan` runs once per turn. Either its turns are *mapped*, positions of their
-own as under `vmap` (a scan that carries nothing, or a weight with one slice per turn), or they
-are more time: all of them move the same trace, and x, y and f gain an axis of turns.
+An operator inside a `scan` runs once per iteration. Either its iterations are *mapped*, positions
+of their own as under `vmap` (a scan that carries nothing, or a weight with a slice per iteration),
+or they are more time: all of them move the same trace, and x, y and f gain an axis of iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -30,7 +30,7 @@ from .._jaxpr import (
     scan_layout,
 )
 from ..ops import ETPPrimitive, Operator
-from ._reach import bits_of, numbers_of, reach
+from ._reach import bits_of, indices_of, reach
 from ._step import Step
 
 Array = jax.Array
@@ -48,10 +48,10 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """An ETP operator in the step, and the parameters its operands are made of.
+    """An ETP operator in the step, and the parameters its operands depend on.
 
-    `leaves[key]` are the parameter leaves (positions in `step.params`) of that operand, none for
-    an operand that is not trained; `varying` are the operands that read states or inputs; `closed`
+    `leaves[key]` are the parameter leaves (indices in `step.params`) of that operand, none for an
+    operand that is not trained; `varying` are the operands that read states or inputs; `closed`
     is the control flow around it that the user wants left alone.
     """
 
@@ -84,7 +84,7 @@ class Site:
         i = self.operator.primitive.x_invar_index
         return None if i is None else self.equation.inputs[i]
 
-    # ----------------------------------------------------------------------------------- turns
+    # ------------------------------------------------------------------------------ iterations
 
     @property
     def _scans(self) -> list[Level]:
@@ -96,7 +96,7 @@ class Site:
         return tuple(level.length for level in self._scans if level.length is not None)
 
     @property
-    def turns(self) -> int | None:
+    def iterations(self) -> int | None:
         """How often the operator moves one trace within a step; None outside of loops."""
         lengths = [s.length for s in self._scans if not s.mapped and s.length is not None]
         return prod(lengths) if lengths else None
@@ -107,15 +107,15 @@ class Site:
         return tuple(i for i, s in enumerate(self._scans) if not s.mapped)
 
     def outward(self, array: Array) -> Array:
-        """From one axis per scan, outermost first, to (turns, *mapped, ...)."""
-        if self.turns is None:
+        """From one axis per scan, outermost first, to (iterations, *mapped, ...)."""
+        if self.iterations is None:
             return array
         first = jnp.moveaxis(array, self.time_axes, range(len(self.time_axes)))
-        return first.reshape((self.turns, *first.shape[len(self.time_axes) :]))
+        return first.reshape((self.iterations, *first.shape[len(self.time_axes) :]))
 
     def inward(self, array: Array) -> Array:
         """The inverse of `outward`."""
-        if self.turns is None:
+        if self.iterations is None:
             return array
         lengths = tuple(self.lengths[i] for i in self.time_axes)
         split = array.reshape((*lengths, *array.shape[1:]))
@@ -129,46 +129,46 @@ Around = tuple[tuple[Equation, int], ...]  # the bodies around an equation, by b
 class Flow:
     """What the values of a step depend on, as masks.
 
-    `trained`: parameter leaves; `moving`: anything that differs from call to call; `turning` and
-    `evolving`: slices and carried values of the scans in `numbers`.
+    `trained`: parameter leaves; `varying`: anything that differs from call to call; `from_slices`
+    and `from_carries`: slices and carried values of the scans in `scan_index`.
     """
 
     trained: Mapping[Var, int]
-    moving: Mapping[Var, int]
-    turning: Mapping[Var, int]
-    evolving: Mapping[Var, int]
-    numbers: Mapping[Equation, int]
+    varying: Mapping[Var, int]
+    from_slices: Mapping[Var, int]
+    from_carries: Mapping[Var, int]
+    scan_index: Mapping[Equation, int]
 
     def varies(self, atom: Atom, around: Around) -> bool:
         """Whether a value differs from call to call, or with what a loop around it carries."""
-        inside = sum(1 << self.numbers[e] for e, _ in around if e in self.numbers)
-        return bool(bits_of(atom, self.moving) or bits_of(atom, self.evolving) & inside)
+        inside = sum(1 << self.scan_index[e] for e, _ in around if e in self.scan_index)
+        return bool(bits_of(atom, self.varying) or bits_of(atom, self.from_carries) & inside)
 
 
 def flow_of(step: Step, unsteady: int) -> Flow:
     """`unsteady` is the mask of program constants whose value may differ from call to call."""
     program = step.program
-    trained = reach(program, {step.entry(p): 1 << i for i, p in enumerate(step.params)})
+    trained = reach(program, step.entry_bits(step.params))
     params = {step.entry(p) for p in step.params}
     seeds = {v: 1 for v in program.inputs if v not in params}
     seeds |= {v: 1 for i, v in enumerate(program.consts) if unsteady >> i & 1}
     slices: dict[Var, int] = {}
-    turned: dict[Var, int] = {}
-    numbers: dict[Equation, int] = {}
+    carries: dict[Var, int] = {}
+    scan_index: dict[Equation, int] = {}
     for eqn in deep_equations(program):
         for body in eqn.bodies:
             inner = zip(body.program.consts, body.values, strict=True)
             seeds |= {v: 1 for v, value in inner if is_traced(value)}
         if eqn.name == "scan":
-            numbers[eqn] = len(numbers)
-            slices |= dict.fromkeys(sliced(eqn), 1 << numbers[eqn])
-            turned |= dict.fromkeys(_evolving(eqn), 1 << numbers[eqn])
+            scan_index[eqn] = len(scan_index)
+            slices |= dict.fromkeys(sliced(eqn), 1 << scan_index[eqn])
+            carries |= dict.fromkeys(_evolving(eqn), 1 << scan_index[eqn])
     cases = {eqn: (atom,) for eqn, atom in guards(program).items()}
     read = lambda eqn: cases.get(eqn, eqn.inputs)
-    moving = reach(program, seeds, differentiable=False, read=read)
-    turning = reach(program, slices, differentiable=False, read=read)
-    evolving = reach(program, turned, differentiable=False, read=read)
-    return Flow(trained, moving, turning, evolving, numbers)
+    varying = reach(program, seeds, differentiable=False, read=read)
+    from_slices = reach(program, slices, differentiable=False, read=read)
+    from_carries = reach(program, carries, differentiable=False, read=read)
+    return Flow(trained, varying, from_slices, from_carries, scan_index)
 
 
 def find_sites(step: Step, flow: Flow) -> list[Site]:
@@ -181,11 +181,11 @@ def find_sites(step: Step, flow: Flow) -> list[Site]:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
         masks = {k: bits_of(eqn.inputs[i], flow.trained) for k, i in operator.positions.items()}
-        leaves = {k: tuple(numbers_of(m)) for k, m in masks.items()}
+        leaves = {k: tuple(indices_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
         site = Site(eqn, operator, leaves, frozenset(varying))
         if around and site.trained:
-            site = _inside(site, around, flow.turning, flow.numbers)
+            site = _inside(site, around, flow)
         sites.append(site)
     return sites
 
@@ -197,7 +197,7 @@ def sliced(eqn: Equation) -> tuple[Var, ...]:
 
 
 def _evolving(eqn: Equation) -> list[Var]:
-    """The carried values of a scan that differ from turn to turn."""
+    """The carried values of a scan that differ from iteration to iteration."""
     first, n_carry = scan_layout(eqn.params)
     body = eqn.bodies[0].program
     carried = zip(body.inputs[first : first + n_carry], body.outputs[:n_carry], strict=True)
@@ -219,16 +219,16 @@ def _primitive(
         return eqn.primitive
     if not wraps_operator(eqn) or len(eqn.outputs) != 1:
         return None
-    moves = [i for i, a in enumerate(eqn.inputs) if varies(a)]
-    weights = [i for i, a in enumerate(eqn.inputs) if i not in moves and bits_of(a, trained)]
-    if len(moves) > 1 or not weights:
+    varying = [i for i, a in enumerate(eqn.inputs) if varies(a)]
+    weights = [i for i, a in enumerate(eqn.inputs) if i not in varying and bits_of(a, trained)]
+    if len(varying) > 1 or not weights:
         return None
     names = {f"operand{i}": i for i in weights}
     return ETPPrimitive(
         eqn.name,
         lambda *args, **params: bind(eqn, args)[0],
         trainable_invars_fn=lambda params: names,
-        x_invar_index=moves[0] if moves else None,
+        x_invar_index=varying[0] if varying else None,
     )
 
 
@@ -239,12 +239,10 @@ def wraps_operator(eqn: Equation) -> bool:
     )
 
 
-def _inside(
-    site: Site, around: Sequence[tuple[Equation, int]], turning: Mapping, numbers: Mapping
-) -> Site:
-    """A site that knows the bodies around it, its mapped turns in the operator's shapes."""
-    eqn, positions = site.equation, site.operator.positions
-    own = {i: bits_of(eqn.inputs[i], turning) for i in positions.values()}
+def _inside(site: Site, around: Around, flow: Flow) -> Site:
+    """A site with the bodies around it, its mapped iterations in the operator's shapes."""
+    eqn, positions, scan_index = site.equation, site.operator.positions, flow.scan_index
+    own = {i: bits_of(eqn.inputs[i], flow.from_slices) for i in positions.values()}
     levels = []
     for outer, branch in around:
         if outer.name == "while":
@@ -253,8 +251,8 @@ def _inside(
             levels.append(Level(outer, branch, None, False))
             continue
         carries = bool(_evolving(outer))
-        per_turn = any(mask >> numbers[outer] & 1 for mask in own.values())
-        apart = per_turn or (not carries and site.x is not None)
+        has_slices = any(mask >> scan_index[outer] & 1 for mask in own.values())
+        apart = has_slices or (not carries and site.x is not None)
         levels.append(Level(outer, branch, outer.params["length"], apart))
 
     shapes: list[Any] = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
@@ -262,7 +260,8 @@ def _inside(
     mapped = []
     for level in reversed([s for s in levels if s.mapped]):
         grown = [
-            i not in own or bool(own[i] >> numbers[level.equation] & 1) for i in range(len(shapes))
+            i not in own or bool(own[i] >> scan_index[level.equation] & 1)
+            for i in range(len(shapes))
         ]
         mapped.append(tuple(0 if g else None for g in grown))
         shapes = [_wider(s, level.length) if g else s for s, g in zip(shapes, grown, strict=True)]
@@ -282,8 +281,7 @@ def _in_while(eqn: Equation, outer: Equation) -> str:
     return message(
         f"the operator {eqn.name} is inside a while_loop.",
         where=eqn.where() or outer.where(),
-        why="how often it runs is not known before it runs, so its weight has no trace of a known "
-        "size",
-        do="use lax.scan or fori_loop with a fixed number of turns (a turn that is not needed can "
-        "leave the state as it is), or apply the operator outside of the loop",
+        why="how often it runs is decided while it runs: its weight has no trace of a fixed size",
+        do="use lax.scan or fori_loop with a fixed number of iterations (one that is not needed "
+        "can leave the state as it is), or apply the operator outside of the loop",
     )

@@ -2,8 +2,19 @@
 
 The destinations of an output element are the state elements it reaches directly and, from there,
 along the kept Jacobian. They fall into *lanes* that never exchange anything (the rows of a batch
-that share one element, say), each with a fixed number of slots. Numbers move between states and
+that share one element, say), each with a fixed number of slots. Values move between states and
 slots through `Pick`s: static index arrays that are recognised where they are a whole component.
+
+Two units with a delay, `h' = y` and `d' = h`; h is state elements 0 and 1, d elements 2 and 3:
+
+    kept Jacobian   (2, 0) (3, 1)          d reads h at its own position
+    destination     [[0, 2], [1, 3]]       of y0: h0 directly, d0 a step later; of y1: h1, d1
+    at              Pick(h), Pick(d)       slot 0 of all y is the whole of h, slot 1 that of d
+    D per y         [[0, 0], [∂d'/∂h, 0]]  from slot 0 to slot 1
+    f per y         [∂h'/∂y, 0]            arrives in slot 0
+
+If y has one element that both units of a batch read, its destinations 0 and 1 never meet: two lanes
+of one slot each, destination [[[0]], [[1]]].
 """
 
 from __future__ import annotations
@@ -19,7 +30,8 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from .._errors import NotSupportedError, message
-from ._pattern import Colouring, Places, TapPattern, matrix
+from ..ops import Operator
+from ._pattern import Colouring, Pattern, Places, TapPattern, matrix
 from ._sets import NONE
 
 Array = jax.Array
@@ -27,10 +39,10 @@ Array = jax.Array
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pick:
-    """Where each slot's number comes from: components' arrays to an array of `shape`.
+    """Where each slot's value comes from: components' arrays to an array of `shape`.
 
-    `component` is set when the slots are exactly that component in order; otherwise `index` are
-    element numbers through all components, NONE reads zero.
+    `component` is set when the slots are exactly that component in order; otherwise `index` counts
+    elements through all components, and NONE reads zero.
     """
 
     shape: tuple[int, ...]
@@ -41,10 +53,10 @@ class Pick:
     def __call__(self, arrays: Sequence[Array | None], dtype) -> Array:
         """Read from one array per component (None is zero)."""
         if self.component is not None:
-            found = arrays[self.component]
-            if found is None:
+            array = arrays[self.component]
+            if array is None:
                 return jnp.zeros(self.shape, dtype)
-            return found.reshape(self.shape).astype(dtype)
+            return array.reshape(self.shape).astype(dtype)
         return self._take(arrays, dtype)
 
     def _take(self, arrays: Sequence[Array | None], dtype) -> Array:
@@ -60,7 +72,7 @@ class Pick:
 
 
 def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
-    """The Pick of an array of element numbers."""
+    """The Pick of an array of element indices."""
     flat = index.reshape(-1)
     sizes = tuple(int(n) for n in np.diff(offsets))
     for c, n in enumerate(sizes):
@@ -71,7 +83,7 @@ def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """Many Picks at once, of the numbers of many derivatives: an array of flat places."""
+    """Many Picks at once, from the values of many derivatives: an array of flat indices."""
 
     index: np.ndarray
 
@@ -89,7 +101,7 @@ class Slots:
     """The slots of one operator: (*lanes, *y) positions with `width` slots each.
 
     `lanes` is () for one lane and (M,) for several; `dtype` is the real type of D and f. Per slot
-    k, `at[k]` reads state-shaped numbers. `transition[k][j]` is (derivative, Pick) pairs whose sum
+    k, `at[k]` reads state-shaped arrays. `transition[k][j]` is (derivative, Pick) pairs whose sum
     is D from slot j to slot k, `arrival[k]` (part, derivative, backward, Pick) the same for f: a
     derivative is one tangent at all exits, or one cotangent at all sources. With many slots
     `table` holds all of D; it may have size one along axes of y where D is the same.
@@ -109,6 +121,11 @@ class Slots:
     def shape(self) -> tuple[int, ...]:
         return self.lanes + self.y_shape
 
+    def components(self, offsets: np.ndarray) -> list[int]:
+        """The state components with a slot, of those that begin at these elements."""
+        elements = np.unique(self.destination[self.destination >= 0])
+        return np.unique(np.searchsorted(offsets, elements, side="right") - 1).tolist()
+
 
 MOST_ENTRIES = 1 << 28  # of the D of one relation
 _FEW = 4  # slots; with more of them, D is one table
@@ -117,25 +134,21 @@ _FEW = 4  # slots; with more of them, D is one table
 def slots(
     tap: TapPattern,
     reached: sparse.csr_matrix,
-    step: np.ndarray,
-    colouring: Colouring,
+    pattern: Pattern,
     places: Places,
-    y_shape: tuple[int, ...],
+    operator: Operator,
     dtype: Any,
-    same_axes: bool,
     most_entries: int = MOST_ENTRIES,
 ) -> Slots | None:
-    """Find the slots of an operator; None when no output element reaches a state.
+    """The slots of an operator; None when no output element reaches a state.
 
     Args:
         tap: direct edges from the output to the states.
         reached: (state element, output element), which state elements have a slot.
-        step: the edges of D.
-        colouring: how D is read.
+        pattern: the edges of D, and how D is read.
         places: the state elements.
-        y_shape: shape of the output.
+        operator: the operator; with a `spread` of its own D has the full shape of the output.
         dtype: real type of D and f.
-        same_axes: whether D may be given once for axes of y along which it does not differ.
         most_entries: how many entries D may have.
 
     Raises:
@@ -144,8 +157,9 @@ def slots(
     element, y = reached.nonzero()
     if not len(element):
         return None
+    y_shape, same_axes = operator.y.shape, operator.primitive.rules.spread is None
     n, n_y = places.n, int(np.prod(y_shape, dtype=np.int64))
-    edges = matrix(step, (n, n))
+    edges = matrix(pattern.kept, (n, n))
     _, label = csgraph.connected_components(edges, directed=False)
     order = np.lexsort((element, label[element], y))
     element, y = element[order], y[order]
@@ -158,7 +172,7 @@ def slots(
     shape = lanes + y_shape
     offsets = places.offsets
     at = tuple(pick(destination[..., k].reshape(shape), offsets) for k in range(width))
-    read = _Reader(edges, colouring, places)
+    read = _Reader(edges, pattern.colouring, places)
     transition: tuple[tuple[Cell, ...], ...] = ()
     table = None
     wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
@@ -206,7 +220,7 @@ def _too_large(entries: int, width: int, most: int) -> str:
 
 
 class _Reader:
-    """Where the entry of D from one state element to another is found."""
+    """Where to read the entry of D from one state element to another."""
 
     def __init__(self, edges: sparse.csr_matrix, colouring: Colouring, places: Places):
         self.edges, self.colouring, self.places = edges, colouring, places
@@ -216,29 +230,29 @@ class _Reader:
             self.backward[c, s] = True
 
     def places_of(self, to: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Number of the derivative (NONE for no edge) and the element to read in it."""
+        """Index of the derivative (NONE for no edge) and the element to read in it."""
         present = (to != NONE) & (source != NONE)
         edge = np.zeros(to.shape, bool)
         edge[present] = np.asarray(self.edges[to[present], source[present]]).reshape(-1)
         to, source = np.maximum(to, 0), np.maximum(source, 0)
         c, component = self.colouring, self.places.component
         back = self.backward[component[to], component[source]]
-        number = np.where(back, c.n_sources + c.exits[to], c.sources[source])
-        return np.where(edge, number, NONE), np.where(back, source, to)
+        derivative = np.where(back, c.n_sources + c.exits[to], c.sources[source])
+        return np.where(edge, derivative, NONE), np.where(back, source, to)
 
     def cell(self, to: np.ndarray, source: np.ndarray, shape: tuple[int, ...]) -> Cell:
-        number, element = self.places_of(to, source)
+        derivative, element = self.places_of(to, source)
         out = []
-        for c in np.unique(number[number != NONE]):
-            index = np.where(number == c, element, NONE)
+        for c in np.unique(derivative[derivative != NONE]):
+            index = np.where(derivative == c, element, NONE)
             out.append((int(c), pick(index.reshape(shape), self.places.offsets)))
         return tuple(out)
 
     def table(self, destination: np.ndarray) -> np.ndarray:
         to = np.broadcast_to(destination[..., :, None], (*destination.shape, destination.shape[-1]))
         source = np.broadcast_to(destination[..., None, :], to.shape)
-        number, element = self.places_of(to, source)
-        return np.where(number == NONE, NONE, number * self.places.n + element)
+        derivative, element = self.places_of(to, source)
+        return np.where(derivative == NONE, NONE, derivative * self.places.n + element)
 
 
 def _arrival(to, tap: TapPattern, places: Places, shape) -> tuple[tuple[int, int, bool, Pick], ...]:
@@ -248,18 +262,18 @@ def _arrival(to, tap: TapPattern, places: Places, shape) -> tuple[tuple[int, int
     at_y = np.array([0, n_y])
     for part, (pairs, c) in enumerate(zip(tap.edges, tap.colourings, strict=True)):
         edges = matrix(pairs, (places.n, n_y))
-        found = edges[np.maximum(to, 0).ravel(), y.ravel()]
-        edge = (to != NONE) & np.asarray(found).reshape(to.shape)
+        entries = edges[np.maximum(to, 0).ravel(), y.ravel()]
+        edge = (to != NONE) & np.asarray(entries).reshape(to.shape)
         blocks = np.array([b for b, _ in c.backward], int)
         back = edge & np.isin(places.component[np.maximum(to, 0)], blocks)
-        for number in range(c.n_sources):
-            here = edge & ~back & (c.sources[y] == number)
+        for derivative in range(c.n_sources):
+            here = edge & ~back & (c.sources[y] == derivative)
             if here.any():
                 index = np.where(here, to, NONE)
-                out.append((part, number, False, pick(index.reshape(shape), places.offsets)))
-        for number in range(c.n_exits):
-            here = back & (c.exits[np.maximum(to, 0)] == number)
+                out.append((part, derivative, False, pick(index.reshape(shape), places.offsets)))
+        for derivative in range(c.n_exits):
+            here = back & (c.exits[np.maximum(to, 0)] == derivative)
             if here.any():
                 index = np.where(here, y, NONE)
-                out.append((part, number, True, pick(index.reshape(shape), at_y)))
+                out.append((part, derivative, True, pick(index.reshape(shape), at_y)))
     return tuple(out)

@@ -56,6 +56,10 @@ class Step:
     def exit(self, leaf: Leaf) -> Any:
         return self.program.outputs[leaf.output]
 
+    def entry_bits(self, leaves: Sequence[Leaf]) -> dict[Var, int]:
+        """Bit i at the entry of leaf i: seeds of `reach`."""
+        return {self.entry(leaf): 1 << i for i, leaf in enumerate(leaves)}
+
 
 # A state is differentiated in real coordinates: a complex array counts as two components, an
 # array with channels as one per channel. Each component has one scalar per unit.

@@ -3,7 +3,7 @@
 `tangent_program` differentiates the step once, forward, with every trained operator's output
 replaced by a constant plus a perturbation. What remains between the tangents is linear, so the
 analysis of which element reaches which (`_influence`) has only linear primitives to understand,
-and the numbers D and f come from running the very same equations (`push`).
+and the values of D and f come from running the very same equations (`push`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._control import bind_quietly, opened, quiet, run, run_one
-from .._errors import CompilationError, NotSupportedError, message
+from .._errors import CompilationError, NotSupportedError, not_supported
 from .._jaxpr import (
     Atom,
     Const,
@@ -64,8 +64,13 @@ class Tangent:
 
     @property
     def sources(self) -> tuple[Var, ...]:
-        """Everything that tangents start from, in the order in which sources are numbered."""
+        """Everything that tangents start from, in the order of source indices."""
         return (*self.entries, *(v for parts in self.taps for v in parts))
+
+    def tap_sources(self, i: int) -> range:
+        """The source indices of the i-th operator's output."""
+        first = len(self.entries) + sum(map(len, self.taps[:i]))
+        return range(first, first + len(self.taps[i]))
 
 
 def tangent_program(
@@ -78,7 +83,7 @@ def tangent_program(
     program = step.program
     components = components_of(step)
     index = {site.equation: i for i, site in enumerate(sites)}
-    numbers = {eqn: i for i, eqn in enumerate(program.equations)}
+    marks = {eqn: i for i, eqn in enumerate(program.equations)}
     n_consts, n_inputs = len(program.consts), len(program.inputs)
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
@@ -104,8 +109,8 @@ def tangent_program(
             if eqn in ones:
                 return [jnp.ones(eqn.outputs[0].shape, eqn.outputs[0].dtype)], {}
             i = index.get(eqn)
-            known = numbers.get(eqn)
-            outs = _differentiated(eqn if known is None else marked(eqn, known), vals)
+            mark = marks.get(eqn)
+            outs = _differentiated(eqn if mark is None else marked(eqn, mark), vals)
             if i is None:
                 return outs, {}
             (y,) = outs
@@ -114,7 +119,7 @@ def tangent_program(
             x = lax.stop_gradient(sites[i].operator.recorded(vals))
             return [y + tap.astype(y.dtype)], {i: (x, None if sites[i].levels else y)}
 
-        def kept(entry, taps):
+        def exits_of(entry, taps):
             leaves = join(components, entry, len(step.hidden))
             for leaf, value in zip(step.hidden, leaves, strict=True):
                 inputs[leaf.position] = value
@@ -125,7 +130,7 @@ def tangent_program(
 
         entry = split(components, [inputs[leaf.position] for leaf in step.hidden])
         zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
-        _, d_exit, seen = jax.jvp(kept, (entry, zeros), (d_entry, d_taps), has_aux=True)
+        _, d_exit, seen = jax.jvp(exits_of, (entry, zeros), (d_entry, d_taps), has_aux=True)
         xs, ys = [x for x, _ in seen], [y for _, y in seen]
         return [*d_exit, *jax.tree.leaves((xs, ys))]
 
@@ -164,15 +169,15 @@ def _unmarked(linear: Program, program: Program) -> tuple[Program, dict[Equation
 def _ratios(program: Program) -> set[Equation]:
     """The quotients of a value by itself, as in a softmax over one element."""
     same: dict[Atom, Atom] = {}
-    found = set()
+    ratios = set()
     for eqn in program.equations:
         read = [same.get(a, a) for a in eqn.inputs]
         if eqn.name == "div" and read[0] is read[1]:
-            found.add(eqn)
+            ratios.add(eqn)
         elif eqn.name in _SAME_IF_AS_LARGE and isinstance(read[0], Var):
             if read[0].size == eqn.outputs[0].size:
                 same[eqn.outputs[0]] = read[0]
-    return found
+    return ratios
 
 
 def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
@@ -183,30 +188,26 @@ def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
         raise
     except Exception as error:
         first = str(error).strip().splitlines()[:1]
-        raise NotSupportedError(
-            message(
-                f"{eqn.name} has no forward derivative.",
-                where=eqn.where(),
-                why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
-                "moved by the forward derivative of the step, which a custom backward rule gives "
-                "only if it is linear in the cotangent",
-                do="write what is computed here with functions that JAX can differentiate forward "
-                "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
-            )
+        raise not_supported(
+            f"{eqn.name} has no forward derivative.",
+            where=eqn.where(),
+            why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
+            "moved by the forward derivative of the step, which a custom backward rule has "
+            "only if it is linear in the cotangent",
+            do="write what is computed here with functions that JAX can differentiate forward "
+            "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
         ) from error
 
 
 def _check_pure(program: Program) -> None:
     for eqn in program.equations:
         if eqn.effects:
-            raise NotSupportedError(
-                message(
-                    f"{eqn.name} with a side effect computes a value that a trace depends on.",
-                    where=eqn.where(),
-                    why="the derivative of the step is evaluated at the values of the step, and a "
-                    "second call may return others",
-                    do="call it outside `update` and pass its result as an input",
-                )
+            raise not_supported(
+                f"{eqn.name} with a side effect computes a value that a trace depends on.",
+                where=eqn.where(),
+                why="the derivative of the step is evaluated at the values of the step, and a "
+                "second call may return others",
+                do="call it outside `update` and pass its result as an input",
             )
 
 
@@ -225,8 +226,8 @@ class Pushed:
     """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
 
     `cut` holds the equations, in bodies too, whose tangent is dropped; `bodies` the outputs of the
-    control-flow equations that are tangents; `rebind` applies an equation; `given` are values that
-    are known already. A tangent of None is zero.
+    control-flow equations that are tangents; `rebind` applies an equation; `cached` are values that
+    are computed already. A tangent of None is zero.
     """
 
     def __init__(
@@ -236,39 +237,38 @@ class Pushed:
         cut: frozenset[Equation],
         bodies: Mapping[Equation, tuple[int, ...]],
         rebind: Callable[[Equation, Sequence[Any]], list[Any]] = bind,
-        given: Mapping[Atom, Any] | None = None,
+        cached: Mapping[Atom, Any] | None = None,
     ):
         self._tangent, self._cut, self._rebind = tangent, cut, rebind
         program = tangent.program
         special = lambda e: e in cut or (e.name == "while" and rebind is not bind)
         opens = opened(program, lambda e: -1 if special(e) else None)
         if rebind is not bind:  # JAX cannot transpose a `while` that is run body by body
-            opens = {e: numbers for e, numbers in opens.items() if e.name != "while"}
+            opens = {e: sites for e, sites in opens.items() if e.name != "while"}
         self._opens = opens
-        moving = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
-        still = [v for v in program.inputs if v not in moving]
-        self._primal: dict[Var, Any] = dict(zip(still, values, strict=True))
+        tangents = set(tangent.entries) | {v for tap in tangent.taps for v in tap}
+        primals = [v for v in program.inputs if v not in tangents]
+        self._primal: dict[Var, Any] = dict(zip(primals, values, strict=True))
         self._linear: list[tuple[Equation, frozenset[Var]]] = []
         for eqn in program.equations:
-            moves = any(isinstance(a, Var) and a in moving for a in eqn.inputs)
-            # A body computes values and tangents together: the values at zero tangents.
+            varies = any(isinstance(a, Var) and a in tangents for a in eqn.inputs)
+            # A body computes values and tangents in one: the values at zero tangents.
             joint = eqn in bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
-            known = given and all(o in given for o in eqn.outputs)
-            if known and given:
-                self._primal.update((o, given[o]) for o in eqn.outputs)
-            elif joint or not moves:
+            if cached and all(o in cached for o in eqn.outputs):
+                self._primal.update((o, cached[o]) for o in eqn.outputs)
+            elif joint or not varies:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
-            if moves and eqn not in cut:
-                chosen = [eqn.outputs[k] for k in bodies[eqn]] if eqn in bodies else eqn.outputs
-                moving.update(chosen)
-                self._linear.append((eqn, frozenset(chosen)))
+            if varies and eqn not in cut:
+                outs = [eqn.outputs[k] for k in bodies[eqn]] if eqn in bodies else eqn.outputs
+                tangents.update(outs)
+                self._linear.append((eqn, frozenset(outs)))
 
     def _read(self, atom: Atom) -> Any:
         if isinstance(atom, Const):
             return atom.value
-        found = self._primal.get(atom)
-        return jnp.zeros(atom.shape, atom.dtype) if found is None else found
+        value = self._primal.get(atom)
+        return jnp.zeros(atom.shape, atom.dtype) if value is None else value
 
     def _apply(self, eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
         if eqn in self._cut:
@@ -292,23 +292,13 @@ class Pushed:
 
     def push(self, seeds: dict[Var, Array]) -> list[Array | None]:
         """Tangents at the exits for tangents `seeds` at entries or taps."""
-        env: dict[Var, Any] = dict(seeds)
-        primal = self._primal
-        for eqn, chosen in self._linear:
+        env: dict[Any, Any] = dict(seeds)
+        for eqn, tangent_outs in self._linear:
             if not any(a in env for a in eqn.inputs if isinstance(a, Var)):
                 continue
-            values = [
-                a.value
-                if isinstance(a, Const)
-                else env[a]
-                if a in env
-                else primal[a]
-                if a in primal
-                else jnp.zeros(a.shape, a.dtype)
-                for a in eqn.inputs
-            ]
+            values = [env[a] if a in env else self._read(a) for a in eqn.inputs]
             out = zip(eqn.outputs, self._bind(eqn, values), strict=True)
-            env.update((var, value) for var, value in out if var in chosen)
+            env.update((var, value) for var, value in out if var in tangent_outs)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]
 
 
@@ -332,6 +322,6 @@ def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[An
     program, consts = trace(
         lambda *values: run_one(eqn, list(values), apply, opens, {})[0], *shapes
     )
-    lines = {"source": eqn.source, "callers": eqn.callers}  # still the user's own
+    lines = {"source": eqn.source, "callers": eqn.callers}  # the user's own
     equations = tuple(replace(e, **lines) for e in program.equations)
     return replace(program, equations=equations), consts

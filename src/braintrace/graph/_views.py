@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._control import opened
-from .._errors import NotSupportedError, dotted, message
+from .._errors import NotSupportedError, message
 from .._jaxpr import (
-    Atom,
     Equation,
     Program,
     Var,
     bind_forward,
-    closed_jaxpr_of,
     equation_of,
     evaluate,
     jaxpr_of,
@@ -49,7 +47,7 @@ class Followed:
     step: Step
     sites: tuple[Site, ...]
     tangent: Tangent
-    found: Influence
+    influence: Influence
     pattern: Pattern
     crossing: bool
 
@@ -58,7 +56,7 @@ class Followed:
     ) -> Program:
         """The part of the step from `inputs` to new states, along the paths that are followed.
 
-        `sources` are the numbers of the inputs among the analysis's sources.
+        `sources` are the source indices of the inputs.
 
         Raises:
             NotSupportedError: the paths do not end between two equations of the step.
@@ -69,11 +67,11 @@ class Followed:
         seeds = [v for i, v in enumerate(tangent.sources) if i in sources]
         ends = {o for e in cuts for o in e.outputs}
         live = section(tangent.program, seeds, [tangent.exits[i] for i in components], ends)
-        going_on = {origins.get(e) for e in live.equations}
+        followed = {origins.get(e) for e in live.equations}
         fixed = {s.y for s in self.sites if not self.crossing}
         for cut in cuts:
             origin = origins.get(cut)
-            if origin is None or origin.bodies or origin in going_on:
+            if origin is None or origin.bodies or origin in followed:
                 raise NotSupportedError(_not_apart(cut, "an equation that mixes units"))
             fixed.update(origin.outputs)
         exits = [step.exit(step.hidden[i]) for i in leaves]
@@ -86,11 +84,11 @@ class Followed:
 
     def _cuts(self, sources: frozenset[int], leaves: Sequence[int]) -> list[Equation]:
         """The equations at which paths from the sources to the states end."""
-        pairs = zip(self.tangent.components, self.found.lost, strict=True)
+        pairs = zip(self.tangent.components, self.influence.lost, strict=True)
         lost = [cuts for component, cuts in pairs if component.leaf in leaves]
         return [
             cut.equation
-            for i, cut in enumerate(self.found.cuts)
+            for i, cut in enumerate(self.influence.cuts)
             if cut.sources & sources and any(i in m for m in lost)
         ]
 
@@ -100,12 +98,12 @@ def _not_apart(eqn: Equation, what: str) -> str:
         "the paths that the rule follows here are no jaxpr of their own.",
         where=eqn.where(),
         why=f"{what} is inside control flow or a custom derivative, part of which is followed",
-        do="read the numbers instead: ETraceVjpGraphExecutor.solve_h2w_h2h_jacobian",
+        do="read the arrays instead: ETraceVjpGraphExecutor.solve_h2w_h2h_jacobian",
     )
 
 
 def _arranged(part: Program, values: Values) -> list[Any]:
-    """Values of a part's constants: given by variable, or in their order already."""
+    """Values of a part's constants: by variable, or in their order already."""
     if isinstance(values, Mapping):
         return [values[variable(v)] for v in part.consts]
     return list(values)
@@ -151,10 +149,10 @@ class GroupViews:
     @property
     def is_diagonal_recurrence(self) -> bool:
         """Whether each unit depends, within the group, on its own states only."""
-        edges, offsets = self.followed.pattern.edges, self.followed.found.offsets
-        number = np.searchsorted(offsets, edges, side="right") - 1
-        inside = np.isin(number, self.components).all(axis=1)
-        place = edges[inside] - offsets[number[inside]]
+        edges, offsets = self.followed.pattern.edges, self.followed.influence.offsets
+        component = np.searchsorted(offsets, edges, side="right") - 1
+        inside = np.isin(component, self.components).all(axis=1)
+        place = edges[inside] - offsets[component[inside]]
         return bool((place[:, 0] == place[:, 1]).all())
 
     def state_transition(self, hidden_vals: Sequence[Any], input_vals: Values) -> list[Any]:
@@ -277,8 +275,8 @@ class RelationViews:
             concat_hidden_vals: whether a group's states come as one array.
         """
         tails = zip(self.hidden_groups, self._tails, strict=True)
-        found = [(g, evaluate(t, _arranged(t, const_vals), [y], bind_forward)) for g, t in tails]
-        return [g.concat_hidden(v) if concat_hidden_vals else v for g, v in found]
+        states = [(g, evaluate(t, _arranged(t, const_vals), [y], bind_forward)) for g, t in tails]
+        return [g.concat_hidden(v) if concat_hidden_vals else v for g, v in states]
 
     @property
     def _followed(self) -> Followed:
@@ -289,164 +287,6 @@ class RelationViews:
         if self.site.levels:
             raise NotSupportedError(_not_apart(self.site.equation, "the operator itself"))
         followed = self._followed
-        taps = followed.tangent.taps
         i = next(i for i, s in enumerate(followed.sites) if s.equation is self.site.equation)
-        first = len(followed.tangent.entries) + sum(map(len, taps[:i]))
-        sources = frozenset(range(first, first + len(taps[i])))
+        sources = frozenset(followed.tangent.tap_sources(i))
         return [followed.between([self.site.y], sources, g.leaves) for g in self.hidden_groups]
-
-
-class ModuleViews:
-    """What a `ModuleInfo` shows of the step."""
-
-    __slots__ = ()
-    model: Any
-    step: Step
-    consts: tuple[Any, ...]
-    states: Mapping[Path, Any]
-    arg_tree: Any
-    out_tree: Any
-
-    @property
-    def closed_jaxpr(self) -> Any:
-        """The step: from arguments and states to results and states."""
-        return closed_jaxpr_of(self.step.program, self.consts)
-
-    @property
-    def jaxpr(self) -> Any:
-        """The jaxpr of `closed_jaxpr`."""
-        return jaxpr_of(self.step.program)
-
-    @property
-    def num_var_out(self) -> int:
-        """How many of the jaxpr's results are those of the model."""
-        return self.step.n_outs
-
-    @property
-    def num_var_state(self) -> int:
-        """How many of the jaxpr's results are new states."""
-        return len(self.step.program.outputs) - self.step.n_outs
-
-    @property
-    def compiled_model_states(self) -> tuple[Any, ...]:
-        """The states that the step touches, in the order of the jaxpr."""
-        return tuple(self.states.values())
-
-    @property
-    def retrieved_model_states(self) -> Mapping[Path, Any]:
-        """All states of the model, by path."""
-        return self.model.states()
-
-    @property
-    def state_tree_invars(self) -> tuple[Any, ...]:
-        """For each of `compiled_model_states`, its value with variables in place of arrays."""
-        return self._trees(self.step.program.inputs[self.step.n_args :])
-
-    @property
-    def state_tree_outvars(self) -> tuple[Any, ...]:
-        """The same after the step."""
-        return self._trees(self.step.program.outputs[self.step.n_outs :])
-
-    @property
-    def hidden_invars(self) -> list[Any]:
-        """Variables of the hidden states before the step."""
-        return [variable(self.step.entry(leaf)) for leaf in self.step.hidden]
-
-    @property
-    def hidden_outvars(self) -> list[Any]:
-        """Variables of the hidden states after the step."""
-        return [variable(self.step.exit(leaf)) for leaf in self.step.hidden]
-
-    @property
-    def weight_invars(self) -> list[Any]:
-        """Variables of the parameters."""
-        return [variable(self.step.entry(leaf)) for leaf in self.step.params]
-
-    @property
-    def hidden_path_to_invar(self) -> dict[Path, Any]:
-        """Variable of every hidden state before the step."""
-        return {leaf.path: variable(self.step.entry(leaf)) for leaf in self.step.hidden}
-
-    @property
-    def hidden_path_to_outvar(self) -> dict[Path, Any]:
-        """Variable of every hidden state after the step."""
-        return {leaf.path: variable(self.step.exit(leaf)) for leaf in self.step.hidden}
-
-    @property
-    def invar_to_hidden_path(self) -> dict[Any, Path]:
-        """The hidden state of every variable before the step."""
-        return {v: path for path, v in self.hidden_path_to_invar.items()}
-
-    @property
-    def outvar_to_hidden_path(self) -> dict[Any, Path]:
-        """A hidden state of every variable after the step."""
-        return {v: path for path, v in self.hidden_path_to_outvar.items()}
-
-    @property
-    def hidden_outvar_to_invar(self) -> dict[Any, Any]:
-        """From variables after to variables before the step."""
-        return dict(zip(self.hidden_outvars, self.hidden_invars, strict=True))
-
-    @property
-    def weight_path_to_invars(self) -> dict[Path, tuple[Any, ...]]:
-        """Variables of every parameter's leaves."""
-        out: dict[Path, tuple[Any, ...]] = {}
-        for leaf, var in zip(self.step.params, self.weight_invars, strict=True):
-            out[leaf.path] = (*out.get(leaf.path, ()), var)
-        return out
-
-    @property
-    def invar_to_weight_path(self) -> dict[Any, Path]:
-        """The parameter of every variable of one."""
-        return {v: path for path, vs in self.weight_path_to_invars.items() for v in vs}
-
-    def jaxpr_call(
-        self, *args: Any, old_state_vals: Sequence[Any] | None = None, **kwargs: Any
-    ) -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Any, Any]]:
-        """Run the step without storing anything.
-
-        Args:
-            *args: arguments of the model.
-            old_state_vals: values of `compiled_model_states`, the present ones by default.
-            **kwargs: keyword arguments of the model.
-
-        Returns:
-            the results, hidden states and other states after the step by path, and everything the
-            step computed, by variable.
-
-        Raises:
-            ValueError: arguments or states do not have the structure the step was traced with.
-        """
-        states = self.compiled_model_states
-        values = [s.value for s in states] if old_state_vals is None else list(old_state_vals)
-        given, tree = jax.tree.flatten((args, kwargs))
-        kept: Any = jax.tree.structure([s.value for s in states])
-        if tree != self.arg_tree or kept != jax.tree.structure(values):
-            raise ValueError(
-                message(
-                    "jaxpr_call: arguments or states have another structure than in the trace.",
-                    why=f"it was made for {self.arg_tree}, and got {tree}; states are "
-                    f"{', '.join(map(dotted, self.states))}",
-                    do="pass what extract_module_info was called with, and one value per state of "
-                    "compiled_model_states",
-                )
-            )
-        program, n = self.step.program, self.step.n_outs
-        made = [v for eqn in program.equations for v in eqn.outputs]
-        every = (*program.consts, *program.inputs, *made)
-        wide = replace(program, outputs=(*program.outputs, *every))
-        outs = evaluate(wide, self.consts, [*given, *jax.tree.leaves(values)])
-        split_at = len(program.outputs)
-        new = dict(zip(self.states, jax.tree.unflatten(kept, outs[n:split_at]), strict=True))
-        hidden = {leaf.path for leaf in self.step.hidden}
-        others = {leaf.path for leaf in self.step.others} - hidden
-        return (
-            jax.tree.unflatten(self.out_tree, outs[:n]),
-            {path: value for path, value in new.items() if path in hidden},
-            {path: value for path, value in new.items() if path in others},
-            dict(zip(map(variable, every), outs[split_at:], strict=True)),
-        )
-
-    def _trees(self, atoms: Sequence[Atom]) -> tuple[Any, ...]:
-        values = [s.value for s in self.compiled_model_states]
-        return tuple(jax.tree.unflatten(jax.tree.structure(values), map(operand_of, atoms)))

@@ -1,8 +1,9 @@
 """Reverse mode through a `while`, from forward mode.
 
-How often a `while` turns is not known, so nothing can be stored for a way back. But it can be
-pushed forward again: its Jacobian is sparse where it is the dynamics of units, and one tangent per
-colour gives all entries, however many turns it takes. The cotangent is then multiplied with them.
+How often a `while` runs is decided while it runs, so nothing can be stored for a reverse pass. But
+it can be pushed forward again: its Jacobian is sparse where it is the dynamics of units, and one
+tangent per colour gives all entries, after any number of iterations. The cotangent is then
+multiplied with them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._control import bind_quietly, opened, quiet, run_one
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from .._jaxpr import Equation, Program, bind, is_inexact, prune, trace
 from ._influence import influence
 from ._pattern import distinct, rows_of
@@ -29,12 +30,12 @@ def bind_reversible(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation; a `while` can be differentiated backward too."""
     if eqn.name != "while":
         return bind(eqn, values)
-    moving = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
-    if not moving:
+    inexact = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
+    if not inexact:
         return bind(eqn, values)
-    reals = [x for i in moving for x in _parts(values[i])]
-    found, exact = map(iter, _reversible(eqn)(reals, list(values)))
-    return [(_whole(found, v.is_complex) if v.is_inexact else next(exact)) for v in eqn.outputs]
+    reals = [x for i in inexact for x in _parts(values[i])]
+    reals_out, rest = map(iter, _reversible(eqn)(reals, list(values)))
+    return [(_whole(reals_out, v.is_complex) if v.is_inexact else next(rest)) for v in eqn.outputs]
 
 
 def _parts(value: Any) -> list[Any]:
@@ -50,19 +51,19 @@ def _whole(parts: Any, is_complex: bool) -> Any:
 def _forward(eqn: Equation, values: list[Any]) -> list[Any]:
     """Apply the equation so that it can be pushed forward, whatever derivatives are inside."""
     opens = opened(Program((), (), (eqn,), ()), quiet)
-    return run_one(eqn, values, lambda e, given, feed: (bind_quietly(e, given), {}), opens, {})[0]
+    return run_one(eqn, values, lambda e, inputs, feed: (bind_quietly(e, inputs), {}), opens, {})[0]
 
 
 def _real(eqn: Equation, reals: Sequence[Any], values: Sequence[Any]) -> tuple[list, list]:
     """The equation on real arrays: inexact outputs as real parts, and the other outputs."""
-    found = iter(reals)
+    parts = iter(reals)
     full = [
-        _whole(found, jnp.iscomplexobj(v)) if is_inexact(jnp.result_type(v)) else v for v in values
+        _whole(parts, jnp.iscomplexobj(v)) if is_inexact(jnp.result_type(v)) else v for v in values
     ]
     outs = _forward(eqn, full)
     inexact = [v.is_inexact for v in eqn.outputs]
-    moving = [x for o, m in zip(outs, inexact, strict=True) if m for x in _parts(o)]
-    return moving, [o for o, m in zip(outs, inexact, strict=True) if not m]
+    floats = [x for o, m in zip(outs, inexact, strict=True) if m for x in _parts(o)]
+    return floats, [o for o, m in zip(outs, inexact, strict=True) if not m]
 
 
 @lru_cache(maxsize=64)
@@ -76,8 +77,8 @@ def _reversible(eqn: Equation):
     def forward(reals, values):
         return call(reals, values), (reals, values)
 
-    def backward(kept, cotangents):
-        reals, values = kept
+    def backward(residuals, cotangents):
+        reals, values = residuals
         ct = jnp.concatenate([c.reshape(-1) for c in cotangents[0]])
         sizes = np.cumsum([x.size for x in reals])
 
@@ -121,21 +122,19 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
     exits = program.outputs
     components = tuple(Component(i, None, False, o.shape) for i, o in enumerate(exits))
     entries = program.inputs[len(shapes) :]
-    found = influence(Tangent(program, components, entries, (), exits, ()), [], {}, None)
-    if found.cuts:
-        raise NotSupportedError(
-            message(
-                f"the reverse derivative of a while_loop would read {found.cuts[0].reason}.",
-                where=eqn.where(),
-                why="JAX has no reverse mode through a while_loop; it is taken by forward mode, "
-                "one tangent for each element that a result reads",
-                do="use lax.scan or fori_loop with a fixed number of turns, keep the loop within "
-                "units, or put its result under stop_gradient",
-            )
+    result = influence(Tangent(program, components, entries, (), exits, ()), [], {}, None)
+    if result.cuts:
+        raise not_supported(
+            f"the reverse derivative of a while_loop would read {result.cuts[0].reason}.",
+            where=eqn.where(),
+            why="JAX has no reverse mode through a while_loop; it is taken by forward mode, "
+            "one tangent for each element that a result reads",
+            do="use lax.scan or fori_loop with a fixed number of iterations, keep the loop "
+            "within units, or put its result under stop_gradient",
         )
     n_out = sum(int(np.prod(o.shape, dtype=np.int64)) for o in exits)
-    n_in = int(found.offsets[-1])
-    outs, ins = rows_of(found.rows, 0, n_in)
+    n_in = int(result.offsets[-1])
+    outs, ins = rows_of(result.rows, 0, n_in)
     colours, count = distinct(outs, ins, n_in)
     table = np.full((max(count, 1), n_out), NONE)
     table[colours[ins], outs] = ins

@@ -31,12 +31,12 @@ from ..frontend import (
 )
 from ..graph import (
     MOST_ENTRIES,
-    CompilationReport,
     ControlFlowPolicy,
     Graph,
     Outside,
     Traces,
 )
+from ..report import CompilationReport
 from ..rules import (
     ETraceConfig,
     Rule,

@@ -15,7 +15,8 @@ from .._errors import CompilationError, NotSupportedError, dotted, message
 from .._jaxpr import deep_equations, is_of_outer_trace, is_traced
 from .._online import check_exact as refuse_inexact
 from ..frontend import ETraceGraph
-from ..graph import CompilationReport, DiagnosticKind, Graph, bits_of
+from ..graph import DiagnosticKind, Graph, bits_of
+from ..report import CompilationReport
 from ._data import Call
 
 _USE_AN_OPERATOR = (

@@ -110,7 +110,7 @@ def _of_group(
     `key` is the weight that the trace is of; None for one of the operator's output.
     """
     slots = r.slots
-    offsets = g.followed.found.offsets
+    offsets = g.followed.influence.offsets
     number = np.searchsorted(offsets, slots.destination, side="right") - 1  # -1 for no element
 
     def only(k: int, here: np.ndarray) -> Array:

@@ -37,7 +37,7 @@ def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any])
 
 def folded(r: Relation, arrays: Any) -> Any:
     """Steps, or steps and iterations, as one leading axis of all these arrays."""
-    if r.site.turns is None:
+    if r.site.iterations is None:
         return arrays
     return jax.tree.map(lambda a: a.reshape((a.shape[0] * a.shape[1], *a.shape[2:])), arrays)
 

@@ -67,7 +67,7 @@ def factors(
         op = r.operator
         real = r.slots.dtype
         y = jnp.zeros((), jnp.result_type(real, op.y.dtype))
-        turns = () if r.site.turns is None else (r.site.turns,)
+        turns = () if r.site.iterations is None else (r.site.iterations,)
         shape = (*turns, *r.slots.shape, r.slots.width)
         trace: dict[str, Any] = {
             "f": stored(jnp.zeros(shape, y.dtype)),
@@ -184,7 +184,7 @@ def _tails(
     def step(olds, nows):
         out = []
         for r, old, (f, D), one in zip(relations, olds, nows, single, strict=True):
-            if one and r.site.turns is None:
+            if one and r.site.iterations is None:
                 new = D * old
             else:
                 new = slim(turned(r, wide(D, one, 2), wide(old, one, 1)), 1)
@@ -300,7 +300,7 @@ def _along(scale: Array, c: Array) -> Array:
 def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
     """<lam, eps_f> at y, for every step and iteration."""
     lane = 1
-    if r.site.turns is not None:
+    if r.site.iterations is not None:
         lam, lane = lam[:, None], 2
     total = summed(jnp.where(lam == 0, 0, lam * f) if masked else lam * f)
     return total.sum(lane) if r.slots.lanes else total
@@ -309,4 +309,4 @@ def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
 def _all_seen(r: Relation, x: Any) -> Array:
     """`seen_input` for every step and iteration."""
     each = jax.vmap(lambda v: seen_input(r, v))
-    return each(x) if r.site.turns is None else jax.vmap(each)(x)
+    return each(x) if r.site.iterations is None else jax.vmap(each)(x)

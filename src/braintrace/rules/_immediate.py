@@ -61,7 +61,7 @@ def paired(
     prepare_causal = causal.prepare
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
-        turns = () if r.site.turns is None else (r.site.turns,)
+        turns = () if r.site.iterations is None else (r.site.iterations,)
         kind = jnp.result_type(r.slots.dtype, r.operator.y.dtype)
         tail = jnp.zeros((*turns, *r.slots.shape, r.slots.width), kind)
         return {"causal": causal.init(r, weights), "tail": stored(tail)}

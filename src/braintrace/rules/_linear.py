@@ -125,7 +125,7 @@ def moved(r: Relation, after: Array, f: Array) -> Array:
 def turned(r: Relation, D: Array, v: Array) -> Array:
     """D v, for every iteration."""
     few = r.slots.table is None
-    if r.site.turns is None:
+    if r.site.iterations is None:
         return mix(D, v, few)
     return jax.vmap(lambda one: mix(D, one, few))(v)
 
@@ -133,7 +133,7 @@ def turned(r: Relation, D: Array, v: Array) -> Array:
 def tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
     """f q, the cotangent at y, for every step and iteration."""
     lead = 1
-    if r.site.turns is not None:
+    if r.site.iterations is not None:
         q, lead = q[:, None], 2
     out = summed(jnp.where(q == 0, 0, f * q) if masked else f * q)
     return out.sum(lead) if r.slots.lanes else out

@@ -194,7 +194,7 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
     out = []
     for r, eps in zip(relations, traces, strict=True):
         op, s = r.operator, r.slots
-        turns = () if r.site.turns is None else (r.site.turns,)
+        turns = () if r.site.iterations is None else (r.site.iterations,)
         full = jnp.issubdtype(op.y.dtype, jnp.complexfloating)
         kind = jnp.result_type(s.dtype, op.y.dtype) if full else s.dtype
         width = jax.tree.leaves(eps)[0].shape[-1]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import dotted, message
+from .._errors import dotted, type_error, value_error
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
@@ -80,13 +80,11 @@ def compare(
         True
     """
     if not isinstance(learner, ETraceAlgorithm):
-        raise TypeError(
-            message(
-                f"expected a learner, got {type(learner).__name__}.",
-                why="compare runs the learner and its model side by side",
-                do="build one with braintrace.compile(model, rule, x0); of a learner mapped over "
-                "samples (vmap=True) compare its `module`, or use batch_size without vmap",
-            )
+        raise type_error(
+            f"expected a learner, got {type(learner).__name__}.",
+            why="compare runs the learner and its model side by side",
+            do="build one with braintrace.compile(model, rule, x0); of a learner mapped over "
+            "samples (vmap=True) compare its `module`, or use batch_size without vmap",
         )
     model = learner.model4compile
     check(model, step_fn, sequences)
@@ -95,12 +93,10 @@ def compare(
     elif against == "finite":
         reference = finite_difference_grad(model, step_fn, *sequences)
     else:
-        raise ValueError(
-            message(
-                f"unknown reference {against!r}.",
-                why="a learner is compared with BPTT or with finite differences",
-                do="choose 'bptt' or 'finite'",
-            )
+        raise value_error(
+            f"unknown reference {against!r}.",
+            why="a learner is compared with BPTT or with finite differences",
+            do="choose 'bptt' or 'finite'",
         )
     sizes = {"chunk_size": chunk_size, "block_size": block_size}
     return comparison(online_grad(learner, step_fn, *sequences, **sizes), reference, against)

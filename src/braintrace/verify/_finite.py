@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import value_error
 from ._sequence import Grads, Path, StepFn, check, parameters, restored, states_of, total_loss
 
 
@@ -43,12 +43,10 @@ def finite_difference_grad(
     check(model, step_fn, sequences, reduction)
     states = parameters(model, weights)
     if entries is not None and (unknown := set(entries) - set(states)):
-        raise ValueError(
-            message(
-                f"entries of unknown parameters {sorted(unknown, key=str)}.",
-                why=f"the parameters are {sorted(states, key=str)}",
-                do="name them by their path in the model",
-            )
+        raise value_error(
+            f"entries of unknown parameters {sorted(unknown, key=str)}.",
+            why=f"the parameters are {sorted(states, key=str)}",
+            do="name them by their path in the model",
         )
     with jax.enable_x64(True), restored(model):
         for state in states_of(model).values():

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message
+from .._errors import type_error, value_error
 from .._jaxpr import Program, flatten
 from ..graph import explicit
 from ..learner import check_takes
@@ -24,38 +24,30 @@ Grads = dict[Path, Any]
 def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str = "sum") -> int:
     """Refuse what cannot be stepped through; returns the number of steps."""
     if not isinstance(model, brainstate.nn.Module):
-        raise TypeError(
-            message(
-                f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-                why="a reference runs the model itself and reads its parameters by path",
-                do="pass the model, not the learner: learner.model4compile",
-            )
+        raise type_error(
+            f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+            why="a reference runs the model itself and reads its parameters by path",
+            do="pass the model, not the learner: learner.model4compile",
         )
     if not callable(step_fn):
-        raise TypeError(
-            message(
-                f"step_fn is a {type(step_fn).__name__}.",
-                why="the loss of a step is the user's",
-                do="pass step_fn=lambda net, x, y: loss(net(x), y)",
-            )
+        raise type_error(
+            f"step_fn is a {type(step_fn).__name__}.",
+            why="the loss of a step is the user's",
+            do="pass step_fn=lambda net, x, y: loss(net(x), y)",
         )
     if reduction not in ("sum", "mean"):
-        raise ValueError(
-            message(
-                f"unpaths reduction {reduction!r}.",
-                why="the gradients of the steps are added, or averaged",
-                do="choose 'sum' or 'mean'",
-            )
+        raise value_error(
+            f"unpaths reduction {reduction!r}.",
+            why="the gradients of the steps are added, or averaged",
+            do="choose 'sum' or 'mean'",
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(sequences)]
     lengths = {s[0] if s else None for s in shapes}
     if len(lengths) != 1 or None in lengths or 0 in lengths:
-        raise ValueError(
-            message(
-                f"sequences of shapes {', '.join(map(str, shapes)) or 'none'}.",
-                why="they are sliced in lockstep along axis 0, at least one step",
-                do="give every array a leading time axis of the same length",
-            )
+        raise value_error(
+            f"sequences of shapes {', '.join(map(str, shapes)) or 'none'}.",
+            why="they are sliced in lockstep along axis 0, at least one step",
+            do="give every array a leading time axis of the same length",
         )
     check_takes(
         step_fn,
@@ -78,12 +70,10 @@ def checked_loss(step_fn: StepFn) -> StepFn:
     def call(*args: Any) -> Any:
         loss = step_fn(*args)
         if np.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), np.floating):
-            raise ValueError(
-                message(
-                    f"step_fn returned {jax.tree.map(jax.typeof, loss)}.",
-                    why="each step has one real loss",
-                    do="reduce the loss over the batch and features in step_fn",
-                )
+            raise value_error(
+                f"step_fn returned {jax.tree.map(jax.typeof, loss)}.",
+                why="each step has one real loss",
+                do="reduce the loss over the batch and features in step_fn",
             )
         return loss
 
@@ -130,12 +120,10 @@ def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
     paths = {id(s): p for p, s in model.states().items()}
     states = [weights] if isinstance(weights, brainstate.State) else list(weights)
     if missing := [s for s in states if id(s) not in paths]:
-        raise ValueError(
-            message(
-                f"{len(missing)} of the weights do not belong to the model.",
-                why="gradients are returned by path in the model",
-                do="pass states of the model, or a dict from path to state",
-            )
+        raise value_error(
+            f"{len(missing)} of the weights do not belong to the model.",
+            why="gradients are returned by path in the model",
+            do="pass states of the model, or a dict from path to state",
         )
     return {paths[id(s)]: s for s in states}
 

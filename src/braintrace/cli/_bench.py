@@ -1,0 +1,176 @@
+"""`braintrace bench`: time and memory of a gradient against the length of the sequence."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+import jax
+
+from ._commands import BENCH, QUICK_BENCH
+from ._figures import draw_bench
+from ._gradient import REFUSALS, Compiled, time_in_turns
+from ._network import network
+from ._output import INTERRUPTED, save_figure, save_record
+from ._progress import progress_bar
+from ._rules import TRUNCATED, Choice, parse
+from .tasks import Array, Batch, Task
+from .tasks._loss import ERROR
+
+CELL = "gru"
+
+
+@dataclass(frozen=True)
+class Noise(Task):
+    """Random numbers in and out, for measures of cost: every step has a loss."""
+
+    length: int
+
+    inputs, outputs = 32, 8
+    measure = ERROR
+    chance = 1.0
+    title = f"random numbers, {inputs} in, {outputs} out"
+
+    @property
+    def asked(self) -> int:
+        return self.length
+
+    def batch(self, key: Array, size: int) -> Batch:
+        for_xs, for_ys = jax.random.split(key)
+        draw = lambda key, n: jax.random.normal(key, (self.length, size, n))
+        return draw(for_xs, self.inputs), draw(for_ys, self.outputs)
+
+
+@dataclass(slots=True)
+class Point:
+    """One gradient: seconds of compiling it, bytes, and seconds of every run after the first.
+
+    `working` are bytes of temporary buffers, `kept` those of states and traces.
+    """
+
+    rule: str
+    length: int
+    compiling: float
+    working: float
+    kept: int
+    seconds: list[float] = field(default_factory=list)
+    left_out: bool = False
+
+    @property
+    def median(self) -> float | None:
+        """Median seconds, None if it was not run."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+@dataclass(slots=True)
+class Result:
+    """What is measured, and the points so far; a gradient beyond `memory_limit` bytes is not run.
+
+    `finished` unless it was interrupted.
+    """
+
+    choices: tuple[Choice, ...]
+    lengths: tuple[int, ...]
+    units: int
+    batch: int
+    repeats: int
+    memory_limit: float
+    points: list[Point] = field(default_factory=list)
+    finished: bool = False
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure; a mistake in the options ends in the parser's error. Returns the exit status."""
+    sizes = QUICK_BENCH if options.quick else BENCH
+    sizes = sizes | {k: v for k in sizes if (v := getattr(options, k)) is not None}
+    sizes["lengths"] = tuple(sorted(set(sizes["lengths"])))
+    try:
+        choices = tuple(parse(options.rules, block=None))  # the library picks the block size
+    except ValueError as error:
+        options.parser.error(str(error))
+    if any(c.name == TRUNCATED and c.window is None for c in choices):
+        options.parser.error("tbptt needs a window: tbptt:window=16")
+    result = Result(choices, **sizes, memory_limit=options.memory_limit * 2**30)
+    try:
+        measure(result)
+    except REFUSALS as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n" + table(result) + "\n")
+    save_record(options.out / "bench.json", {
+        "finished": result.finished,
+        "settings": {
+            "cell": CELL,
+            "inputs": Noise.inputs,
+            "outputs": Noise.outputs,
+            **sizes,
+            "memory_limit": result.memory_limit,
+            "rules": {c.label: {**c.options, "block": c.block} for c in choices},
+        },
+        "points": [asdict(p) | {"median": p.median} for p in result.points],
+    })  # fmt: skip
+    save_figure(draw_bench, options.out / "bench.png", result)
+    return 0 if result.finished else INTERRUPTED
+
+
+def measure(result: Result) -> None:
+    """Measure everything; Ctrl-C leaves the points so far."""
+    try:
+        gradients = _compile(result)
+        batches = {t: Noise(t).batch(jax.random.key(t), result.batch) for t in result.lengths}
+        jobs = [
+            (gradient, batches[point.length], point.seconds)
+            for point, gradient in zip(result.points, gradients, strict=True)
+            if not point.left_out
+        ]
+        bar = progress_bar(result.repeats + 1, "running, round")
+        time_in_turns(jobs, result.repeats, lambda: bar.update(1))
+        bar.close()
+        result.finished = True
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
+def _compile(result: Result) -> list[Compiled]:
+    gradients: list[Compiled] = []
+    bar = progress_bar(len(result.choices) * len(result.lengths), "compiling")
+    for length in result.lengths:
+        for choice in result.choices:
+            bar.set_postfix_str(f"{choice.label}, T = {length}")
+            task = Noise(length)
+            model = network(CELL, task, result.units, seed=0)
+            started = time.perf_counter()
+            gradient = Compiled(choice, model, task, result.batch)
+            working = gradient.working
+            seconds = time.perf_counter() - started
+            left_out = working > result.memory_limit
+            result.points.append(
+                Point(choice.label, length, seconds, working, gradient.stored, left_out=left_out)
+            )
+            gradients.append(gradient)
+            bar.update(1)
+    bar.close()
+    return gradients
+
+
+def table(result: Result) -> str:
+    """A row per length and gradient."""
+    lines = [
+        f"{CELL.upper()} of {result.units} units, batches of {result.batch}, "
+        f"{Noise.title}; median of {result.repeats} runs",
+        "",
+        f"{'T':>6}  {'rule':24}{'working MB':>12}{'stored MB':>11}{'ms':>10}{'compile s':>11}",
+    ]
+    for p in result.points:
+        time = "left out" if p.left_out else "-" if p.median is None else f"{1e3 * p.median:.2f}"
+        sizes = f"{p.working / 1e6:>12.2f}{p.kept / 1e6:>11.2f}"
+        lines.append(f"{p.length:>6}  {p.rule:24}{sizes}{time:>10}{p.compiling:>11.1f}")
+    if any(p.left_out for p in result.points):
+        limit = f"{result.memory_limit / 2**30:g} GiB (--memory-limit)"
+        lines.append(f"left out: more working memory than {limit}")
+    if not result.finished:
+        lines.append("INTERRUPTED")
+    return "\n".join(lines)

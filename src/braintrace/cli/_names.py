@@ -1,0 +1,72 @@
+"""Names of tasks, cells and rules, and what tasks are trained with: help imports nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a task is trained with unless options say otherwise; `quick` is a short length."""
+
+    about: str
+    cell: str
+    length: int
+    quick: int
+    units: int
+    batch: int
+    updates: int
+    lr: float
+
+
+# Lengths are multiples of a block: a remainder would need working memory of its own. With these
+# sizes the traces of D_RTRL take less memory than BPTT does, and truncated BPTT of equal memory has
+# windows shorter than the task needs (except `digits`, whose sequences have eight steps).
+TASKS = {
+    "copy": Defaults("repeat symbols after a pause", "gru", 40, 16, 32, 32, 3000, 1e-2),
+    "adding": Defaults("sum of two marked numbers", "mingru", 96, 16, 32, 32, 1500, 1e-2),
+    "match": Defaults("delayed match to sample, spikes", "alif", 144, 24, 32, 32, 1000, 3e-3),
+    "evidence": Defaults("majority of cues, spikes", "alif", 160, 24, 32, 32, 800, 5e-3),
+    "mackey_glass": Defaults("chaotic time series", "gru", 200, 16, 32, 32, 800, 3e-3),
+    "digits": Defaults("real handwritten digits by rows", "gru", 8, 8, 32, 32, 2000, 3e-3),
+    "text": Defaults("next character of English text", "gru", 96, 16, 64, 32, 1500, 5e-3),
+}
+CELLS = {
+    "gru": "gated recurrent unit",
+    "lstm": "long short-term memory",
+    "rnn": "plain tanh recurrence: nothing passes from step to step but by weights",
+    "leaky": "leaky tanh rate units",
+    "mingru": "gates of the input only: element-wise, D_RTRL is exact",
+    "lru": "linear recurrence, complex eigenvalues: element-wise, D_RTRL is exact",
+    "alif": "spiking, recurrent, adaptive threshold: two states per unit",
+    "minlstm": "two gates of the input only: element-wise, D_RTRL is exact",
+    "adlif": "spiking, recurrent, adapts below threshold",
+    "gif": "spiking, recurrent, currents after a spike",
+}
+RULES = (
+    "bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo", "ostl_recurrent",
+    "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor", "decolle", "stllr",
+    "dni", "uoro", "kf_rtrl",
+)  # fmt: skip
+ALIASES = ("es_d_rtrl", "esd_rtrl")
+
+
+def unknown(kind: str, name: str, names: Iterable[str]) -> str:
+    """The error for a name that there is not: the name that may be meant, or all of them."""
+    from difflib import get_close_matches
+
+    names = list(names)
+    close = get_close_matches(name, names, 1)
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+    return f"there is no {kind} {name!r}: {hint}"
+
+
+def task_table() -> str:
+    """The tasks and their defaults, for the end of a help text."""
+    columns = ("cell", "length", "units", "batch", "updates", "lr")
+    lines = ["tasks, and the options that they have by default:"]
+    lines.append(f"  {'TASK':14}" + "".join(f"{'--' + name:>10}" for name in columns))
+    for name, task in TASKS.items():
+        lines.append(f"  {name:14}" + "".join(f"{getattr(task, c):>10}" for c in columns))
+    return "\n".join(lines)

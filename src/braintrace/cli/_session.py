@@ -1,0 +1,153 @@
+"""A training run: its settings, its checkpoint, and the signals that stop it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._gradient import Compiled
+from ._names import TASKS
+from ._network import network
+from ._rules import Choice
+from ._training import Run, Training, held_out
+from .tasks import Task
+
+TESTS, POINTS = 512, 20  # held-out sequences, and scores on them during training
+SETTINGS = "settings.json"  # file name
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A training run; `score_every` counts the updates between two held-out scores."""
+
+    task: str
+    rule: str
+    cell: str
+    length: int
+    units: int
+    batch: int
+    lr: float
+    seed: int
+    updates: int
+    score_every: int
+    x64: bool
+
+
+def new_settings(options: argparse.Namespace, x64: bool) -> Settings:
+    """The settings of a new run: those of the options, else the defaults of the task."""
+    defaults = TASKS[options.task]
+    names = ("cell", "length", "units", "batch", "lr", "updates")
+    values: dict[str, Any] = {"rule": "d_rtrl", "seed": 0}
+    values |= {name: getattr(defaults, name) for name in names}
+    values |= {name: value for name, value in _passed(options).items() if name in values}
+    every = -(-values["updates"] // POINTS)
+    return Settings(task=options.task, score_every=every, x64=x64, **values)
+
+
+def resumed_settings(options: argparse.Namespace, folder: Path, x64: bool) -> Settings:
+    """The settings of a run that is continued; only the number of updates may be another.
+
+    Raises:
+        ValueError: there is none, or the options say something else.
+    """
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise ValueError(
+            f"there is nothing to resume in {folder}: {path} is missing. Leave out --resume, or "
+            "name the folder with --out."
+        )
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        old = Settings(**{f.name: content[f.name] for f in fields(Settings)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}. Start anew in another folder.") from error
+    passed = _passed(options) | {"x64": x64}
+    updates = passed.pop("updates", old.updates)
+    wrong = [
+        f"{name} is {passed[name]} and was {value}"
+        for name, value in asdict(old).items()
+        if name in passed and passed[name] != value
+    ]
+    if wrong:
+        raise ValueError(
+            f"--resume continues the run in {folder}, but {', '.join(wrong)}. Leave these "
+            "options out, or start anew with another --out."
+        )
+    return replace(old, updates=updates)
+
+
+def _passed(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that are not left out."""
+    return {name: value for name, value in vars(options).items() if value is not None}
+
+
+class Session(Run):
+    """A run with its settings.
+
+    The batch of an update is a function of the seed and the number of the update, so a run that
+    is continued later trains on the batches it would have had.
+    """
+
+    def __init__(self, settings: Settings, task: Task, choice: Choice):
+        self.settings, self.task, s = settings, task, settings
+        build = lambda: network(s.cell, task, s.units, s.seed)
+        gradient = Compiled(choice, build(), task, s.batch, carry=True)
+        training = Training(build(), task, s.batch, s.lr, held_out(task, TESTS))
+        key = jax.random.key(s.seed)
+        super().__init__(
+            training, gradient, gradient.network.weights, lambda n: jax.random.fold_in(key, n)
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint."""
+        self.gradient.network.weights = self.weights
+        curves = {"losses": np.array(self.losses), "at": self.at, "scores": self.scores}
+        self.gradient.learner.save(path, optimizer=self.moments, step=self.done, extra=curves)
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            ValueError, FileNotFoundError: there is none that fits.
+        """
+        checkpoint = self.gradient.learner.load(path, optimizer=self.moments)
+        assert checkpoint.step is not None
+        self.weights, self.moments = self.gradient.network.weights, checkpoint.optimizer
+        self.done, self.losses = checkpoint.step, checkpoint.extra["losses"].tolist()
+        self.at, self.scores = checkpoint.extra["at"], checkpoint.extra["scores"]
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """A list that the first SIGINT or SIGTERM is appended to; a second one acts as usual."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        handlers.clear()
+
+    def note(number: int, frame: Any) -> None:
+        received.append(number)
+        restore()
+        print("\nstopping after this update; once more stops at once", file=sys.stderr, flush=True)
+
+    if threading.current_thread() is threading.main_thread():  # elsewhere there are no signals
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        handlers.update({number: signal.signal(number, note) for number in numbers})
+    try:
+        yield received
+    finally:
+        restore()

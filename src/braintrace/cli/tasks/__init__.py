@@ -1,0 +1,26 @@
+"""The tasks that networks are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ._adding import Adding
+from ._digits import Digits
+from ._loss import Array as Array
+from ._mackey_glass import MackeyGlass
+from ._spikes import Evidence, Match
+from ._symbols import Copy
+from ._symbols import Recall as Recall
+from ._task import Batch as Batch
+from ._task import Task as Task
+from ._text import Text
+
+MAKE: dict[str, Callable[[int], Task]] = {
+    "copy": Copy,
+    "adding": Adding,
+    "match": Match,
+    "evidence": Evidence,
+    "mackey_glass": MackeyGlass,
+    "digits": Digits,
+    "text": Text,
+}

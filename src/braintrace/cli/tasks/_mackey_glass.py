@@ -1,0 +1,84 @@
+"""Prediction of the Mackey-Glass equation, a delayed feedback that is chaotic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._loss import NORMALISED, Array
+from ._task import Batch, Task
+
+LAG, SUBSTEPS = 17, 10
+BURN, TRAINED, GAP, TESTED = 500, 6000, 200, 2000  # units of time, one sample each
+
+
+@cache
+def series() -> np.ndarray:
+    """`x' = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x`, one sample per unit of time.
+
+    Runge-Kutta of fourth order with ten steps per unit; the delayed value between two steps is
+    their mean.
+    """
+    dt, lag = 1 / SUBSTEPS, LAG * SUBSTEPS
+    count = (BURN + TRAINED + GAP + TESTED) * SUBSTEPS
+    x = [1.2] * (lag + 1)
+    push = lambda delayed: 0.2 * delayed / (1 + delayed**10)
+    for t in range(lag, lag + count):
+        now, old, new = x[t], push(x[t - lag]), push(x[t - lag + 1])
+        middle = push((x[t - lag] + x[t - lag + 1]) / 2)
+        k1 = old - 0.1 * now
+        k2 = middle - 0.1 * (now + dt / 2 * k1)
+        k3 = middle - 0.1 * (now + dt / 2 * k2)
+        k4 = new - 0.1 * (now + dt * k3)
+        x.append(now + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+    return np.array(x[lag + 1 + BURN * SUBSTEPS :: SUBSTEPS])
+
+
+@cache
+def split_series() -> tuple[np.ndarray, np.ndarray]:
+    """Training and test series, disjoint in time, both standardised by the former."""
+    x = series()
+    train, test = x[:TRAINED], x[TRAINED + GAP :]
+    return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
+
+
+@dataclass(frozen=True)
+class MackeyGlass(Task):
+    """The value `ahead` steps later, from the values so far; the first quarter is context only."""
+
+    length: int
+
+    ahead = 20
+    inputs, outputs = 1, 1
+    measure = NORMALISED
+    chance = 1.0
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.length < TESTED - self.ahead:
+            raise ValueError(f"mackey_glass has 4 to {TESTED - self.ahead - 1} steps.")
+
+    @property
+    def title(self) -> str:
+        return f"Mackey-Glass equation (lag {LAG}), {self.ahead} steps ahead"
+
+    @property
+    def asked(self) -> int:
+        return self.length - self.length // 4
+
+    def batch(self, key: Array, size: int) -> Batch:
+        last = TRAINED - self.length - self.ahead
+        return self._windows(split_series()[0], jax.random.randint(key, (size,), 0, last + 1))
+
+    def test(self, size: int) -> Batch:
+        """Windows of the test series, evenly spaced."""
+        last = TESTED - self.length - self.ahead
+        starts = np.unique(np.linspace(0, last, size).astype(int))
+        return self._windows(split_series()[1], jnp.asarray(starts))
+
+    def _windows(self, x: np.ndarray, starts: Array) -> Batch:
+        values = jnp.asarray(x, float)[starts + jnp.arange(self.length + self.ahead)[:, None]]
+        return values[: self.length, :, None], values[self.ahead :, :, None]

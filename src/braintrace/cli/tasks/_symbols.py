@@ -1,0 +1,111 @@
+"""Symbols to remember: one of them (the demo), or a list of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._loss import ACCURACY, ANSWERS, Array
+from ._task import Batch, Task
+
+
+@dataclass(frozen=True)
+class Recall(Task):
+    """Name the symbol shown at the start, long after it is gone.
+
+    One channel per symbol, one that marks the cue and one that asks for the answer. The cue is
+    shown for `cue` steps; every later step shows a random symbol, also while the answer is asked
+    for in the last `asked` steps. So these steps hold no information on the label.
+    """
+
+    symbols: int
+    length: int
+    cue: int = 5
+    asked: int = 5
+
+    measure = ANSWERS
+
+    @property
+    def inputs(self) -> int:
+        return self.symbols + 2
+
+    @property
+    def outputs(self) -> int:
+        return self.symbols
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.symbols
+
+    @property
+    def title(self) -> str:
+        return f"delayed recall of 1 in {self.symbols} symbols over {self.length} steps"
+
+    def batch(self, key: Array, size: int) -> Batch:
+        for_label, for_rest = jax.random.split(key)
+        labels = jax.random.randint(for_label, (size,), 0, self.symbols)
+        shown = jax.random.randint(for_rest, (self.length, size), 0, self.symbols)
+        symbols = jax.nn.one_hot(shown.at[: self.cue].set(labels), self.symbols)
+        signals = jnp.zeros((self.length, size, 2))
+        signals = signals.at[: self.cue, :, 0].set(1).at[-self.asked :, :, 1].set(1)
+        xs = jnp.concatenate([symbols, signals], axis=-1)
+        return xs, jnp.broadcast_to(labels, (self.length, size))
+
+
+@dataclass(frozen=True)
+class Copy(Task):
+    """`items` symbols, a pause, and as many steps in which they are asked for, in order.
+
+    One channel per symbol and one that asks. Of all possible lists an eighth, drawn once at
+    random, is held out: a list of the test never occurs in training.
+    """
+
+    length: int
+
+    symbols, items = 8, 4
+    inputs, outputs, asked = symbols + 1, symbols, items
+    measure = ACCURACY
+
+    def __post_init__(self) -> None:
+        if self.length < 2 * self.items + 1:
+            raise ValueError(f"copy needs at least {2 * self.items + 1} steps.")
+
+    @property
+    def title(self) -> str:
+        pause = self.length - 2 * self.items
+        return f"delayed copy of {self.items} of {self.symbols} symbols over {pause} empty steps"
+
+    @property
+    def chance(self) -> float:
+        counts = np.bincount(np.asarray(self._symbols(self._lists[0])).ravel())
+        return float(counts.max() / counts.sum())
+
+    @cached_property
+    def _lists(self) -> tuple[np.ndarray, np.ndarray]:
+        """Held-out lists and those of training, as numbers in base `symbols`."""
+        order = np.random.default_rng(0).permutation(self.symbols**self.items)
+        count = len(order) // 8
+        return order[:count], order[count:]
+
+    def batch(self, key: Array, size: int) -> Batch:
+        return self._sequences(jax.random.choice(key, jnp.asarray(self._lists[1]), (size,)))
+
+    def test(self, size: int) -> Batch:
+        """Held-out lists, each once."""
+        return self._sequences(jnp.asarray(self._lists[0][:size]))
+
+    def _symbols(self, lists: Array | np.ndarray) -> Array:
+        """The symbols of numbered lists, (items, size)."""
+        places = self.symbols ** np.arange(self.items)
+        return jnp.asarray(lists) // places[:, None] % self.symbols
+
+    def _sequences(self, lists: Array) -> Batch:
+        symbols = self._symbols(lists)
+        xs = jnp.zeros((self.length, len(lists), self.inputs))
+        xs = xs.at[: self.items, :, :-1].set(jax.nn.one_hot(symbols, self.symbols))
+        targets = jnp.zeros((self.length, len(lists)), symbols.dtype)
+        return xs.at[-self.items :, :, -1].set(1), targets.at[-self.items :].set(symbols)

@@ -1,0 +1,68 @@
+"""What a task is: batches of training, held-out sequences, a loss and a score.
+
+Arrays are time-major: inputs (T, B, inputs), targets (T, B) of labels or (T, B, outputs) of values.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ._loss import Array, Measure
+
+Batch = tuple[Array, Array]
+
+
+class Task(Protocol):
+    """A supervised sequence task that needs memory.
+
+    Attributes:
+        length: steps of a sequence.
+        measure: loss and score.
+        inputs: size of the input of a step.
+        outputs: size of the read-out.
+        asked: how many steps count in the loss; these are the last ones.
+        chance: chance level, the score of the best constant output on the held-out sequences.
+        title: the task in a few words, with its sizes.
+    """
+
+    length: int
+    measure: Measure
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def asked(self) -> int: ...
+    @property
+    def chance(self) -> float: ...
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def mask(self) -> Array:
+        """1 at the steps that count, (T,)."""
+        return jnp.zeros(self.length).at[self.length - self.asked :].set(1)
+
+    @property
+    def chance_level(self) -> str:
+        """The chance level in words."""
+        percent = " %" if self.measure.scale == 100 else ""
+        return f"chance level: {self.measure.text(self.chance)}{percent}"
+
+    def batch(self, key: Array, size: int) -> Batch:
+        """Inputs and targets of training sequences."""
+        ...
+
+    def test(self, size: int) -> Batch:
+        """At most `size` held-out sequences, the same at every call.
+
+        By default those of a key that training never uses.
+        """
+        return self.batch(jax.random.key(HELD_OUT), size)
+
+
+HELD_OUT = 7_919

@@ -1,0 +1,101 @@
+"""Next-character prediction on the help topics of Python: English text that is always there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._loss import BITS, Array
+from ._task import Batch, Task
+
+SYMBOLS = 64
+TRAINED = 0.9
+
+
+@cache
+def corpus() -> str:
+    """The topics in order of their names, each paragraph once, runs of blanks as one.
+
+    Topics quote each other at length; without this, much of the test would occur in training.
+    """
+    from pydoc_data.topics import topics
+
+    paragraphs: dict[str, None] = {}
+    for name in sorted(topics):
+        for paragraph in re.split(r"\n\s*\n", topics[name]):
+            paragraphs.setdefault(re.sub(r"\s+", " ", paragraph).strip())
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+@cache
+def encoded() -> tuple[np.ndarray, np.ndarray, str]:
+    """Characters of training and test as numbers, and the alphabet of training.
+
+    The last number stands for every character that is not among the most frequent of training.
+    """
+    text = corpus()
+    cut = text.index("\n", int(TRAINED * len(text)))
+    alphabet = "".join(c for c, _ in Counter(text[:cut]).most_common(SYMBOLS - 1))
+    number = {character: n for n, character in enumerate(alphabet)}
+    numbers = np.array([number.get(character, SYMBOLS - 1) for character in text])
+    return numbers[:cut], numbers[cut:], alphabet
+
+
+@dataclass(frozen=True)
+class Text(Task):
+    """Predict the next character; the first quarter of a sequence is context only.
+
+    Training is the first nine tenths of the text, the test its last tenth.
+    """
+
+    length: int
+
+    inputs, outputs = SYMBOLS, SYMBOLS
+    measure = BITS
+
+    def __post_init__(self) -> None:
+        most = len(encoded()[1]) - 1
+        if not 4 <= self.length <= most:
+            raise ValueError(f"text has 4 to {most} steps.")
+
+    @property
+    def title(self) -> str:
+        train, test, _ = encoded()
+        digest = hashlib.sha256(corpus().encode()).hexdigest()[:8]
+        return (
+            f"next of {SYMBOLS} characters, Python's help topics "
+            f"({len(train)} for training, {len(test)} held out, sha256 {digest})"
+        )
+
+    @property
+    def chance(self) -> float:
+        """Bits per character of the frequencies of training, on the test."""
+        train, test, _ = encoded()
+        share = np.log2((np.bincount(train, minlength=SYMBOLS) + 1) / (len(train) + SYMBOLS))
+        return float(-share[test].mean())
+
+    @property
+    def asked(self) -> int:
+        return self.length - self.length // 4
+
+    def batch(self, key: Array, size: int) -> Batch:
+        train = encoded()[0]
+        starts = jax.random.randint(key, (size,), 0, len(train) - self.length)
+        return self._windows(train, starts)
+
+    def test(self, size: int) -> Batch:
+        """Windows of the held-out text, evenly spaced."""
+        test = encoded()[1]
+        starts = np.unique(np.linspace(0, len(test) - self.length - 1, size).astype(int))
+        return self._windows(test, jnp.asarray(starts))
+
+    def _windows(self, numbers: np.ndarray, starts: Array) -> Batch:
+        text = jnp.asarray(numbers)[starts + jnp.arange(self.length + 1)[:, None]]
+        return jax.nn.one_hot(text[:-1], SYMBOLS), text[1:]

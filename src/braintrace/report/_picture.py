@@ -1,0 +1,232 @@
+"""What a drawing of the compiled graph shows: parameters, operators, states, and the links between.
+
+Parameters are on the left, the operators that consume them in the middle, state groups on the
+right. A solid link is in the gradient, a dashed one is left out of it. Renderers read nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from .._errors import dotted
+from ..graph import ParameterReport, Path
+from ._skeleton import skeleton
+from ._uses import Use
+
+
+class Standing(Enum):
+    """How a parameter stands."""
+
+    EXACT = "trace, exact"
+    APPROXIMATE = "trace, not exact"
+    STEP = "within-step, exact"
+    SHORT = "within-step, not exact"
+    SILENT = "no gradient arrives"
+    UNTOUCHED = "untouched"
+
+
+MEANING = {
+    Standing.EXACT: "has memory; its gradient is that of back-propagation through time",
+    Standing.APPROXIMATE: "has memory; the dashed links are left out, or the trace is approximated",
+    Standing.STEP: "needs no memory: it reaches no state",
+    Standing.SHORT: "the gradient of the step alone, which leaves something out",
+    Standing.SILENT: "it never learns: no path from it to what the step returns is kept",
+    Standing.UNTOUCHED: "nothing the step computes depends on it",
+}
+
+
+# A link of several parameters is drawn as the worst of them stands.
+_WORST_LAST = (
+    Standing.UNTOUCHED,
+    Standing.EXACT,
+    Standing.STEP,
+    Standing.APPROXIMATE,
+    Standing.SHORT,
+    Standing.SILENT,
+)
+
+
+class Column(IntEnum):
+    """From left to right."""
+
+    PARAMETER = 0
+    OPERATOR = 1
+    STATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A box: its lines, a note below, and the whole story as `text`."""
+
+    key: str
+    column: Column
+    lines: tuple[str, ...]
+    note: str
+    text: str
+    standing: Standing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A link between boxes; `parameters` are the keys of the boxes of those it is about."""
+
+    source: str
+    target: str
+    standing: Standing
+    left_out: bool
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing of a compiled graph."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    counts: Mapping[Standing, int]
+
+    @property
+    def summary(self) -> str:
+        """How many parameters there are of each standing, in one line."""
+        total = sum(self.counts.values())
+        parts = [f"{n} {standing.value}" for standing, n in self.counts.items() if n]
+        return f"{total} parameter{'s' * (total != 1)}: {'; '.join(parts)}"
+
+
+def standing_of(p: ParameterReport) -> Standing:
+    """How a parameter stands."""
+    if p.silent is not None:
+        return Standing.SILENT
+    match p.how:
+        case "trace":
+            return Standing.EXACT if p.exact else Standing.APPROXIMATE
+        case "within-step":
+            return Standing.STEP if p.exact else Standing.SHORT
+        case "none":
+            return Standing.UNTOUCHED
+    raise AssertionError(p.how)
+
+
+def draw(
+    parameters: Mapping[Path, ParameterReport],
+    groups: Sequence[tuple[int, Sequence[Path]]],
+    uses: Sequence[Use],
+) -> Picture:
+    """The drawing of the reports on the parameters."""
+    drawing = _Drawing(parameters, groups, uses)
+    for p in parameters.values():
+        drawing.solid(p)
+    for p in parameters.values():
+        drawing.dashed(p)
+    drawing.links = skeleton(drawing.links)
+    standings = [standing_of(p) for p in parameters.values()]
+    return Picture(
+        tuple(drawing.nodes()),
+        tuple(drawing.edges()),
+        {s: standings.count(s) for s in Standing},
+    )
+
+
+class _Drawing:
+    def __init__(self, parameters, groups, uses):
+        self.parameters, self.groups, self.uses = parameters, groups, uses
+        self.key_of = {path: f"p{i}" for i, path in enumerate(parameters)}
+        self.group_of = {path: f"g{i}" for i, paths in groups for path in paths}
+        self.links: dict[tuple[str, str, bool], dict[str, Standing]] = {}
+        self.onward: dict[tuple[str, str], list[str]] = {}  # solid links that left-out paths end in
+
+    def link(self, source: str, target: str, p: ParameterReport, left_out: bool = False) -> None:
+        about = self.links.setdefault((source, target, left_out), {})
+        about[self.key_of[p.path]] = standing_of(p)
+
+    def operators(self, path: Path) -> list[str]:
+        """The boxes that a parameter goes through."""
+        keys = [f"o{i}" for i, use in enumerate(self.uses) if path in use.parameters]
+        return keys or ["plain"]
+
+    def solid(self, p: ParameterReport) -> None:
+        key = self.key_of[p.path]
+        used = [(f"o{i}", use) for i, use in enumerate(self.uses) if p.path in use.parameters]
+        for operator, use in used:
+            self.link(key, operator, p)
+            groups = [f"g{i}" for i in use.groups or ()] if p.how == "trace" else []
+            if p.how == "trace" and use.groups is None:
+                groups = self.to(p.states)
+            for group in groups or ["step"] * (p.how != "none"):
+                self.link(operator, group, p)
+        if not used and p.how != "none":
+            self.link(key, "plain", p)
+            for group in self.to(p.states) if p.how == "trace" else ["step"]:
+                self.link("plain", group, p)
+
+    def to(self, states: Iterable[Path]) -> list[str]:
+        return list(dict.fromkeys(self.group_of[s] for s in states if s in self.group_of))
+
+    def dashed(self, p: ParameterReport) -> None:
+        for way in (d.way for d in p.dropped if d.way is not None):
+            if way.source in self.parameters:
+                starts = self.operators(way.source)
+            else:
+                starts = self.to([way.source])
+            if way.via is not None:
+                through = self.operators(way.via)
+                for start in starts:
+                    for operator in through:
+                        self.link(start, operator, p, left_out=True)
+                starts = [o for o in through if not self.traced(o)]
+                for end in ((o, g) for o in through for g in self.traced(o)):
+                    if end[1] in self.to(way.targets):
+                        self.onward.setdefault(end, []).append(self.key_of[p.path])
+            for start in starts:
+                for group in self.to(way.targets):
+                    self.link(start, group, p, left_out=True)
+
+    def traced(self, operator: str) -> list[str]:
+        """The groups an operator has a trace to."""
+        targets = [t for source, t, left_out in self.links if source == operator and not left_out]
+        return [t for t in targets if t.startswith("g")]
+
+    def nodes(self) -> Iterable[Node]:
+        for path, p in self.parameters.items():
+            yield Node(
+                self.key_of[path],
+                Column.PARAMETER,
+                (dotted(path),),
+                _note(p),
+                str(p),
+                standing_of(p),
+            )
+        for i, use in enumerate(self.uses):
+            times = f" × {use.count}" if use.count > 1 else ""
+            where = use.line or "(no line)"
+            names = ", ".join(map(dotted, use.parameters))
+            text = f"{use.operator}{times} at {where}\nconsumes {names}"
+            name = f"{use.operator}{times}"
+            yield Node(f"o{i}", Column.OPERATOR, (name,), re.split(r"[\\/]", where)[-1], text)
+        ends = {end for source, target, _ in self.links for end in (source, target)}
+        if "plain" in ends:
+            text = "Plain computation: the parameter enters the step through no operator."
+            yield Node("plain", Column.OPERATOR, ("plain computation",), "no operator", text)
+        for i, paths in self.groups:
+            states = tuple(map(dotted, paths))
+            many = "states that act on each other unit by unit" if len(states) > 1 else "state"
+            text = "\n".join([f"Group {i}: {many}", *(f"  {name}" for name in states)])
+            yield Node(f"g{i}", Column.STATE, states, f"group {i}", text)
+        if "step" in ends:
+            text = "Within the step: the gradient of one step alone, by reverse mode; no trace."
+            yield Node("step", Column.STATE, ("within the step",), "no trace", text)
+
+    def edges(self) -> Iterable[Edge]:
+        for (source, target, left_out), about in self.links.items():
+            also = () if left_out else self.onward.get((source, target), ())
+            worst = max(about.values(), key=_WORST_LAST.index)
+            keys = tuple(dict.fromkeys([*about, *also]))
+            yield Edge(source, target, worst, left_out, keys)
+
+
+def _note(p: ParameterReport) -> str:
+    note = standing_of(p).value
+    return f"{note} · {p.trace_bytes:,} bytes" if p.trace_bytes else note

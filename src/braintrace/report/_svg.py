@@ -1,0 +1,143 @@
+"""A drawing of the compiled graph as SVG, and as a fragment of HTML that explains itself."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+
+from ._layout import LINE, PAD, Box, Curve, Layout, place
+from ._picture import MEANING, Picture, Standing
+
+_HEADS = ("parameters", "operators", "states")
+SEARCHABLE = 12  # parameters from which on a search box helps
+
+
+def style() -> str:
+    """The style sheet; everything in it is about `.braintrace-picture`."""
+    return files(__package__).joinpath("_picture.css").read_text("utf-8")
+
+
+def script() -> str:
+    """A function of the element to bring to life."""
+    return files(__package__).joinpath("_picture.js").read_text("utf-8")
+
+
+def fragment(picture: Picture, name: str) -> str:
+    """The drawing with its legend, style and script, to put into a page.
+
+    Args:
+        picture: what to draw.
+        name: the id of the element; no other element of the page may have it.
+    """
+    name = escape(name)
+    return "\n".join(
+        [
+            f'<div class="braintrace-picture" id="{name}">',
+            f"<style>{style()}</style>",
+            f'<p class="summary">{escape(picture.summary)}</p>',
+            _legend(picture),
+            '<input class="search" type="search" placeholder="find a parameter" '
+            f'aria-label="find a parameter" hidden data-from="{SEARCHABLE}">',
+            '<div class="beside">',
+            '<div class="scroll" tabindex="0" role="region" aria-label="drawing of the graph">',
+            svg(picture),
+            "</div>",
+            '<aside class="panel" aria-live="polite" hidden>',
+            '<p class="hint">Point at a box to see what it is about; click to keep it.</p>',
+            "<pre></pre></aside>",
+            "</div>",
+            _in_words(picture),
+            "</div>",
+            f'<script>({script().strip().rstrip(";")})(document.getElementById("{name}"));</script>',
+        ]
+    )
+
+
+def svg(picture: Picture) -> str:
+    """The drawing alone."""
+    layout = place(picture)
+    size = f'width="{layout.width:.0f}" height="{layout.height:.0f}"'
+    label = escape(picture.summary, quote=True)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
+            f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" role="group" '
+            f'aria-label="{label}">',
+            *_heads(layout),
+            *(_curve(c) for c in sorted(layout.curves, key=lambda c: not c.edge.left_out)),
+            *(_box(b, layout) for b in layout.boxes),
+            "</svg>",
+        ]
+    )
+
+
+def _heads(layout: Layout) -> list[str]:
+    return [
+        f'<text class="head" x="{x:.1f}" y="20">{head}</text>'
+        for x, head in zip(layout.columns, _HEADS, strict=True)
+    ]
+
+
+def _box(box: Box, layout: Layout) -> str:
+    node = box.node
+    about = [k for c in layout.curves for k in c.edge.parameters if _touches(c, node.key)]
+    keys = " ".join(dict.fromkeys([*([node.key] if node.standing else []), *about]))
+    kind = node.standing.name.lower() if node.standing else node.column.name.lower()
+    x = box.x + PAD + 6
+    label = escape(f"{', '.join(node.lines)}: {node.note}", quote=True)
+    out = [
+        f'<g class="node {kind}" tabindex="0" role="button" aria-pressed="false" '
+        f'data-about="{keys}" data-words="{box.words}" aria-label="{label}">',
+        f"<title>{label}</title>",
+        f'<rect class="box" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
+        f'height="{box.height:.1f}" rx="6"/>',
+    ]
+    if node.standing:
+        out.append(
+            f'<rect class="bar" x="{box.x:.1f}" y="{box.y:.1f}" width="6" '
+            f'height="{box.height:.1f}" rx="3"/>'
+        )
+    y = box.y + PAD / 2 + LINE - 4
+    for line in box.lines:
+        out.append(f'<text class="line" x="{x:.1f}" y="{y:.1f}">{escape(line)}</text>')
+        y += LINE
+    out.append(f'<text class="note" x="{x:.1f}" y="{y - 1:.1f}">{escape(box.note)}</text></g>')
+    return "".join(out)
+
+
+def _touches(curve: Curve, key: str) -> bool:
+    return key in (curve.edge.source, curve.edge.target)
+
+
+def _curve(curve: Curve) -> str:
+    edge, (x0, y0), (x1, y1) = curve.edge, curve.start, curve.end
+    out, into = (1 if curve.leaves_right else -1), (-1 if curve.enters_left else 1)
+    tip = x1 + into * 7  # the line ends where the head begins
+    bend = max(40.0, abs(tip - x0) / 2)
+    if out == into:  # around the side of a column
+        bend = 30.0 + min(abs(y1 - y0) / 8, 40.0)
+    path = f"M{x0:.1f} {y0:.1f}C{x0 + out * bend:.1f} {y0:.1f} {tip + into * bend:.1f} {y1:.1f} "
+    path += f"{tip:.1f} {y1:.1f}"
+    head = f"M{x1:.1f} {y1:.1f}l{into * 8} -4v8z"
+    kind = edge.standing.name.lower() + (" left-out" if edge.left_out else "")
+    return (
+        f'<g class="edge {kind}" data-about="{" ".join(edge.parameters)}">'
+        f'<path class="line" d="{path}"/><path class="tip" d="{head}"/></g>'
+    )
+
+
+def _legend(picture: Picture) -> str:
+    entries = [
+        f'<li class="{s.name.lower()}"><span class="mark"></span><b>{escape(s.value)}</b> '
+        f"{escape(MEANING[s])}</li>"
+        for s in Standing
+        if picture.counts.get(s)
+    ]
+    if any(e.left_out for e in picture.edges):
+        entries.append('<li class="dash"><span class="mark"></span><b>dashed</b> left out</li>')
+    return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _in_words(picture: Picture) -> str:
+    parts = [f'<pre data-of="{n.key}">{escape(n.text)}</pre>' for n in picture.nodes]
+    return f"<details><summary>In words</summary>{''.join(parts)}</details>"
