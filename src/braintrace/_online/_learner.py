@@ -58,6 +58,7 @@ def online(
     strict: bool = False,
     memory_limit: int | None = None,
     control_flow: ControlFlowPolicy | None = None,
+    marked_only: bool = False,
     **options: Any,
 ) -> Online:
     """Make an online learner of a step function.
@@ -72,6 +73,8 @@ def online(
         strict: refuse a step with a parameter whose gradient is not exact, naming all of them.
         memory_limit: bytes that the traces may take; default the rule's own limit.
         control_flow: which control flow around operators stays closed, none by default.
+        marked_only: follow only weights that go through an operator of braintrace; by default
+            plain JAX (`x @ w`, `h * a`, a convolution, a row of a table) is recognised.
         **options: arguments of a rule given by name, e.g. `decay_or_rank=0.9`.
 
     Returns:
@@ -108,7 +111,8 @@ def online(
             do="leave out window",
         )
     limit = check_limit(memory_limit)
-    return Online(step, value, window, strict, limit, check_policy(control_flow))
+    policy = check_policy(control_flow)
+    return Online(step, value, window, strict, limit, policy, marked_only)
 
 
 class Online:
@@ -129,9 +133,11 @@ class Online:
         strict: bool,
         memory_limit: int | None,
         control_flow: ControlFlowPolicy | None,
+        marked_only: bool,
     ):
         self.step, self.rule, self.window = step, rule, window
         self.strict, self.memory_limit, self.control_flow = strict, memory_limit, control_flow
+        self.marked_only = marked_only
         self._plans: dict[Signature, Plan] = {}
         self._last: Plan | None = None
 
@@ -147,7 +153,8 @@ class Online:
         signature = Signature(names, states, tree, shapes)
         plan = self._plans.get(signature)
         if plan is None:
-            how = (self.control_flow, self.memory_limit, self.window is not None)
+            windows, unmarked = self.window is not None, not self.marked_only
+            how = (self.control_flow, self.memory_limit, windows, unmarked)
             plan = make_plan(self.step, self.rule, signature, *how)
             if self.strict:
                 check_exact(plan.report().parameters.values(), self.rule.name)

@@ -100,6 +100,7 @@ def make_plan(
     policy: ControlFlowPolicy | None,
     memory_limit: int | None,
     windows: bool,
+    unmarked: bool,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
     params, state = signature.params, signature.state
@@ -132,7 +133,7 @@ def make_plan(
         [traced.entry(leaf) for leaf in kept],
         [traced.exit(leaf) for leaf in kept],
     )
-    limits = (rule.crossings, rule.most_entries, policy, rule.record.folds)
+    limits = (rule.crossings, rule.most_entries, policy, rule.record.folds, unmarked)
     graph = analyse(traced, consts, lambda path: None, (), *limits)
     check_relations(graph, rule.record.per_parameter)
     rule.check_groups(graph.groups)

@@ -49,6 +49,7 @@ from ._pattern import (
     tap_pattern,
 )
 from ._policy import ControlFlowPolicy, close_bodies
+from ._recognise import recognise
 from ._relations import HiddenParamOpRelation, PathClassification
 from ._sets import facts_of
 from ._sites import Site, find_sites, flow_of
@@ -169,6 +170,7 @@ def analyse(
     most_entries: int = MOST_ENTRIES,
     policy: ControlFlowPolicy | None = None,
     fold: bool = True,
+    unmarked: bool = False,
 ) -> Graph:
     """The groups, relations and recurrent entries of a step.
 
@@ -182,11 +184,14 @@ def analyse(
         most_entries: how many entries the D of one relation may have.
         policy: which control flow around operators stays closed.
         fold: whether a varying factor of a weight becomes part of its operator.
+        unmarked: whether plain JAX that uses a trained value counts as an operator.
     """
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
     if (divided := explicit(step.program, step.n_outs, carried)) is not None:
         step = replace(step, program=divided, penalised=True)
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
+    if unmarked:
+        step = recognise(step, unsteady, fold)
     flow = flow_of(step, unsteady)
     sites = find_sites(step, flow)
     if fold and (folded := fold_step(step, flow, sites)) is not None:

@@ -3,6 +3,7 @@
 from ._conv import conv as conv
 from ._einsum import einsum as einsum
 from ._element_wise import element_wise as element_wise
+from ._element_wise import etp_elemwise as etp_elemwise
 from ._embedding import embedding as embedding
 from ._grouped import grouped_matmul as grouped_matmul
 from ._lora import lora_matmul as lora_matmul
@@ -11,5 +12,12 @@ from ._operator import ETPPrimitive as ETPPrimitive
 from ._operator import Operator as Operator
 from ._operator import Rules as Rules
 from ._operator import register_primitive as register_primitive
+from ._plain import conv_static as conv_static
+from ._plain import dot_operator as dot_operator
+from ._plain import gather_operator as gather_operator
+from ._plain import plain_conv as plain_conv
+from ._plain import plain_dot as plain_dot
+from ._plain import takes_bias as takes_bias
+from ._plain import transposed as transposed
 from ._sparse import sparse_matmul as sparse_matmul
 from ._ties import tied_axes as tied_axes

@@ -1,0 +1,213 @@
+"""Operators where a model has plain JAX: wherever a trained, constant operand meets a varying one.
+
+A program in, a program out, before the sites are found:
+
+    y = dot_general(W, x)            is        y = operator(x, W)
+    z = add(y, b)                    is        y = operator(x, W, b), if only z reads y
+    h' = mul(a, h)                   is        a' = element_wise(a);  h' = mul(a', h)
+    e = gather(table, i)             is        e = operator(i, table)
+
+What is computed from parameters alone stays as it is: it is the weight of the operator it enters.
+An equation of any other kind gets the element-wise operator on its trained operand. Whether that
+has a trace is for the analysis to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .._jaxpr import Atom, Equation, Program, Var, prune
+from ..ops import (
+    ETPPrimitive,
+    conv_static,
+    dot_operator,
+    etp_elemwise,
+    gather_operator,
+    plain_conv,
+    plain_dot,
+    takes_bias,
+    transposed,
+)
+from ._reach import bits_of, reach
+from ._sites import Around, flow_of
+from ._step import Step
+
+Is = Callable[[Atom], bool]
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def recognise(step: Step, unsteady: int, fold: bool) -> Step:
+    """The step with operators for all that is trained and not marked.
+
+    Args:
+        step: the step.
+        unsteady: the mask of program constants whose value may differ from call to call.
+        fold: whether an operand with a varying factor will become part of its operator.
+    """
+    flow = flow_of(step, unsteady)
+    plain = lambda eqn: not isinstance(eqn.primitive, ETPPrimitive)
+    # Made of parameters, and through no operator yet.
+    bare = reach(step.program, {step.entry(p): 1 for p in step.params}, through=plain)
+    entered = reach(step.program, {step.entry(leaf): 1 for leaf in step.hidden})
+
+    def inside(program: Program, around: Around) -> Program:
+        varies = lambda atom: flow.varies(atom, around)
+        kinds = _Kinds(
+            trained=lambda a: bool(bits_of(a, bare)),
+            varies=varies,
+            weight=lambda a: bool(bits_of(a, bare)) and not varies(a),
+            entered=lambda a: bool(bits_of(a, entered)),
+        )
+        left = _factors(program, kinds) if fold else {}
+        equations: list[Equation] = []
+        marked: dict[Var, Var] = {}
+        for eqn in program.equations:
+            bodies = [
+                replace(b, program=inside(b.program, (*around, (eqn, k))))
+                for k, b in enumerate(eqn.bodies)
+            ]
+            if any(b.program is not old.program for b, old in zip(bodies, eqn.bodies, strict=True)):
+                eqn = replace(eqn, bodies=tuple(bodies))
+            elif plain(eqn) and not eqn.bodies and eqn in left:
+                eqn = eqn if left[eqn] is None else _product(eqn, left[eqn] == 0)
+            elif plain(eqn) and not eqn.bodies and kinds.meet(eqn):
+                eqn = _operator(eqn, kinds.weight, equations, marked)
+            equations.append(eqn)
+        if equations == list(program.equations):
+            return program
+        return prune(_with_biases(replace(program, equations=tuple(equations))))
+
+    program = inside(step.program, ())
+    return step if program is step.program else replace(step, program=program)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """What a value is: made of parameters, different from call to call, both, a function of states.
+
+    A `weight` is made of parameters and does not vary.
+    """
+
+    trained: Is
+    varies: Is
+    weight: Is
+    entered: Is
+
+    def meet(self, eqn: Equation) -> bool:
+        """Whether something trained and constant meets something that varies."""
+        return any(map(self.weight, eqn.inputs)) and any(map(self.varies, eqn.inputs))
+
+
+def _uses(program: Program) -> Counter[Atom]:
+    return Counter([*(a for e in program.equations for a in e.inputs), *program.outputs])
+
+
+def _factors(program: Program, kinds: _Kinds) -> dict[Equation, int | None]:
+    """Products of an operand with a varying factor, `x @ (W * mask)`, and what makes it.
+
+    Per product the number of that operand, None for the equations to be folded into the product.
+    """
+    made = {o: e for e in program.equations for o in e.outputs}
+    uses = _uses(program)
+    out: dict[Equation, int | None] = {}
+    for eqn in program.equations:
+        if eqn.name not in _PRODUCTS or any(map(kinds.weight, eqn.inputs)):
+            continue
+        for i in (1, 0)[: 2 if eqn.name == "dot_general" else 1]:
+            atom, other = eqn.inputs[i], eqn.inputs[1 - i]
+            if not kinds.trained(atom) or kinds.entered(atom) or kinds.trained(other):
+                continue
+            cone, todo = [], [atom]
+            while todo and isinstance(value := todo.pop(), Var):
+                if kinds.trained(value) and kinds.varies(value) and value in made:
+                    cone.append(made[value])
+                    todo += made[value].inputs
+            if all(uses[o] == 1 and not e.bodies for e in cone for o in e.outputs):
+                out |= {**dict.fromkeys(cone), eqn: i}
+                break
+    return out
+
+
+def _product(eqn: Equation, weight_first: bool) -> Equation:
+    """The operator that a product is."""
+    if eqn.name == "conv_general_dilated":
+        return replace(eqn, primitive=plain_conv, params=conv_static(eqn.params))
+    left, right = eqn.inputs
+    pair = (right, left) if weight_first else (left, right)
+    primitive, static = dot_operator(eqn.params, left, right, weight_first, eqn.outputs[0])
+    return replace(eqn, primitive=primitive, inputs=pair, params=static)
+
+
+def _operator(
+    eqn: Equation, weight: Is, before: list[Equation], marked: dict[Var, Var]
+) -> Equation:
+    """What takes the place of an equation; further equations go `before` it."""
+    if eqn.name == "dot_general":
+        return _product(eqn, not weight(eqn.inputs[1]))
+    if eqn.name == "conv_general_dilated" and weight(eqn.inputs[1]):
+        return _product(eqn, False)
+    if eqn.name == "gather" and weight(eqn.inputs[0]):
+        table, indices = eqn.inputs
+        primitive, static = gather_operator(eqn.params, table, indices)
+        return replace(eqn, primitive=primitive, inputs=(indices, table), params=static)
+    inputs = []
+    for atom in eqn.inputs:
+        if isinstance(atom, Var) and weight(atom):
+            if atom not in marked:
+                marked[atom] = Var(atom.shape, atom.dtype)
+                identity = replace(eqn, primitive=etp_elemwise, params={}, effects=frozenset())
+                before.append(replace(identity, inputs=(atom,), outputs=(marked[atom],)))
+            atom = marked[atom]
+        inputs.append(atom)
+    return replace(eqn, inputs=tuple(inputs))
+
+
+def _with_biases(program: Program) -> Program:
+    """Products with what is added to them, and to nothing else, as their bias."""
+    made = {o: e for e in program.equations for o in e.outputs}
+    uses = _uses(program)
+
+    def maker(atom: Atom) -> Equation | None:
+        """The equation that makes a value for one use only."""
+        return made.get(atom) if isinstance(atom, Var) and uses[atom] == 1 else None
+
+    def product(atom: Atom) -> Equation | None:
+        """The product that makes a value, with a transposition after it."""
+        eqn = maker(atom)
+        if eqn is not None and eqn.name == "transpose":
+            inner = product(eqn.inputs[0])
+            if inner is None or inner.primitive is not plain_dot:
+                return None
+            static = transposed(inner.params, eqn.params["permutation"])
+            return replace(inner, params=static, outputs=eqn.outputs)
+        return eqn
+
+    def bias(atom: Atom) -> Atom | None:
+        """The trained array that an operand is, before it was spread over leading axes."""
+        eqn = maker(atom)
+        if eqn is None or eqn.primitive is not etp_elemwise:
+            return None
+        value = eqn.inputs[0]
+        while isinstance(value, Var) and (inner := made.get(value)) is not None:
+            if inner.name != "broadcast_in_dim":
+                break
+            source, lead = inner.inputs[0], len(value.shape) - len(inner.inputs[0].shape)
+            axes = tuple(range(lead, len(value.shape)))
+            if source.shape != value.shape[lead:] or axes != inner.params["broadcast_dimensions"]:
+                break
+            value = source
+        return value
+
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        if eqn.name in ("add", "add_any"):
+            for at in (0, 1):
+                y, b = product(eqn.inputs[at]), bias(eqn.inputs[1 - at])
+                if y is not None and b is not None and takes_bias(y, b):
+                    static = {**y.params, "has_bias": True}
+                    eqn = replace(y, inputs=(*y.inputs, b), params=static, outputs=eqn.outputs)
+                    break
+        equations.append(eqn)
+    return replace(program, equations=tuple(equations))

@@ -1,0 +1,277 @@
+"""Plain JAX is recognised: every trained value that meets a varying one is an operator."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import braintrace as bt
+
+B, N, I, T = 2, 4, 3, 8
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(seed, *shape, scale=0.5):
+    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape))
+
+
+XS = np.random.default_rng(0).normal(size=(T, B, I))
+
+
+def gradient(step, rule, params, state, xs, loss=lambda out: jnp.sum(out**2), **options):
+    net = bt.online(step, rule, **options)
+    carry = net.init(params, state, *jax.tree.map(lambda a: a[0], (xs,)))
+    grads, _ = net.grad(loss)(params, carry, xs)
+    return grads, net
+
+
+def bptt(step, params, state, xs, loss=lambda out: jnp.sum(out**2)):
+    def total(params):
+        def body(state, x):
+            state, out = step(params, state, x)
+            return state, loss(out)
+
+        return lax.scan(body, state, xs)[1].sum()
+
+    return jax.grad(total)(params)
+
+
+def close(got, want, tolerance=1e-9):
+    leaf = lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    jax.tree.map(leaf, got, want)
+
+
+def recurrent(mm=jnp.matmul, elem=lambda a: a):
+    """A leaky recurrent layer in plain JAX, or with operators."""
+
+    def step(p, h, x):
+        h = jnp.tanh(elem(p["a"]) * h + mm(x, p["w"]) + mm(h, p["r"]) + elem(p["b"]))
+        return h, h @ p["o"]
+
+    return step
+
+
+PARAMS = {
+    "a": np.full(N, 0.8),
+    "b": np.asarray(normal(5, N)),
+    "o": np.asarray(normal(4, N, 2)),
+    "r": np.asarray(normal(3, N, N)),
+    "w": np.asarray(normal(2, I, N)),
+}
+
+
+def params():
+    return jax.tree.map(jnp.asarray, PARAMS)
+
+
+RULES = {"d_rtrl": {}, "pp_prop": {"decay_or_rank": 0.9}, "rtrl": {}, "snap": {"n": 2}}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_model_learns_like_its_marked_twin(rule):
+    plain = recurrent()
+    marked = recurrent(bt.matmul, bt.element_wise)
+    zeros = jnp.zeros((B, N))
+    got, net = gradient(plain, rule, params(), zeros, jnp.asarray(XS), **RULES[rule])
+    want, other = gradient(
+        marked, rule, params(), zeros, jnp.asarray(XS), marked_only=True, **RULES[rule]
+    )
+    close(got, want)
+    how = lambda net: {k: (p.how, p.exact) for k, p in net.report.parameters.items()}
+    assert how(net) == how(other) and net.memory <= other.memory
+
+
+def test_marked_models_are_not_changed():
+    marked, zeros = recurrent(bt.matmul, bt.element_wise), jnp.zeros((B, N))
+    got, net = gradient(marked, "d_rtrl", params(), zeros, jnp.asarray(XS))
+    want, other = gradient(marked, "d_rtrl", params(), zeros, jnp.asarray(XS), marked_only=True)
+    close(got, want, 0)
+    assert net.memory == other.memory
+
+
+def test_without_recognition_a_plain_model_is_refused():
+    with pytest.raises(bt.CompilationError, match="no parameter reaches a state"):
+        gradient(
+            recurrent(),
+            "d_rtrl",
+            params(),
+            jnp.zeros((B, N)),
+            jnp.asarray(XS),
+            marked_only=True,
+        )
+
+
+# ------------------------------------------------------------------------- one step, one weight
+
+
+def leak(write):
+    """A layer without recurrent weights: D-RTRL is exact."""
+
+    def step(p, h, x):
+        h = 0.7 * h + jnp.tanh(write(p, x, h))
+        return h, h
+
+    return step
+
+
+def conv_layer(p, x, h):
+    dims = ("NHC", "HIO", "NHC")
+    return lax.conv_general_dilated(x, p["w"], (1,), "SAME", dimension_numbers=dims) + p["b"]
+
+
+def in_a_scan(p, x, h):
+    return lax.scan(lambda c, _: (jnp.tanh(c + x @ p["w"]), None), jnp.zeros((B, N)), None, 3)[0]
+
+
+def in_a_branch(p, x, h):
+    return lax.cond(x[0, 0] > 0, lambda x: x @ p["w"], lambda x: (2 * x) @ p["w"] + p["b"], x)
+
+
+LAYERS = {
+    "weight right": (lambda p, x, h: x @ p["w"], {"w": (I, N)}, (B, N)),
+    "weight left": (lambda p, x, h: (p["w"] @ x.T).T, {"w": (N, I)}, (B, N)),
+    "no batch": (lambda p, x, h: p["w"] @ x[0] + p["b"], {"w": (N, I), "b": (N,)}, (N,)),
+    "mapped": (
+        lambda p, x, h: jax.vmap(lambda x: p["w"] @ x + p["b"])(x),
+        {"w": (N, I), "b": (N,)},
+        (B, N),
+    ),
+    "batch of products": (
+        lambda p, x, h: jnp.einsum("bi,bio->bo", x, jnp.stack([p["w"], 2 * p["w"]])),
+        {"w": (I, N)},
+        (B, N),
+    ),
+    "heads": (
+        lambda p, x, h: jnp.einsum("bi,hio->bho", x, p["w"]) + p["b"],
+        {"w": (2, I, N), "b": (2, N)},
+        (B, 2, N),
+    ),
+    "transposed weight": (lambda p, x, h: x @ p["w"].T, {"w": (N, I)}, (B, N)),
+    "a function of the weight": (
+        lambda p, x, h: x @ (p["w"] / jnp.linalg.norm(p["w"], axis=0)),
+        {"w": (I, N)},
+        (B, N),
+    ),
+    "scale and shift": (
+        lambda p, x, h: p["g"] * (x @ p["w"]) + p["b"] - p["c"],
+        {"w": (I, N), "g": (N,), "b": (N,), "c": (1, N)},
+        (B, N),
+    ),
+    "element-wise": (
+        lambda p, x, h: jnp.where(x[:, :1] > 0, p["a"], jnp.maximum(p["b"], x[:, :1]) / p["c"]),
+        {"a": (N,), "b": (N,), "c": (N,)},
+        (B, N),
+    ),
+    "power": (lambda p, x, h: jnp.abs(x[:, :1]) ** jnp.exp(p["a"]), {"a": (N,)}, (B, N)),
+    "masked weight": (
+        lambda p, x, h: x @ (p["w"] * (x[0, :, None] > 0)),
+        {"w": (I, N)},
+        (B, N),
+    ),
+    "gain from the input": (
+        lambda p, x, h: x @ (p["w"] * jnp.tanh(x[:1].T)),
+        {"w": (I, N)},
+        (B, N),
+    ),
+    "expert by index": (
+        lambda p, x, h: x @ p["w"][(x[0, 0] > 0).astype(int)],
+        {"w": (2, I, N)},
+        (B, N),
+    ),
+    "rows of a table": (
+        lambda p, x, h: p["w"][(x[:, 0] > 0).astype(int) + (x[:, 1] > 0)],
+        {"w": (3, N)},
+        (B, N),
+    ),
+    "conv": (conv_layer, {"w": (3, 1, 2), "b": (2,)}, (B, I, 2)),
+    "in a scan": (in_a_scan, {"w": (I, N)}, (B, N)),
+    "in a branch": (in_a_branch, {"w": (I, N), "b": (N,)}, (B, N)),
+    "rematerialised": (
+        lambda p, x, h: jax.checkpoint(lambda x: jnp.sin(x @ p["w"]))(x),
+        {"w": (I, N)},
+        (B, N),
+    ),
+    "softmax gate": (
+        lambda p, x, h: jax.nn.softmax(p["a"]) * (x @ p["w"]),
+        {"w": (I, N), "a": (N,)},
+        (B, N),
+    ),
+    "complex": (
+        lambda p, x, h: jnp.real((p["a"] + 1j * p["b"]) * (x @ p["w"]) * (1 + 2j)),
+        {"w": (I, N), "a": (N,), "b": (N,)},
+        (B, N),
+    ),
+    "low rank": (lambda p, x, h: x @ (p["u"] @ p["v"]), {"u": (I, 2), "v": (2, N)}, (B, N)),
+}
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_without_recurrent_weights_is_exact(name, rule):
+    write, shapes, state = LAYERS[name]
+    step = leak(write)
+    weights = {k: normal(i + 1, *s) for i, (k, s) in enumerate(shapes.items())}
+    xs = jnp.asarray(XS)[..., None] if name == "conv" else jnp.asarray(XS)
+    got, net = gradient(step, rule, weights, jnp.zeros(state), xs)
+    want = bptt(step, weights, jnp.zeros(state), xs)
+    close(got, want)
+    assert all(p.exact and p.how == "trace" for p in net.report.parameters.values()), net.report
+    assert all(jnp.abs(a).max() > 1e-6 for a in jax.tree.leaves(want))
+
+
+def test_blocks_are_steps_are_the_gradient_of_a_scan():
+    step, p, zeros, xs = recurrent(), params(), jnp.zeros((B, N)), jnp.asarray(XS)
+    net = bt.online(step, "d_rtrl")
+    carry = net.init(p, zeros, xs[0])
+    loss = lambda out: jnp.sum(out**2)
+    want, _ = net.grad(loss, block_size=1)(p, carry, xs)
+    close(net.grad(loss, block_size=3)(p, carry, xs)[0], want)
+    close(jax.grad(lambda p: jnp.sum(net.scan(p, carry, xs)[1] ** 2))(p), want)
+
+    def loop(p):
+        at, total = carry, 0.0
+        for x in xs:
+            at, out = net(p, at, x)
+            total = total + loss(out)
+        return total
+
+    close(jax.grad(loop)(p), want)
+
+
+def test_precision_and_result_type_survive():
+    def write(p, x, h):
+        how = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+        y = lax.dot_general(x.astype(jnp.bfloat16), p["w"], (((1,), (0,)), ((), ())), **how)
+        return y.astype(jnp.float32)
+
+    step = leak(write)
+    weights = {"w": normal(1, I, N).astype(jnp.bfloat16)}
+    xs, zeros = jnp.asarray(XS, jnp.float32), jnp.zeros((B, N), jnp.float32)
+    got, net = gradient(step, "d_rtrl", weights, zeros, xs)
+    assert got["w"].dtype == jnp.bfloat16 and net.report.parameters["w",].how == "trace"
+    close(
+        *(
+            jax.tree.map(lambda a: a.astype(float), g)
+            for g in (got, bptt(step, weights, zeros, xs))
+        ),
+        0.02,
+    )
+
+
+def test_what_stays_plain_has_a_line_in_the_report():
+    def step(p, h, x):  # the product of the weights' results with states mixes units
+        h = jnp.tanh(0.5 * h + (x @ p["A"]) @ p["B"])
+        return h, h
+
+    weights = {"A": normal(1, I, 3), "B": normal(2, 3, N)}
+    got, net = gradient(step, "d_rtrl", weights, jnp.zeros((B, N)), jnp.asarray(XS))
+    a, b = net.report.parameters["A",], net.report.parameters["B",]
+    assert b.exact and not a.exact
+    assert a.dropped or a.silent
+    close(got["B"], bptt(step, weights, jnp.zeros((B, N)), jnp.asarray(XS))["B"])
