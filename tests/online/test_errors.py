@@ -48,7 +48,10 @@ def test_steps_that_are_none(leaky):
     refuses(ValueError, "v enters as float64.*leaves as float32", init, lost)
     refuses(braintrace.CompilationError, "no floating state", init, lambda p, s, x: (s, x), 3)
     plain = lambda p, s, x: ({"v": 0.5 * s["v"] + x @ p["w"]}, x)
-    refuses(braintrace.CompilationError, "no parameter reaches", init, plain)
+    marked = lambda step: braintrace.online(step, marked_only=True).init(
+        leaky.params, leaky.state, leaky.xs[0]
+    )
+    refuses(braintrace.CompilationError, "no parameter reaches", marked, plain)
 
 
 def test_strict_names_what_is_left_out(recurrent):

@@ -64,11 +64,11 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
         equations: list[Equation] = []
         marked: dict[Var, Var] = {}
         for eqn in program.equations:
-            bodies = [
-                replace(b, program=inside(b.program, (*around, (eqn, k))))
-                for k, b in enumerate(eqn.bodies)
-            ]
-            if any(b.program is not old.program for b, old in zip(bodies, eqn.bodies, strict=True)):
+            # How often a `while` runs is not known: what is in it stays plain.
+            opened = enumerate(eqn.bodies if eqn.name != "while" else ())
+            bodies = [replace(b, program=inside(b.program, (*around, (eqn, k)))) for k, b in opened]
+            pairs = zip(bodies, eqn.bodies, strict=False)
+            if any(b.program is not old.program for b, old in pairs):
                 eqn = replace(eqn, bodies=tuple(bodies))
             elif plain(eqn) and not eqn.bodies and eqn in left:
                 eqn = eqn if left[eqn] is None else _product(eqn, left[eqn] == 0)
