@@ -448,7 +448,7 @@ OTHER = [
             print(f"{rule:8} blocks: {not learn(leaky, rule).rule.one_by_one}")
         """,
         "They are evaluated step by step: the same results, without the speed of blocks. The same "
-        "holds for DNI, for OTPE with `trace_clip_abs`, for a learner compiled with `vmap=True`, "
+        "holds for DNI, for OTPE with `trace_clip_abs`, "
         "and for a `step_fn` that feeds the learner from the model's own states.",
     ),
 ]
