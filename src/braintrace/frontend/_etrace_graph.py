@@ -180,8 +180,9 @@ def graph_of(
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
     fold: bool = True,
+    unmarked: bool = False,
 ) -> ETraceGraph:
-    """The graph of a traced model; `fold` as in `analyse`.
+    """The graph of a traced model; `fold` and `unmarked` as in `analyse`.
 
     Raises:
         NotSupportedError: the step does something that has no sound treatment.
@@ -197,6 +198,7 @@ def graph_of(
             most_entries,
             minfo.control_flow,
             fold,
+            unmarked,
         )
     except (CompilationError, NotSupportedError):
         raise

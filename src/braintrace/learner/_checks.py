@@ -92,7 +92,10 @@ def _no_relation(graph: ETraceGraph) -> str:
             break
     do = "; ".join(hints)
     if any(graph.analysis.influenced):
-        do += "; or use the rule 'rtrl', which accepts the model (memory parameters x states)"
+        do += (
+            "; or braintrace.compile(..., unmarked=True), which recognises plain JAX; or the rule "
+            "'rtrl', which accepts the model (memory parameters x states)"
+        )
     return message(
         "no weight reaches a hidden state through an ETP operator (eligibility trace propagation: "
         "an operator whose weights the compiler tracks).",

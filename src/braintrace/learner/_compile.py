@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import brainstate
@@ -205,6 +205,7 @@ def compile(
     verbose: int = 0,
     vmap: bool = False,
     strict: bool = False,
+    unmarked: bool = False,
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
@@ -221,6 +222,8 @@ def compile(
         verbose: 1 prints the report, 2 adds warnings.
         vmap: compile for one sample and map over the batch axis of the inputs.
         strict: refuse a model with a parameter whose gradient is not exact, naming all of them.
+        unmarked: recognise plain JAX (`x @ w`, `h * a`, a convolution) as operators; by default
+            only operators of braintrace are followed.
         kwargs: keyword arguments of one step, examples like the inputs.
         **options: arguments of the rule, e.g. `vjp_method='multi-step'`.
 
@@ -260,6 +263,12 @@ def compile(
     make: Any = rule
     if isinstance(algorithm, LearningRule):
         make = functools.partial(rule.of, rule=algorithm)
+
+    def new_learner() -> ETraceAlgorithm:
+        learner = make(model, **options)
+        learner.executor.unmarked = unmarked
+        return learner
+
     _check_batch_size(batch_size)
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
@@ -268,7 +277,7 @@ def compile(
                 model.init_all_states()
             else:
                 brainstate.nn.init_all_states(model, batch_size=batch_size)
-        learner = make(model, **options)
+        learner = new_learner()
         learner.compile_graph(*example_inputs, **(kwargs or {}))
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
     elif kwargs:
@@ -281,7 +290,7 @@ def compile(
         )
     else:
         with seeded:
-            learner = _mapped(make, model, example_inputs, batch_size, options)
+            learner = _mapped(new_learner, model, example_inputs, batch_size)
     if verbose:
         learner.report.show(level=verbose)
     if strict:
@@ -291,11 +300,10 @@ def compile(
 
 
 def _mapped(
-    make: Any,
+    new_learner: Callable[[], ETraceAlgorithm],
     model: brainstate.nn.Module,
     inputs: tuple[Any, ...],
     batch_size: int | None,
-    options: dict[str, Any],
 ) -> ETraceVmap:
     if batch_size is None:
         raise ValueError(
@@ -307,7 +315,7 @@ def _mapped(
         )
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
     _check_samples(bare, batch_size)
-    learner = make(model, **options)
+    learner = new_learner()
     one = jax.tree.map(first_entry, tuple(bare))
 
     @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)

@@ -61,6 +61,7 @@ class ETraceGraphExecutor:
                 )
             )
         self.model = model
+        self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
         self.mode = brainstate.State(())  # of another structure while calls are replaced
         self._graph: ETraceGraph | None = None
         self._known: dict[Any, Graph] = {}
@@ -97,7 +98,7 @@ class ETraceGraphExecutor:
     def compile_graph(self, *args: Any, **kwargs: Any) -> None:
         """Trace and analyse the model on example inputs."""
         info = self._info(args, kwargs)
-        self._graph = graph_of(info, True, *self._options)
+        self._graph = graph_of(info, True, *self._options, self.unmarked)
         self._known[_key(info)] = self._graph.analysis
 
     def _info(self, args: Any, kwargs: Any) -> ModuleInfo:
@@ -131,7 +132,7 @@ class ETraceGraphExecutor:
         info = self._info(args, kwargs)
         key = _key(info)
         if key not in self._known:
-            _keep(self._known, key, graph_of(info, False, *self._options).analysis)
+            _keep(self._known, key, graph_of(info, False, *self._options, self.unmarked).analysis)
         return info, self._known[key]
 
     def compiled(self, key: Any, run: Callable, donate: int | None = None) -> Callable:

@@ -1,0 +1,73 @@
+"""brainstate's own cells learn online with `unmarked=True`; without it nothing changes."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace as bt
+from braintrace.verify import bptt_grad
+from thinned import some
+
+T, B, I, N = 8, 2, 3, 4
+CELLS = {
+    "GRU": brainstate.nn.GRUCell,
+    "LSTM": brainstate.nn.LSTMCell,
+    "vanilla": brainstate.nn.ValinaRNNCell,
+    "MGU": brainstate.nn.MGUCell,
+}
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True), brainstate.environ.context(precision=64):
+        yield
+
+
+def compiled(kind, rule, **options):
+    brainstate.random.seed(0)
+    x = jnp.zeros((B, I))
+    return bt.compile(kind(I, N), rule, x, batch_size=B, unmarked=True, seed=0, **options)
+
+
+def close(got, want):
+    leaf = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
+    jax.tree.map(leaf, dict(got), dict(want))
+
+
+@pytest.mark.parametrize("name", some(CELLS, 2))
+def test_cells_of_brainstate(name):
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(T, B, I)))
+    step = lambda net, x: jnp.sum(net(x) ** 2)
+    learner = compiled(CELLS[name], "rtrl")
+    learner.reset()
+    want = bptt_grad(learner.model4compile, step, xs, reduction="sum")
+    learner.reset()
+    got = learner.etrace_grad(xs, step_fn=lambda x: step(learner, x), reduction="sum")
+    close(got, want)
+    diagonal = compiled(CELLS[name], "d_rtrl")
+    assert all(p.how == "trace" for p in diagonal.report.parameters.values())
+
+    def of_blocks(size):
+        diagonal.reset()
+        return diagonal.etrace_grad(xs, step_fn=lambda x: step(diagonal, x), block_size=size)
+
+    close(of_blocks(1), of_blocks(3))
+
+
+def test_without_it_a_plain_cell_is_refused_and_told_of_it():
+    with pytest.raises(bt.CompilationError, match="unmarked=True"):
+        bt.compile(brainstate.nn.GRUCell(I, N), "d_rtrl", jnp.zeros((B, I)), batch_size=B)
+
+
+def test_a_mapped_learner_takes_it_too():
+    learner = bt.compile(
+        brainstate.nn.GRUCell(I, N),
+        "d_rtrl",
+        jnp.zeros((B, I)),
+        batch_size=B,
+        vmap=True,
+        unmarked=True,
+    )
+    assert all(p.how == "trace" for p in learner.report.parameters.values())
