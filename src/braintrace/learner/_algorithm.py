@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._errors import dotted, message
+from .._errors import dotted, value_error
 from .._jaxpr import deep_equations
 from .._online import check_memory
 from ..checkpoint import CheckpointMixin
@@ -213,13 +213,11 @@ class ETraceAlgorithm(
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
         args, kwargs = self._unnamed(args, kwargs)
         if not self.is_compiled:
-            raise ValueError(
-                message(
-                    f"{type(self).__name__} is called before it is compiled.",
-                    why="the traces have no shape yet",
-                    do="call learner.compile_graph(*example_inputs) first, or build the learner "
-                    "with braintrace.compile(model, rule, *example_inputs)",
-                )
+            raise value_error(
+                f"{type(self).__name__} is called before it is compiled.",
+                why="the traces have no shape yet",
+                do="call learner.compile_graph(*example_inputs) first, or build the learner "
+                "with braintrace.compile(model, rule, *example_inputs)",
             )
         kwargs, extra = self._extra(kwargs)
         self._check_extra(extra)
@@ -327,12 +325,10 @@ class ETraceAlgorithm(
         """
         calls = traced is None or any(map(is_placeholder, deep_equations(traced.program)))
         if not calls and not called:  # a function that was traced before calls nothing again
-            raise ValueError(
-                message(
-                    "step_fn does not call the learner.",
-                    why="what it differentiates has no traces: the model by itself knows one step",
-                    do="call the learner in it, `learner(x)` in place of `model(x)`",
-                )
+            raise value_error(
+                "step_fn does not call the learner.",
+                why="what it differentiates has no traces: the model by itself knows one step",
+                do="call the learner in it, `learner(x)` in place of `model(x)`",
             )
         trained = named_states(weights, self.path_to_states)
         if traced is not None:
@@ -486,13 +482,11 @@ class ETraceAlgorithm(
         found = {key: state.value for ps, (key, state) in pairs if path in ps and state.value}
         if not found:
             known = {p for ps, (_, state) in pairs if state.value for p in ps}
-            raise ValueError(
-                message(
-                    f"{path} has no eligibility trace.",
-                    why="the report lists the traced weights: "
-                    + ", ".join(dotted(tuple(p)) for p in sorted(known, key=str)),
-                    do="ask for one of these, or see learner.report for the reason",
-                )
+            raise value_error(
+                f"{path} has no eligibility trace.",
+                why="the report lists the traced weights: "
+                + ", ".join(dotted(tuple(p)) for p in sorted(known, key=str)),
+                do="ask for one of these, or see learner.report for the reason",
             )
         return found
 

@@ -10,7 +10,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import value_error
 from ..frontend import ETraceGraph
 
 Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the leaf
@@ -30,12 +30,10 @@ def shared_batch(graph: ETraceGraph, example: Any) -> int | None:
 
 def no_batch() -> ValueError:
     """The error of asking a learner without batch for another one."""
-    return ValueError(
-        message(
-            "the learner has no batch axis to change.",
-            why="inputs and states were compiled without one, so batch_size has nothing to act on",
-            do="reset without batch_size, or compile with batched inputs and states",
-        )
+    return value_error(
+        "the learner has no batch axis to change.",
+        why="inputs and states were compiled without one, so batch_size has nothing to act on",
+        do="reset without batch_size, or compile with batched inputs and states",
     )
 
 
@@ -82,14 +80,12 @@ def check_states(states: Mapping[tuple, brainstate.State], expected: Shapes) -> 
         leaves = jax.tree.leaves(states[path].value)
         now = {i: jnp.shape(leaf) for i, leaf in enumerate(leaves) if i in shapes}
         if now != shapes:
-            raise ValueError(
-                message(
-                    f"state {'.'.join(map(str, path))} has shape {_text(now)}, the traces belong "
-                    f"to {_text(shapes)}.",
-                    why="the model's states were initialised for another batch size than the "
-                    "learner's traces",
-                    do="call learner.reset(batch_size=...) to change both together",
-                )
+            raise value_error(
+                f"state {'.'.join(map(str, path))} has shape {_text(now)}, the traces belong "
+                f"to {_text(shapes)}.",
+                why="the model's states were initialised for another batch size than the "
+                "learner's traces",
+                do="call learner.reset(batch_size=...) to change both together",
             )
 
 

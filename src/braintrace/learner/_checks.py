@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import CompilationError, NotSupportedError, dotted, message
+from .._errors import (
+    CompilationError,
+    dotted,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._jaxpr import deep_equations, is_of_outer_trace, is_traced
 from .._online import check_exact as refuse_inexact
 from ..frontend import ETraceGraph
@@ -119,13 +126,10 @@ def check_arguments(example: Any, given: Any) -> None:
     )
     if sorted(example[1]) != sorted(given[1]):
         do = "tell compile the keywords of `update`: braintrace.compile(..., kwargs={...})"
-    raise ValueError(
-        message(
-            f"the learner is compiled for {_describe(example)}, "
-            f"but called with {_describe(given)}.",
-            why="states and traces have the shapes and units of the compiled inputs",
-            do=do,
-        )
+    raise value_error(
+        f"the learner is compiled for {_describe(example)}, but called with {_describe(given)}.",
+        why="states and traces have the shapes and units of the compiled inputs",
+        do=do,
     )
 
 
@@ -139,13 +143,11 @@ def check_precision(states: Mapping[tuple, brainstate.State]) -> None:
         types = [a.dtype for a in leaves if isinstance(a, jax.Array)]
         wide = [t for t in types if t.name in ("float64", "complex128", "int64", "uint64")]
         if wide:
-            raise ValueError(
-                message(
-                    f"state {dotted(path)} is {wide[0]}, and jax_enable_x64 is switched off.",
-                    why="the model was initialised with 64 bits; a step would give it 32",
-                    do="switch it on again, jax.config.update('jax_enable_x64', True), or make "
-                    "the model and its learner anew",
-                )
+            raise value_error(
+                f"state {dotted(path)} is {wide[0]}, and jax_enable_x64 is switched off.",
+                why="the model was initialised with 64 bits; a step would give it 32",
+                do="switch it on again, jax.config.update('jax_enable_x64', True), or make "
+                "the model and its learner anew",
             )
 
 
@@ -153,38 +155,32 @@ def check_trace(arrays: Sequence[Any]) -> None:
     """Refuse a call inside of a transformation that does not know the states."""
     traced = [a for a in arrays if is_traced(a)]
     if traced and all(map(is_of_outer_trace, traced)):
-        raise NotSupportedError(
-            message(
-                "the learner is called inside of a transformation of JAX.",
-                why="it would store values in its states that do not outlive jax.checkpoint, "
-                "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
-                do="use that of brainstate.transform: checkpoint, jit, vmap, grad, scan",
-            )
+        raise not_supported(
+            "the learner is called inside of a transformation of JAX.",
+            why="it would store values in its states that do not outlive jax.checkpoint, "
+            "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
+            do="use that of brainstate.transform: checkpoint, jit, vmap, grad, scan",
         )
 
 
 def check_windows(rule: str, vjp_method: str, reason: str | None) -> None:
     """Refuse windows where a rule has no meaning inside them."""
     if reason is not None and vjp_method == "multi-step":
-        raise ValueError(
-            message(
-                f"{rule} has no windows (vjp_method='multi-step').",
-                why=f"{reason}; inside a window reverse mode is the only signal",
-                do="use vjp_method='single-step'",
-            )
+        raise value_error(
+            f"{rule} has no windows (vjp_method='multi-step').",
+            why=f"{reason}; inside a window reverse mode is the only signal",
+            do="use vjp_method='single-step'",
         )
 
 
 def check_lockstep(call: Call, besides: Call) -> None:
     """Refuse a sequence for the rule that is not as long as that for the model."""
     if besides.length not in (None, call.length):
-        raise ValueError(
-            message(
-                f"the rule is given {besides.length} steps, the model "
-                f"{'one' if call.length is None else call.length}.",
-                why="all MultiStepData arguments advance in lockstep",
-                do="give them the same number of steps",
-            )
+        raise value_error(
+            f"the rule is given {besides.length} steps, the model "
+            f"{'one' if call.length is None else call.length}.",
+            why="all MultiStepData arguments advance in lockstep",
+            do="give them the same number of steps",
         )
 
 
@@ -212,12 +208,10 @@ def check_layout(graph: Graph, compiled: Graph) -> None:
 def shape_of(x: Any) -> jax.ShapeDtypeStruct:
     """Shape and type of an input; what is no array or number is refused."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-        raise TypeError(
-            message(
-                f"an input is a {type(x).__name__}: {x!r}.",
-                why="the step is traced on arrays and numbers",
-                do="convert it with jnp.asarray, or give it to the model as an attribute",
-            )
+        raise type_error(
+            f"an input is a {type(x).__name__}: {x!r}.",
+            why="the step is traced on arrays and numbers",
+            do="convert it with jnp.asarray, or give it to the model as an attribute",
         )
     return _not_empty(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)))
 
@@ -229,12 +223,10 @@ def shape_of_example(x: Any) -> jax.ShapeDtypeStruct:
 
 def _not_empty(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if 0 in x.shape:
-        raise ValueError(
-            message(
-                f"an input of shape {x.shape} has no elements.",
-                why="nothing can be learned from it",
-                do="leave empty batches out",
-            )
+        raise value_error(
+            f"an input of shape {x.shape} has no elements.",
+            why="nothing can be learned from it",
+            do="leave empty batches out",
         )
     return x
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported, type_error, value_error
 from ..checkpoint import CheckpointMixin
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from ._algorithm import ETraceAlgorithm
@@ -139,12 +139,10 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     def _check_windows(self, chunk: int) -> None:
         if chunk > 1:
-            raise NotSupportedError(
-                message(
-                    "a learner mapped over samples takes no windows.",
-                    why="axis 0 of its inputs counts the samples, not the steps",
-                    do="compile with an explicit batch (vmap=False, batch_size=...)",
-                )
+            raise not_supported(
+                "a learner mapped over samples takes no windows.",
+                why="axis 0 of its inputs counts the samples, not the steps",
+                do="compile with an explicit batch (vmap=False, batch_size=...)",
             )
 
     @property
@@ -246,18 +244,14 @@ def compile(
     if isinstance(algorithm, ETraceConfig):
         options = options_of(algorithm) | options
     if not example_inputs:
-        raise ValueError(
-            message(
-                "no example inputs.",
-                why="the model is traced on the arguments of one step",
-                do="pass them: braintrace.compile(model, rule, x0)",
-            )
+        raise value_error(
+            "no example inputs.",
+            why="the model is traced on the arguments of one step",
+            do="pass them: braintrace.compile(model, rule, x0)",
         )
     if isinstance(verbose, bool) or verbose not in (0, 1, 2):
-        raise ValueError(
-            message(
-                f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them"
-            )
+        raise value_error(
+            f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them"
         )
     _check_options(RuleLearner if isinstance(algorithm, LearningRule) else rule, options)
     make: Any = rule
@@ -281,12 +275,10 @@ def compile(
         learner.compile_graph(*example_inputs, **(kwargs or {}))
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
     elif kwargs:
-        raise NotSupportedError(
-            message(
-                f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
-                why="a mapped learner maps its inputs by position",
-                do="pass them by position, or use batch_size without vmap",
-            )
+        raise not_supported(
+            f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
+            why="a mapped learner maps its inputs by position",
+            do="pass them by position, or use batch_size without vmap",
         )
     else:
         with seeded:
@@ -306,12 +298,10 @@ def _mapped(
     batch_size: int | None,
 ) -> ETraceVmap:
     if batch_size is None:
-        raise ValueError(
-            message(
-                "vmap=True without batch_size.",
-                why="the states of every sample are made at compile time",
-                do="pass batch_size=<number of samples>",
-            )
+        raise value_error(
+            "vmap=True without batch_size.",
+            why="the states of every sample are made at compile time",
+            do="pass batch_size=<number of samples>",
         )
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
     _check_samples(bare, batch_size)
@@ -332,24 +322,20 @@ def _mapped(
 def _check_batch_size(batch_size: Any) -> None:
     whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
     if batch_size is not None and not (whole and batch_size >= 1):
-        raise ValueError(
-            message(
-                f"batch_size={batch_size!r}.",
-                why="it counts the samples of a batch",
-                do="pass a positive integer, or leave it out for a model without batch",
-            )
+        raise value_error(
+            f"batch_size={batch_size!r}.",
+            why="it counts the samples of a batch",
+            do="pass a positive integer, or leave it out for a model without batch",
         )
 
 
 def _check_samples(inputs: Any, n_samples: int) -> None:
     for leaf in jax.tree.leaves(inputs):
         if np.shape(leaf)[:1] != (n_samples,):
-            raise ValueError(
-                message(
-                    f"an input has shape {np.shape(leaf)}, the learner maps {n_samples} samples.",
-                    why="axis 0 of every input counts the samples (vmap=True)",
-                    do="put the batch on axis 0, or compile again for another batch size",
-                )
+            raise value_error(
+                f"an input has shape {np.shape(leaf)}, the learner maps {n_samples} samples.",
+                why="axis 0 of every input counts the samples (vmap=True)",
+                do="put the batch on axis 0, or compile again for another batch size",
             )
 
 
@@ -357,12 +343,10 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     if isinstance(algorithm, str):
         found = RULES.get(algorithm.strip().lower())
         if found is None:
-            raise ValueError(
-                message(
-                    f"unknown rule {algorithm!r}.",
-                    why=f"known names are {', '.join(sorted(RULES))}",
-                    do="choose one of them, or pass a learner class",
-                )
+            raise value_error(
+                f"unknown rule {algorithm!r}.",
+                why=f"known names are {', '.join(sorted(RULES))}",
+                do="choose one of them, or pass a learner class",
             )
         return found
     if isinstance(algorithm, LearningRule):
@@ -372,13 +356,11 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
         return algorithm
     kind = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
-    raise TypeError(
-        message(
-            f"{kind} is not a rule.",
-            why="a rule is a name, a value of braintrace.rules, an ETraceConfig or a subclass of "
-            "ETraceAlgorithm",
-            do=f"pass one of {', '.join(sorted(RULES))}",
-        )
+    raise type_error(
+        f"{kind} is not a rule.",
+        why="a rule is a name, a value of braintrace.rules, an ETraceConfig or a subclass of "
+        "ETraceAlgorithm",
+        do=f"pass one of {', '.join(sorted(RULES))}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._errors import message
+from .._errors import value_error
 
 
 @jax.tree_util.register_pytree_node_class
@@ -71,29 +71,23 @@ def unwrap(arguments: Any) -> Call:
         for x in jax.tree.leaves(n.data)
     }
     if None in lengths:
-        raise ValueError(
-            message(
-                "MultiStepData holds a scalar.",
-                why="its leading axis must count the steps of the window",
-                do="wrap an argument that is the same at every step in SingleStepData",
-            )
+        raise value_error(
+            "MultiStepData holds a scalar.",
+            why="its leading axis must count the steps of the window",
+            do="wrap an argument that is the same at every step in SingleStepData",
         )
     if len(lengths) > 1:
-        raise ValueError(
-            message(
-                f"sequences of different lengths in one call: {sorted(map(str, lengths))}.",
-                why="all MultiStepData arguments advance in lockstep",
-                do="give them the same number of steps",
-            )
+        raise value_error(
+            f"sequences of different lengths in one call: {sorted(map(str, lengths))}.",
+            why="all MultiStepData arguments advance in lockstep",
+            do="give them the same number of steps",
         )
     length = next(iter(lengths)) if lengths else None
     if length == 0:
-        raise ValueError(
-            message(
-                "a sequence of zero steps.",
-                why="a window needs at least one step",
-                do="skip the call when there is nothing to learn from",
-            )
+        raise value_error(
+            "a sequence of zero steps.",
+            why="a window needs at least one step",
+            do="skip the call when there is nothing to learn from",
         )
     timed = [isinstance(n, MultiStepData) for n in nodes for _ in jax.tree.leaves(n)]
 

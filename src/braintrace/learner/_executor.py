@@ -9,7 +9,7 @@ from typing import Any, Self
 import brainstate
 import jax
 
-from .._errors import message
+from .._errors import type_error, value_error
 from .._jaxpr import fingerprint
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
 from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
@@ -53,12 +53,10 @@ class ETraceGraphExecutor:
         self._options = (crossings, snap_max_jacobian_elements, fold)
         self.control_flow = check_policy(control_flow)
         if not isinstance(model, brainstate.nn.Module):
-            raise TypeError(
-                message(
-                    f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-                    why="a learner is made from a module that describes one step",
-                    do="subclass brainstate.nn.Module and write the step in `update`",
-                )
+            raise type_error(
+                f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+                why="a learner is made from a module that describes one step",
+                do="subclass brainstate.nn.Module and write the step in `update`",
             )
         self.model = model
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
@@ -75,12 +73,10 @@ class ETraceGraphExecutor:
     def graph(self) -> ETraceGraph:
         """The compiled graph."""
         if self._graph is None:
-            raise ValueError(
-                message(
-                    "the graph is not compiled yet.",
-                    why="shapes are known only from example inputs",
-                    do="call compile_graph(*example_inputs) first",
-                )
+            raise value_error(
+                "the graph is not compiled yet.",
+                why="shapes are known only from example inputs",
+                do="call compile_graph(*example_inputs) first",
             )
         return self._graph
 
@@ -208,12 +204,10 @@ def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
 def check_vjp_method(vjp_method: str) -> str:
     """Accept 'single-step' and 'multi-step'."""
     if vjp_method not in ("single-step", "multi-step"):
-        raise ValueError(
-            message(
-                f"unknown vjp_method {vjp_method!r}.",
-                why="a gradient is taken per step or per window",
-                do="choose 'single-step' or 'multi-step'",
-            )
+        raise value_error(
+            f"unknown vjp_method {vjp_method!r}.",
+            why="a gradient is taken per step or per window",
+            do="choose 'single-step' or 'multi-step'",
         )
     return vjp_method
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import message
+from .._errors import type_error, value_error
 
 
 class GradExpon(brainstate.nn.Module):
@@ -46,19 +46,15 @@ def _decay(value: Any) -> float:
             )
         )
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            message(
-                f"tau_or_decay is a {type(value).__name__}.",
-                why="it is a time constant or a decay",
-                do="pass a quantity of time, or a float in (0, 1)",
-            )
+        raise type_error(
+            f"tau_or_decay is a {type(value).__name__}.",
+            why="it is a time constant or a decay",
+            do="pass a quantity of time, or a float in (0, 1)",
         )
     if not 0 < float(value) < 1:
-        raise ValueError(
-            message(
-                f"tau_or_decay={value}.",
-                why="a decay outside (0, 1) does not forget",
-                do="pass a float in (0, 1), or a time constant with unit",
-            )
+        raise value_error(
+            f"tau_or_decay={value}.",
+            why="a decay outside (0, 1) does not forget",
+            do="pass a float in (0, 1), or a time constant with unit",
         )
     return float(value)

@@ -9,7 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import value_error
 from ..engine import Values, run_with_exits
 from ..graph import Graph
 from ..rules import Rule
@@ -42,12 +42,10 @@ class Listener:
         """Results and new states of the one call."""
         if self.made is not None or call.length is not None:
             what = "a window" if call.length is not None else "twice"
-            raise ValueError(
-                message(
-                    f"step_fn calls the learner {'with ' * (what != 'twice')}{what}.",
-                    why="a learning signal belongs to one step",
-                    do="call the learner once in step_fn, with the inputs of one step",
-                )
+            raise value_error(
+                f"step_fn calls the learner {'with ' * (what != 'twice')}{what}.",
+                why="a learning signal belongs to one step",
+                do="call the learner once in step_fn, with the inputs of one step",
             )
         zeros = [z.value for z in self.zeros]
         self.outs, after, self.made, self.told = run_with_exits(
@@ -63,12 +61,10 @@ class Listener:
             with self.learner.instead(self.run):
                 value = loss()
             if self.made is None:
-                raise ValueError(
-                    message(
-                        "step_fn does not call the learner.",
-                        why="a learning signal is what the loss says about the learner's states",
-                        do="call the learner that is recorded, once, in step_fn",
-                    )
+                raise value_error(
+                    "step_fn does not call the learner.",
+                    why="a learning signal is what the loss says about the learner's states",
+                    do="call the learner that is recorded, once, in step_fn",
                 )
             return value, (self.told, self.outs)
 

@@ -9,7 +9,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._errors import message
+from .._errors import type_error, value_error
 from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import leaves_of, states_of, trace_function, tree_of, values_of
 
@@ -50,13 +50,10 @@ def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
         return _transformation(optimizer, weights, memory)
     if callable(getattr(optimizer, "register_trainable_weights", None)):
         return _stateful(optimizer, weights)
-    raise TypeError(
-        message(
-            f"optimizer is {type(optimizer).__name__}.",
-            why="it must turn gradients into updates of the weights",
-            do="pass an optax transformation such as optax.adam(1e-3), or an optimizer of "
-            "braintools",
-        )
+    raise type_error(
+        f"optimizer is {type(optimizer).__name__}.",
+        why="it must turn gradients into updates of the weights",
+        do="pass an optax transformation such as optax.adam(1e-3), or an optimizer of braintools",
     )
 
 
@@ -69,12 +66,10 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
         state = None
     elif not kept or jax.tree.structure(state.value) != shape:
         if any(is_traced(a) for a in jax.tree.leaves(params)):
-            raise ValueError(
-                message(
-                    "the optimizer has no state yet, and this is inside of a transformation.",
-                    why="a state that is made while jit traces is lost when it ends",
-                    do="call learner.init_optimizer(optimizer) before, outside of jit",
-                )
+            raise value_error(
+                "the optimizer has no state yet, and this is inside of a transformation.",
+                why="a state that is made while jit traces is lost when it ends",
+                do="call learner.init_optimizer(optimizer) before, outside of jit",
             )
         state = brainstate.LongTermState(optimizer.init(params))
         memory.optimizer, memory.optimized = of
@@ -106,12 +101,10 @@ def _stateful(optimizer: Any, weights: Any) -> Optimizer:
     order = [(id(s), i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
     place = {(id(leaf.state), leaf.index): leaf for leaf in traced.leaves}
     if any(key not in place for key in order):
-        raise ValueError(
-            message(
-                "the optimizer does not update all weights it is given.",
-                why="it was registered with other weights",
-                do="register it with learner.param_states, or pass weights=...",
-            )
+        raise value_error(
+            "the optimizer does not update all weights it is given.",
+            why="it was registered with other weights",
+            do="register it with learner.param_states, or pass weights=...",
         )
     own = [i for i, s in enumerate(traced.leaves) if (id(s.state), s.index) not in order]
     leaves = [*(place[key] for key in order), *(traced.leaves[i] for i in own)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import message
+from .._errors import type_error
 from ..rules import LearningRule
 from ._rule_learner import RuleLearner, TracesLearner
 
@@ -56,12 +56,10 @@ class IODimVjpAlgorithm(
         if config is not None:  # its decays win
             arguments = {**arguments, "decay_or_rank": getattr(config, "decay", None)}
         elif arguments.get("decay_or_rank", ...) is None:
-            raise TypeError(
-                message(
-                    f"{type(self).__name__} without decay_or_rank.",
-                    why="the two factors are filtered with it",
-                    do="pass a float in [0, 1), an integer >= 1, or a pair of these",
-                )
+            raise type_error(
+                f"{type(self).__name__} without decay_or_rank.",
+                why="the two factors are filtered with it",
+                do="pass a float in [0, 1), an integer >= 1, or a pair of these",
             )
         return super()._made(arguments)
 

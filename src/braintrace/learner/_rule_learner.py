@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import brainstate
 
-from .._errors import message
+from .._errors import type_error
 from ..graph import MOST_ENTRIES
 from ..rules import (
     BY_NAME,
@@ -247,10 +247,8 @@ def _misfit(
     """The error of arguments that a class does not have, or lacks."""
     names = [n for n in signature.parameters if n != "self"]
     unknown = sorted(set(kwargs) - set(names))
-    return TypeError(
-        message(
-            f"{learner} takes no {', '.join(unknown)}." if unknown else f"{learner}: {error}.",
-            why=f"its arguments are {', '.join(names)}",
-            do="pass these",
-        )
+    return type_error(
+        f"{learner} takes no {', '.join(unknown)}." if unknown else f"{learner}: {error}.",
+        why=f"its arguments are {', '.join(names)}",
+        do="pass these",
     )

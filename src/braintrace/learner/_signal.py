@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .._errors import message
+from .._errors import type_error
 from ..engine import OWN
 from ..graph import HiddenGroup
 from ..rules import OfGroup, Rule
@@ -48,12 +48,10 @@ class SignalMixin:
             reason = "what a call gives the rule belongs to its steps"
         check_windows(type(self).__name__, self.vjp_method, reason)
         if self._overrides_signal and not rule.takes_signal:
-            raise TypeError(
-                message(
-                    f"{type(self).__name__} has a learning signal and no trace for it.",
-                    why="this rule carries derivatives to the loss, not traces to a signal",
-                    do="make it from D_RTRL, pp_prop or SnAp",
-                )
+            raise type_error(
+                f"{type(self).__name__} has a learning signal and no trace for it.",
+                why="this rule carries derivatives to the loss, not traces to a signal",
+                do="make it from D_RTRL, pp_prop or SnAp",
             )
 
     def _told(self, extra: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._errors import message
+from .._errors import message, value_error
 from ..engine import Values, evaluate_plain
 from ..graph import Graph, HiddenGroup
 from ._data import Call, MultiStepData, unwrap
@@ -167,12 +167,10 @@ def train_synthetic_gradient(
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     length = jax.tree.leaves(arguments)[0].shape[0]
     if chunk_size < 1 or length % chunk_size:
-        raise ValueError(
-            message(
-                f"chunk_size={chunk_size} for {length} steps.",
-                why="the sequence is cut into windows of equal length",
-                do="pass a positive divisor of the number of steps",
-            )
+        raise value_error(
+            f"chunk_size={chunk_size} for {length} steps.",
+            why="the sequence is cut into windows of equal length",
+            do="pass a positive divisor of the number of steps",
         )
     synthesizer, loss_of = learner.synthesizer, _squares if loss_fn is None else loss_fn
     theta = synthesizer.param_values()

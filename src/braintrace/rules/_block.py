@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from ..engine import Fresh, Grads
 from ..graph import HiddenParamOpRelation as Relation
 
@@ -138,14 +138,12 @@ def seen_input(r: Relation, x: Array | None) -> Array:
         NotSupportedError: the input is no number (an index), and the operator is mapped.
     """
     if not r.operator.is_representable:
-        raise NotSupportedError(
-            message(
-                f"a trace of the inputs of {r.primitive.name} inside of vmap, map or scan.",
-                where=r.site.equation.where(),
-                why="its input is an index, which cannot be averaged over time",
-                do="use a rule with a trace per weight (d_rtrl), or look up all rows at once, "
-                "outside of vmap and map",
-            )
+        raise not_supported(
+            f"a trace of the inputs of {r.primitive.name} inside of vmap, map or scan.",
+            where=r.site.equation.where(),
+            why="its input is an index, which cannot be averaged over time",
+            do="use a rule with a trace per weight (d_rtrl), or look up all rows at once, "
+            "outside of vmap and map",
         )
     seen = jnp.asarray(r.operator.represent(x))
     return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)

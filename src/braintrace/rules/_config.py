@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import message
+from .._errors import type_error, value_error
 
 AXES: dict[str, dict[str, str]] = {
     "trace_factorization": {
@@ -146,12 +146,10 @@ class ETraceConfig:
         if self.sparse_n is not None and (
             isinstance(self.sparse_n, bool) or not isinstance(self.sparse_n, (int, np.integer))
         ):
-            raise TypeError(
-                message(
-                    f"sparse_n={self.sparse_n!r}.",
-                    why="it counts crossings",
-                    do="pass an integer >= 1",
-                )
+            raise type_error(
+                f"sparse_n={self.sparse_n!r}.",
+                why="it counts crossings",
+                do="pass an integer >= 1",
             )
 
     def _canonical(self) -> None:
@@ -317,28 +315,22 @@ def check_config(
     if config is None:
         return default
     if not isinstance(config, ETraceConfig):
-        raise TypeError(
-            message(
-                f"config is a {type(config).__name__}.",
-                why="it holds the coordinates of a rule",
-                do="pass a braintrace.ETraceConfig",
-            )
+        raise type_error(
+            f"config is a {type(config).__name__}.",
+            why="it holds the coordinates of a rule",
+            do="pass a braintrace.ETraceConfig",
         )
     if config.trace_factorization != default.trace_factorization:
-        raise ValueError(
-            message(
-                f"{learner} with the trace {config.trace_factorization!r}.",
-                why=f"its trace is {default.trace_factorization!r}",
-                do="let braintrace.compile(model, config, x) find the class",
-            )
+        raise value_error(
+            f"{learner} with the trace {config.trace_factorization!r}.",
+            why=f"its trace is {default.trace_factorization!r}",
+            do="let braintrace.compile(model, config, x) find the class",
         )
     if config.learning_signal not in signals:
-        raise ValueError(
-            message(
-                f"{learner} with the signal {config.learning_signal!r}.",
-                why=f"it has {', '.join(map(repr, signals))}",
-                do="let braintrace.compile(model, config, x) find the class",
-            )
+        raise value_error(
+            f"{learner} with the signal {config.learning_signal!r}.",
+            why=f"it has {', '.join(map(repr, signals))}",
+            do="let braintrace.compile(model, config, x) find the class",
         )
     return config
 
@@ -351,10 +343,8 @@ def _check_number(name: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.number)):
-        raise TypeError(
-            message(
-                f"{name}={value!r}.", why="it is a decay", do="pass a number in [0, 1), or None"
-            )
+        raise type_error(
+            f"{name}={value!r}.", why="it is a decay", do="pass a number in [0, 1), or None"
         )
     if not 0 <= float(value) < 1:
         _refuse(f"{name}={value}", "a decay outside [0, 1) does not forget", "a number in [0, 1)")
@@ -365,4 +355,4 @@ def _legal(axis: str) -> str:
 
 
 def _refuse(what: str, why: str, legal: str) -> None:
-    raise ValueError(message(f"ETraceConfig: {what}.", why=why, do=f"choose {legal}"))
+    raise value_error(f"ETraceConfig: {what}.", why=why, do=f"choose {legal}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import message
+from .._errors import value_error
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._full_influence import full_influence
@@ -39,12 +39,10 @@ def pp_prop(decay_or_rank: Any, *, trace_dtype: Any = None) -> LearningRule:
     """
     pair = decay_or_rank if isinstance(decay_or_rank, (tuple, list)) else (decay_or_rank,) * 2
     if len(pair) != 2:
-        raise ValueError(
-            message(
-                f"decay_or_rank has {len(pair)} entries.",
-                why="there is one decay for the input and one for the tail",
-                do="pass one number, or a pair of numbers",
-            )
+        raise value_error(
+            f"decay_or_rank has {len(pair)} entries.",
+            why="there is one decay for the input and one for the tail",
+            do="pass one number, or a pair of numbers",
         )
     config = ETraceConfig("io_factorized", decay=tuple(map(decay_of, pair)))
     return _of("pp_prop", config, trace_dtype=trace_type(trace_dtype))
@@ -71,12 +69,10 @@ def eprop(
     """
     kappa = check_fraction("kappa_filter_decay", kappa_filter_decay)
     if feedback not in ("symmetric", "random"):
-        raise ValueError(
-            message(
-                f"feedback={feedback!r}.",
-                why="the learning signal is the loss's own derivative, or a random projection",
-                do="choose 'symmetric' or 'random'",
-            )
+        raise value_error(
+            f"feedback={feedback!r}.",
+            why="the learning signal is the loss's own derivative, or a random projection",
+            do="choose 'symmetric' or 'random'",
         )
     signal = "symmetric" if feedback == "symmetric" else "random_feedback"
     config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
@@ -195,12 +191,10 @@ def otpe(
     _check_mode(mode, {"full": "a trace per weight", "approx": "two factors"})
     leak = check_fraction("leak", leak, zero=False)
     if trace_clip_abs is not None and (mode == "approx" or not trace_clip_abs > 0):
-        raise ValueError(
-            message(
-                f"trace_clip_abs={trace_clip_abs} in mode {mode!r}.",
-                why="it bounds the traces of weights, from above and below",
-                do="pass a positive number, and mode='full'",
-            )
+        raise value_error(
+            f"trace_clip_abs={trace_clip_abs} in mode {mode!r}.",
+            why="it bounds the traces of weights, from above and below",
+            do="pass a positive number, and mode='full'",
         )
     if mode == "full":
         config = ETraceConfig(temporal_recursion="scalar_leak", decay=leak)
@@ -288,22 +282,18 @@ def _of(
 
 def _eps(name: str, value: float) -> float:
     if not np.float32(value) > 0:
-        raise ValueError(
-            message(
-                f"{name}={value}.",
-                why="it keeps the norms that are divided by from being zero, in float32 too",
-                do="pass a positive number such as 1e-12",
-            )
+        raise value_error(
+            f"{name}={value}.",
+            why="it keeps the norms that are divided by from being zero, in float32 too",
+            do="pass a positive number such as 1e-12",
         )
     return float(value)
 
 
 def _check_mode(mode: Any, choices: dict[str, str]) -> None:
     if mode not in choices:
-        raise ValueError(
-            message(
-                f"mode={mode!r}.",
-                why="; ".join(f"{k!r}: {v}" for k, v in choices.items()),
-                do=f"choose one of {', '.join(map(repr, choices))}",
-            )
+        raise value_error(
+            f"mode={mode!r}.",
+            why="; ".join(f"{k!r}: {v}" for k, v in choices.items()),
+            do=f"choose one of {', '.join(map(repr, choices))}",
         )

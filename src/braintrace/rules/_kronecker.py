@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from ..engine import (
     Arrived,
     Block,
@@ -109,13 +109,11 @@ def _check(r: Relation, entries: Sequence[Any]) -> None:
     elif jnp.issubdtype(op.y.dtype, jnp.complexfloating) or any(v.is_complex for v in entries):
         why = "it is complex, and random signs are drawn for real numbers"
     if why is not None:
-        raise NotSupportedError(
-            message(
-                f"KFRTRL cannot follow the operator {r.primitive.name}.",
-                where=r.site.equation.where(),
-                why=why,
-                do="use UORO, RTRL, SnAp or D_RTRL",
-            )
+        raise not_supported(
+            f"KFRTRL cannot follow the operator {r.primitive.name}.",
+            where=r.site.equation.where(),
+            why=why,
+            do="use UORO, RTRL, SnAp or D_RTRL",
         )
 
 

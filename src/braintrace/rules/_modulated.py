@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, message
+from .._errors import message, not_supported, type_error, value_error
 from ..engine import Rule
 from ..graph import HiddenGroup
 from ._built import crossings_of, rule_of
@@ -135,12 +135,10 @@ def _signalled(config: ETraceConfig, signal: OfGroup, trace_dtype: Any) -> Rule:
 def check_given(extra: Mapping[str, Any], rule: str, why: str) -> None:
     """Refuse a call without a target."""
     if "y_target" not in extra:
-        raise ValueError(
-            message(
-                f"{rule} is called without y_target.",
-                why=why,
-                do="pass it with the call by keyword: y_target=y",
-            )
+        raise value_error(
+            f"{rule} is called without y_target.",
+            why=why,
+            do="pass it with the call by keyword: y_target=y",
         )
 
 
@@ -160,21 +158,17 @@ def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
             )
         )
     if isinstance(modulator, (list, tuple)):
-        raise TypeError(
-            message(
-                f"the modulator is a {type(modulator).__name__}.",
-                why="one for each group is a dict by the index of the group",
-                do="pass a number, an array or such a dict",
-            )
+        raise type_error(
+            f"the modulator is a {type(modulator).__name__}.",
+            why="one for each group is a dict by the index of the group",
+            do="pass a number, an array or such a dict",
         )
     names = {g.index: g.name for g in groups}
     if isinstance(modulator, dict) and not set(modulator) <= set(names):
-        raise ValueError(
-            message(
-                f"modulators of the groups {list(modulator)}.",
-                why="the groups are " + ", ".join(f"{k}: {v}" for k, v in names.items()),
-                do="pass a dict by these numbers",
-            )
+        raise value_error(
+            f"modulators of the groups {list(modulator)}.",
+            why="the groups are " + ", ".join(f"{k}: {v}" for k, v in names.items()),
+            do="pass a dict by these numbers",
         )
 
 
@@ -195,14 +189,12 @@ def modulator_of(group: HiddenGroup, cotangent: Array, state: Array, extra: Any)
         return m
     if per_unit and not per_sample:
         return m[..., None].reshape((m.shape[0], *(1,) * (len(units) - len(shape)), *shape, 1))
-    raise ValueError(
-        message(
-            f"a modulator of shape {shape} for the group {group.name}.",
-            why=f"its units have the shape {units}, with {group.num_state} variables each"
-            + ("; per sample and per unit look the same" if per_sample else ""),
-            do="pass a number, an array of that shape, one per sample, or a dict of these by "
-            "the index of the group",
-        )
+    raise value_error(
+        f"a modulator of shape {shape} for the group {group.name}.",
+        why=f"its units have the shape {units}, with {group.num_state} variables each"
+        + ("; per sample and per unit look the same" if per_sample else ""),
+        do="pass a number, an array of that shape, one per sample, or a dict of these by "
+        "the index of the group",
     )
 
 
@@ -211,12 +203,10 @@ def modulator_of(group: HiddenGroup, cotangent: Array, state: Array, extra: Any)
 
 def check_timing(target_timing: Any) -> None:
     if target_timing not in ("per-step", "sequence-end"):
-        raise ValueError(
-            message(
-                f"target_timing={target_timing!r}.",
-                why="targets come with every step, or with some of them",
-                do="choose 'per-step' or 'sequence-end'",
-            )
+        raise value_error(
+            f"target_timing={target_timing!r}.",
+            why="targets come with every step, or with some of them",
+            do="choose 'per-step' or 'sequence-end'",
         )
 
 
@@ -225,12 +215,10 @@ def check_matrices(groups: Groups, matrices: Sequence[Array]) -> None:
     want = [g.varshape[-1] if g.varshape else 1 for g in groups]
     got = [B.shape[1] if B.ndim == 2 else None for B in matrices]
     if want != got:
-        raise ValueError(
-            message(
-                f"B_list has matrices to {got} units, the groups have {want}.",
-                why="groups: " + ", ".join(g.name for g in groups),
-                do="pass one matrix (targets, units) per group, in this order",
-            )
+        raise value_error(
+            f"B_list has matrices to {got} units, the groups have {want}.",
+            why="groups: " + ", ".join(g.name for g in groups),
+            do="pass one matrix (targets, units) per group, in this order",
         )
 
 
@@ -243,12 +231,10 @@ def check_target(group: HiddenGroup, target: Array, width: int) -> None:
         or shape[-1:] != (width,)
         or (lead != units[: len(lead)] or len(lead) > max(len(units) - 1, 0))
     ):
-        raise ValueError(
-            message(
-                f"a target of shape {shape}, {target.dtype}, for the group {group.name}.",
-                why=f"its units have the shape {units}; targets have {width} entries",
-                do="pass floating targets, one for each sample or one for all; labels as one-hot",
-            )
+        raise value_error(
+            f"a target of shape {shape}, {target.dtype}, for the group {group.name}.",
+            why=f"its units have the shape {units}; targets have {width} entries",
+            do="pass floating targets, one for each sample or one for all; labels as one-hot",
         )
 
 
@@ -272,12 +258,10 @@ def check_readouts(groups: Groups, matrices: Sequence[Array] | None, n_target: i
     want = [(g.varshape[-1] if g.varshape else 1, n_target) for g in groups]
     got = None if matrices is None else [R.shape for R in matrices]
     if got is not None and want != got:
-        raise ValueError(
-            message(
-                f"readouts of shape {got}, the groups need {want}.",
-                why="groups: " + ", ".join(g.name for g in groups),
-                do="pass one matrix (units, n_target) per group, in this order",
-            )
+        raise value_error(
+            f"readouts of shape {got}, the groups need {want}.",
+            why="groups: " + ", ".join(g.name for g in groups),
+            do="pass one matrix (units, n_target) per group, in this order",
         )
 
 
@@ -307,12 +291,10 @@ class LocalLoss:
         R = self.readout(group) if fixed is None else fixed[group.index]
         R = jax.lax.stop_gradient(R).astype(state.dtype)
         if jnp.iscomplexobj(state):
-            raise NotSupportedError(
-                message(
-                    f"a loss of the complex states {group.name}.",
-                    why="their read-out is complex",
-                    do="keep real and imaginary parts as states of their own",
-                )
+            raise not_supported(
+                f"a loss of the complex states {group.name}.",
+                why="their read-out is complex",
+                do="keep real and imaginary parts as states of their own",
             )
 
         def loss(state: Array, target: Array) -> Array:

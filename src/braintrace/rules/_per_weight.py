@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, Steps, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, grown, pull, taken
@@ -64,13 +64,11 @@ def per_weight(
         if most is not None and any(
             jnp.issubdtype(d, jnp.complexfloating) for d in dtypes.values()
         ):
-            raise NotSupportedError(
-                message(
-                    "a bound for the trace of a complex weight.",
-                    where=r.site.equation.where(),
-                    why="complex numbers have no order",
-                    do="leave out trace_clip_abs, or keep real and imaginary parts as two weights",
-                )
+            raise not_supported(
+                "a bound for the trace of a complex weight.",
+                where=r.site.equation.where(),
+                why="complex numbers have no order",
+                do="leave out trace_clip_abs, or keep real and imaginary parts as two weights",
             )
         return {
             k: stored(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, message
+from .._errors import not_supported
 from ..engine import (
     Arrived,
     Block,
@@ -78,12 +78,10 @@ def _init(graph: Graph, values: Values) -> list[Any]:
     """Zero factors."""
     entries = [graph.step.entry(leaf) for leaf in graph.step.hidden]
     if any(v.is_complex for v in entries) or any(jnp.iscomplexobj(p) for p in values.params):
-        raise NotSupportedError(
-            message(
-                "a complex state or parameter.",
-                why="random signs are drawn for real numbers",
-                do="keep real and imaginary parts in states and parameters of their own",
-            )
+        raise not_supported(
+            "a complex state or parameter.",
+            why="random signs are drawn for real numbers",
+            do="keep real and imaginary parts in states and parameters of their own",
         )
     s = {str(k): jnp.zeros(v.shape, v.dtype) for k, v in enumerate(entries)}
     floats = [jnp.issubdtype(jnp.result_type(p), jnp.inexact) for p in values.params]

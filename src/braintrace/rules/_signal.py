@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import message
+from .._errors import value_error
 from ..engine import Feedback, Rule, Signal, SignalInputs
 from ..graph import HiddenGroup
 
@@ -33,13 +33,11 @@ def by_group(of_group: OfGroup) -> Signal:
             )
             own = jnp.asarray(of_group(g, cotangent, state, inputs.extra))
             if own.ndim != cotangent.ndim or not _fits(own.shape, cotangent.shape):
-                raise ValueError(
-                    message(
-                        f"a learning signal of shape {own.shape} for the group {g.name}.",
-                        why=f"it meets traces of shape {cotangent.shape}: (steps, *varshape, "
-                        "num_state)",
-                        do="return an array with these axes; an axis of one stands for all",
-                    )
+                raise value_error(
+                    f"a learning signal of shape {own.shape} for the group {g.name}.",
+                    why=f"it meets traces of shape {cotangent.shape}: (steps, *varshape, "
+                    "num_state)",
+                    do="return an array with these axes; an axis of one stands for all",
                 )
             own = jnp.broadcast_to(own, cotangent.shape).astype(cotangent.dtype)
             for i, array in zip(g.leaves, g.split_hidden(own), strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._errors import message
+from .._errors import message, type_error
 from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._family import (
@@ -135,23 +135,19 @@ def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
         return row.make(**options)
     if not isinstance(rule, LearningRule | ETraceConfig):
         kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
-        raise TypeError(
-            message(
-                f"{kind} is not a rule.",
-                why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
-                do=f"pass one of {', '.join(sorted(RULES))}",
-            )
+        raise type_error(
+            f"{kind} is not a rule.",
+            why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
+            do=f"pass one of {', '.join(sorted(RULES))}",
         )
     if isinstance(rule, ETraceConfig):
         record = rule_of(rule, **options)
         return LearningRule(rule.trace_factorization, rule, record, crossings_of(rule))
     if options:
-        raise TypeError(
-            message(
-                f"{rule.name} as a value, with the options {', '.join(options)}.",
-                why="a rule that is made has its options",
-                do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
-            )
+        raise type_error(
+            f"{rule.name} as a value, with the options {', '.join(options)}.",
+            why="a rule that is made has its options",
+            do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
         )
     return rule
 
@@ -184,10 +180,8 @@ def check_options(
     if unknown or missing:
         what = [f"unknown option(s) {', '.join(unknown)}"] if unknown else []
         what += [f"missing option(s) {', '.join(missing)}"] if missing else []
-        raise TypeError(
-            message(
-                f"{name}: {'; '.join(what)}.",
-                why=f"its options are {', '.join(names) or 'none'}",
-                do=f"pass these by name{where}",
-            )
+        raise type_error(
+            f"{name}: {'; '.join(what)}.",
+            why=f"its options are {', '.join(names) or 'none'}",
+            do=f"pass these by name{where}",
         )
