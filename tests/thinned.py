@@ -33,10 +33,10 @@ FEW = {
     "learner/test_config.py::test_a_preset_is_made_again_from_its_coordinates": 2,
     "learner/test_config.py::test_a_signal_of_its_own_also_trains": 2,
     "learner/test_errors.py::test_inputs_of_another_real_type_are_promoted": 2,
-    "learner/test_learner.py::test_batching_modes_agree_on_states_and_gradients": 2,
-    "learner/test_learner.py::test_gradient_over_many_calls_is_the_sum_of_online_gradients": 2,
-    "learner/test_learner.py::test_reset_of_a_module_with_init_state_only_keeps_its_state": 2,
-    "learner/test_learner.py::test_windows_stack_summaries_of_windows": 2,
+    "learner/test_batching.py::test_batching_modes_agree_on_states_and_gradients": 2,
+    "learner/test_gradients.py::test_gradient_over_many_calls_is_the_sum_of_online_gradients": 2,
+    "learner/test_reset.py::test_reset_of_a_module_with_init_state_only_keeps_its_state": 2,
+    "learner/test_sequences.py::test_windows_stack_summaries_of_windows": 2,
     "learner/test_programs.py::test_lif_with_units_and_surrogate_spike_equals_bptt": 2,
     "learner/test_states.py::test_shape_as_an_example_with_a_batch": 2,
     "learner/test_states.py::test_state_of_a_float_and_an_integer_leaf_is_exact": 2,
@@ -80,7 +80,7 @@ FEW = {
     "truth/test_rules.py::test_single_step": 2,
     "truth/test_rules.py::test_windows": 3,
     "zoo/test_channels.py::test_equation_that_keeps_units_apart_is_followed": 2,
-    "zoo/test_control.py::test_loop": 2,
+    "zoo/test_loops.py::test_loop": 2,
 }
 
 

@@ -98,3 +98,46 @@ def assert_alive(grads: Any) -> None:
     """Every leaf has a non-zero entry: a comparison of zeros proves nothing."""
     for path, g in jax.tree_util.tree_leaves_with_path(grads):
         assert np.abs(np.asarray(g)).max() > 1e-6, jax.tree_util.keystr(path)
+
+
+XS = normal(7, 5, 2)
+
+
+H = ("model4compile", "h")
+
+
+class Recurrent(Leaky):
+    """A recurrent operator besides the leak, so that online and BPTT gradients differ."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.r = brainstate.ParamState(0.5 * normal(4, self.n, self.n))
+
+    def update(self, x):
+        h = self.h.value
+        y = braintrace.matmul(x, self.w.value, self.b.value)
+        self.h.value = 0.9 * jnp.tanh(h) + y + braintrace.matmul(h, self.r.value)
+        return self.h.value @ self.v.value
+
+
+def recurrent(batch_size=None):
+    model = Recurrent()
+    brainstate.nn.init_all_states(model, batch_size=batch_size)
+    return model
+
+
+def compiles(action):
+    """Programs XLA compiled during the action."""
+    seen = []
+
+    def listen(event, *args, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    action()
+    return len(seen)  # older JAX cannot take a listener back; this one only counts
+
+
+def traces_of(algo):
+    return {k: t.value for k, t in algo.etraces.items()}

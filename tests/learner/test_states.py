@@ -10,8 +10,7 @@ import saiunit as u
 
 import braintrace
 
-from .reference import normal, squares
-from .test_learner import compiles
+from .reference import compiles, normal, squares
 
 XS = normal(3, 6, 2)
 BATCHED = normal(4, 6, 5, 2)

@@ -1,0 +1,79 @@
+"""What a call costs: memory that does not grow, no second compilation."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import pytest
+
+from .reference import (
+    XS,
+    Leaky,
+    compiles,
+    leaky,
+    learner_of,
+    squares,
+)
+
+
+def temporaries(fun, xs):
+    """Bytes the compiled function needs besides its inputs and outputs."""
+    stateful = brainstate.transform.StatefulFunction(fun)
+    stateful.make_jaxpr(xs)
+    state = [s.value for s in stateful.get_states(xs)]
+    compiled = jax.jit(stateful.jaxpr_call).lower(state, xs).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def sequence_memory(make, length):
+    algo = make()
+    gradient = lambda xs: algo.etrace_grad(xs, step_fn=lambda x: squares(algo(x)))
+    return temporaries(gradient, jnp.zeros((length, 2)))
+
+
+def test_memory_of_a_sequence_gradient_does_not_grow_with_its_length():
+    def make():
+        return learner_of(leaky(n=16), jnp.zeros(2))
+
+    short, long = sequence_memory(make, 512), sequence_memory(make, 4096)
+    assert long <= short + 1024, (short, long)
+
+
+def test_memory_of_bptt_grows_with_the_length_of_the_sequence():
+    model = leaky(n=16)
+    params = model.states(brainstate.ParamState)
+
+    def memory(length):
+        loss = lambda xs: brainstate.transform.for_loop(lambda x: squares(model(x)), xs).sum()
+        return temporaries(brainstate.transform.grad(loss, params), jnp.zeros((length, 2)))
+
+    assert memory(1024) > 8 * memory(64)  # the control of the test above
+
+
+class Counted(Leaky):
+    traced = 0
+
+    def update(self, x):
+        type(self).traced += 1
+        return super().update(x)
+
+
+def test_second_call_under_jit_neither_traces_nor_compiles():
+    model = Counted()
+    brainstate.nn.init_all_states(model)
+    algo = learner_of(model, XS[0])
+    grad = brainstate.transform.grad(lambda x: squares(algo(x)), algo.param_states)
+    fast = brainstate.transform.jit(grad)
+    fast(XS[0])
+    before = Counted.traced
+    assert compiles(lambda: fast(XS[1])) == 0
+    assert Counted.traced == before
+
+
+@pytest.mark.parametrize("with_grad", [False, True], ids=["call", "grad"])
+def test_second_eager_call_compiles_nothing(with_grad):
+    algo = learner_of(leaky(), XS[0])
+    grad = brainstate.transform.grad(lambda x: squares(algo(x)), algo.param_states)
+    run = grad if with_grad else algo
+    run(XS[0])
+    run(XS[1])
+    assert compiles(lambda: run(XS[2])) == 0
