@@ -1,13 +1,21 @@
 """Every test runs in float64. Programs run once or twice, so compiling them must be quick."""
 
+import gc
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
+QUICK = [
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # newer ones do not have it
+    QUICK.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 
-sys.path.insert(0, str(Path(__file__).parent))  # for thinned.py
+sys.path.insert(0, str(Path(__file__).parent))  # for interpret.py and thinned.py
 
 import brainstate  # noqa: E402
 import jax  # noqa: E402
@@ -17,6 +25,14 @@ from thinned import surplus  # noqa: E402
 brainstate.environ.set(precision=64)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # a GPU would round float32 products
+
+# Tracing makes many objects and little garbage: look for it less often.
+gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the search for garbage leaves it out."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -20,13 +20,13 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
-from interpret import interpreted
 from judge import TIGHT, Run, Verdict, confirmed, describe, errors, overclaimed
 from programs import Choose, numbers, pulled, spike
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._sequence import restored
+from interpret import interpreted
 from oracle import definition, dense, rule_on
 
 T, N, N_OPERATORS = 4, 3, 3

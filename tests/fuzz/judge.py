@@ -20,12 +20,12 @@ import around
 import jax
 import layers
 import numpy as np
-from interpret import interpreted
 from programs import Program, Spec, T, forward_grad, gain_in_use, sequences, step_fn
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
+from interpret import interpreted
 
 TIGHT, HUGE = 1e-9, 1e8
 NOISE = 1e-12  # a gradient that is nowhere larger is rounding: zero, computed in another order

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import brainstate
 import jax
 import jax.numpy as jnp
-from interpret import interpreted
 from jax import lax
 from programs import Choose, numbers
 
 import braintrace as bt
+from interpret import interpreted
 
 T, N_IN, N_OUT = 4, 2, 3
 Cut = frozenset[str]

@@ -4,12 +4,13 @@ import around
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from interpret import interpreted
 from judge import TIGHT, errors, judge, judge_around, judge_network
 from layers import WHOLE, Network, by_hand, droppable, random_network, sequences, spec_of
 from programs import random_program, step_fn
 
 from braintrace.verify import bptt_grad
+from interpret import interpreted
+from thinned import examples
 
 many = dict(
     derandomize=True,
@@ -24,7 +25,7 @@ seeds = st.integers(0, 2**32 - 1)
 # ----------------------------------------------------------------------------- layered networks
 
 
-@settings(max_examples=8, **many)
+@settings(max_examples=examples(8), **many)
 @given(seeds)
 def test_learner_is_the_network_cut_by_hand(seed):
     net = random_network(seed)
@@ -33,7 +34,7 @@ def test_learner_is_the_network_cut_by_hand(seed):
     assert verdict.kind == "right", verdict
 
 
-@settings(max_examples=6, **many)
+@settings(max_examples=examples(6), **many)
 @given(seeds)
 def test_network_without_cuts_is_bptt(seed):
     model = Network(random_network(seed))
@@ -42,7 +43,7 @@ def test_network_without_cuts_is_bptt(seed):
     assert max(worst.values()) <= TIGHT, worst
 
 
-@settings(max_examples=5, **many)
+@settings(max_examples=examples(5), **many)
 @given(seeds)
 def test_every_cut_is_on_the_certificate(seed):
     net = random_network(seed)
@@ -65,7 +66,7 @@ def test_parameters_of_both_kinds_are_drawn():
 # ------------------------------------------------------------------------------ random programs
 
 
-@settings(max_examples=10, **many)
+@settings(max_examples=examples(10), **many)
 @given(seeds)
 def test_exact_is_bptt(seed):
     spec = random_program(seed)
@@ -74,7 +75,7 @@ def test_exact_is_bptt(seed):
     assert not verdict.bad, verdict
 
 
-@settings(max_examples=6, **many)
+@settings(max_examples=examples(6), **many)
 @given(seeds)
 def test_step_functions_that_do_more_are_reported_honestly(seed):
     spec = around.random_case(seed)

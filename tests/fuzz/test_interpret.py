@@ -1,11 +1,12 @@
 """The interpreter of random programs computes what XLA computes, primitive by primitive."""
 
-import interpret
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+
+import interpret
 
 REALS = np.array([-2.5, -1.0, -0.0, 0.0, 0.3, 1.0, 7.0, np.inf, -np.inf, np.nan, 1e300, -3e9])
 WHOLE = np.array([-7, -1, 0, 2, 3, 9, 2**40, -(2**40), 1, 5, 4, 6])

@@ -5,7 +5,6 @@ Per-weight traces are run by test_certificate.py, which also checks what the rep
 Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
 """
 
-import interpret
 import judge as judging
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
@@ -14,7 +13,9 @@ from judge import is_four_part, judge
 from programs import parse, random_program, shrink
 
 import braintrace as bt
+import interpret
 from braintrace._errors import message
+from thinned import examples
 
 # A seed rather than draws: hypothesis repeats its choices, and `shrink` knows programs better.
 programs = st.integers(0, 2**32 - 1).map(random_program)
@@ -27,7 +28,7 @@ many = dict(
 )
 
 
-@settings(max_examples=12, **many)
+@settings(max_examples=examples(12), **many)
 @given(programs)
 def test_windows_are_bptt_or_refused(spec):
     note(f'--replay "{spec!r}"')
@@ -35,7 +36,7 @@ def test_windows_are_bptt_or_refused(spec):
     assert not verdict.bad, verdict
 
 
-@settings(max_examples=5, **many)
+@settings(max_examples=examples(5), **many)
 @given(programs)
 def test_factored_traces_too(spec):
     note(f'--replay "{spec!r}"')

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import brainstate
 import jax
@@ -12,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.core import Tracer
 from jax.experimental import io_callback
 
 import braintrace as bt
-from braintrace.learner import _executor
 
 from .reference import Leaky, assert_alive, assert_close, normal, restore, squares
 from .reference import values as values_of
@@ -24,7 +21,7 @@ from .reference import values as values_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "truth"))  # as its own conftest.py does
 import models
 
-from thinned import QUICK, some
+from thinned import some
 
 XS = normal(7, 7, 2)
 YS = normal(8, 7, 2)
@@ -42,27 +39,6 @@ WINDOWS = {
     for chunk in {"d_rtrl": (1, 2, 3), "pp_prop": (2, 3), "snap2": (2,), "rtrl": (3,)}.get(name, ())
 }
 RULES = SINGLE | WINDOWS
-# These programs take longer to compile than to run.
-
-
-def quick_jit(function, **options):
-    """`jax.jit` that compiles fast, not well."""
-    outermost, within = jax.jit(function, compiler_options=QUICK, **options), jax.jit(function)
-    inside = lambda args: any(isinstance(a, Tracer) for a in jax.tree.leaves(args))
-    return lambda *args: (within if inside(args) else outermost)(*args)
-
-
-@pytest.fixture
-def quick_compilation(monkeypatch):
-    """These programs run once: compile fast, not well."""
-    monkeypatch.setattr(_executor, "jax", SimpleNamespace(jit=quick_jit, tree=jax.tree))
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Recurrent(Leaky):
@@ -110,7 +86,7 @@ def outcome(algo, step, sequences, eager=False, mask=None, **options):
         return algo.etrace_grad(*sequences, step_fn=loss, mask=mask, return_value=True, **options)
 
     brainstate.random.seed(1)
-    run = run if eager else brainstate.transform.jit(run, compiler_options=QUICK)
+    run = run if eager else brainstate.transform.jit(run)
     found = run(sequences, mask)
     random = jax.random.key_data(brainstate.random.DEFAULT.value)
     return {"found": found, "states": values_of(algo), "random": random}

@@ -17,7 +17,6 @@ from .reference import normal, restore
 from .reference import values as values_of
 from .test_blocks import (
     CASES,
-    QUICK,
     Noisy,
     Recurrent,
     assert_same,
@@ -31,12 +30,9 @@ from .test_blocks import (
     learner,
     noise_in_the_loss,
     plain,
-    quick_compilation,  # noqa: F401
     readout_outside,
     running_loss,
 )
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 T = 11
 XS, YS = normal(7, T, 2), normal(8, T, 2)
@@ -74,7 +70,7 @@ def loop(algo, step, sequences, update, every, weights=None, mask=None, **option
         update(weights, found[0])
         return found[1:]
 
-    fast = brainstate.transform.jit(piece, compiler_options=QUICK)
+    fast = brainstate.transform.jit(piece)
     length = len(jax.tree.leaves(sequences)[0])
     cut = lambda i: jax.tree.map(lambda a: a[i : i + every], (mask, *sequences))
     parts = [fast(*cut(i)) for i in range(0, length, every)]
@@ -434,7 +430,7 @@ def test_training_under_jit():
     train = lambda a: (
         lambda x, y: a.etrace_train(x, y, step_fn=plain(a), optimizer=ADAM, update_every=2)
     )
-    fast = brainstate.transform.jit(train(algo), compiler_options=QUICK)
+    fast = brainstate.transform.jit(train(algo))
     with pytest.raises(ValueError) as error:
         fast(XS, YS)
     designed(error, "learner.init_optimizer")

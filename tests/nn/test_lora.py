@@ -7,8 +7,8 @@ import saiunit as u
 
 import braintrace as bt
 from braintrace.nn import Linear, LoRA, ValinaRNNCell
-from braintrace.verify import bptt_grad
-from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify._compare import comparison
+from gradients import bptt_grad, online_grad
 
 XS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)))
 NORMAL = brainstate.nn.init.Normal(0.5)

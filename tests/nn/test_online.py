@@ -18,8 +18,8 @@ from jax.experimental.sparse import BCOO
 
 import braintrace as bt
 from braintrace import nn
-from braintrace.verify import bptt_grad
-from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify._compare import comparison
+from gradients import bptt_grad, online_grad
 
 T, BATCH = 4, 2
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from models import RECURRENT, Draw, Net, step_fn
 
 import braintrace as bt
 from braintrace import matmul
-from braintrace.verify._compare import online_grad
+from gradients import online_grad
 from thinned import some
 
 T, N = 6, 3

@@ -23,8 +23,8 @@ from models import Draw
 import braintrace as bt
 from braintrace._errors import dotted
 from braintrace.frontend._names import named_states
-from braintrace.verify import bptt_grad
-from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify._compare import comparison
+from gradients import bptt_grad, online_grad
 from oracle import dense, rule_on
 from thinned import some
 

@@ -16,10 +16,12 @@ from models import EXACT, OPERATORS, RECURRENT, Draw, Net, matmul, net, recorded
 
 import braintrace as bt
 from braintrace._online import _blocks
-from braintrace.verify import bptt_grad, compare
-from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify import compare
+from braintrace.verify._compare import comparison
+from gradients import bptt_grad, online_grad
+from interpret import computed
 from oracle import compare_to_rule, dense, rule_on
-from thinned import QUICK, some
+from thinned import some
 
 TIGHT = 1e-9
 CONTROL: dict = {}
@@ -104,12 +106,7 @@ def seen(name):
 @cache
 def bptt(name):
     c = case(name)
-    return quick(lambda s: bptt_grad(c.model, step_fn, *s), c.sequences)
-
-
-def quick(run, *args):
-    """Run as one program that is compiled fast."""
-    return brainstate.transform.jit(run, compiler_options=QUICK)(*args)
+    return bptt_grad(c.model, step_fn, *c.sequences)
 
 
 def compiled(algorithm, model, x0, **options):
@@ -140,7 +137,7 @@ def places(learner):
 def gradient(learner, sequences, chunk_size=None):
     # One step at a time: a single block needs no trace, and RTRL would be plain reverse mode.
     sizes = {"chunk_size": chunk_size, "block_size": chunk_size or 1}
-    return quick(lambda s: online_grad(learner, step_fn, *s, **sizes), sequences)
+    return online_grad(learner, step_fn, *sequences, **sizes)
 
 
 def learn(name, algorithm, chunk_size=None, **options):
@@ -510,8 +507,7 @@ def cell():
 
 def summed(learner, xs):
     loss = lambda x: 0.5 * jnp.sum(learner(x) ** 2)
-    run = lambda xs: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum"))
-    return quick(run, xs)
+    return computed(lambda: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum")))
 
 
 @rules

@@ -10,9 +10,11 @@ from models import Net, step_fn
 
 import braintrace as bt
 from braintrace._jaxpr import bind
-from braintrace.verify._compare import comparison, online_grad
+from braintrace.verify._compare import comparison
 from braintrace.verify._sequence import vector
+from gradients import online_grad
 from oracle import Structure, dense, rule_on, run_step
+from thinned import examples
 
 N, STEPS = 4, 4
 MASK = jnp.array([1.0, 0.0, 1.0, 1.0])
@@ -126,7 +128,7 @@ def claimed(found, n_exits):
 
 
 @settings(
-    max_examples=8,
+    max_examples=examples(8),
     derandomize=True,
     deadline=None,
     database=None,

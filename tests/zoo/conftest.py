@@ -1,18 +1,9 @@
-"""Tiny models that run once: compile fast, not well."""
+"""Random numbers of a test, by its name."""
 
 import brainstate
-import jax
 import pytest
 
 from .zoo import Draw
-
-
-@pytest.fixture(autouse=True, scope="package")
-def quick_compilation():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

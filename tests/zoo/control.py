@@ -5,16 +5,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from brainstate import transform as bst
 from jax import lax
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
+from interpret import computed
 from oracle import dense, rule_on
 
 from .zoo import (
-    QUICK,
     TIGHT,
     Draw,
     T,
@@ -62,20 +61,15 @@ def learner_of(kind, model, x0, **options):
     return learner
 
 
-def jitted(fun, *args):
-    """A gradient as one program that is compiled fast."""
-    return bst.jit(fun, compiler_options=QUICK)(*args)
-
-
 def gradients(model, x_seq, *learners, step_fn=squares):
     """Summed gradients of single-step learners, then BPTT's."""
     sequences = (x_seq, targets(model, x_seq[0]))
 
-    def run(sequences):
+    def run():
         found = [online_grad(learner, step_fn, *sequences) for learner in learners]
         return [*found, bptt_grad(model, step_fn, *sequences)]
 
-    return jitted(run, sequences)
+    return computed(run)
 
 
 def check_crossing(model, x_seq):

@@ -8,9 +8,10 @@ from brainstate import transform as bst
 from jax import lax
 
 import braintrace as bt
+from interpret import computed
 from thinned import some
 
-from .control import KINDS, OPTIONS, assert_equal, inputs, jitted, learner_of, relax
+from .control import KINDS, OPTIONS, assert_equal, inputs, learner_of, relax
 from .zoo import (
     Draw,
     matmul,
@@ -93,7 +94,7 @@ _found: dict = {}
 
 def summed(learner, xs):
     loss = lambda x: 0.5 * jnp.sum(learner(x) ** 2)
-    return jitted(lambda xs: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum")), xs)
+    return computed(lambda: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum")))
 
 
 @pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop"])

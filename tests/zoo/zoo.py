@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import braintrace as bt
+import thinned
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
+from interpret import computed
 from oracle import dense, rule_on
-from thinned import QUICK
 
 T = 4
 TIGHT = 1e-9
@@ -32,7 +32,6 @@ RULES = {
     "pp_prop, windows of 2": (bt.pp_prop, DECAY, 2),
 }
 SINGLE = ("d_rtrl", "pp_prop")
-ALL = "ZOO_ALL" in os.environ  # every rule for every model; takes twice as long
 
 
 class Net(brainstate.nn.Module):
@@ -92,13 +91,14 @@ def check(
     """Compare the learners of a model with BPTT and with the definitions of their rules.
 
     `exact`: D-RTRL drops nothing and is BPTT; else it is its definition, and not BPTT. One window
-    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model.
-    `remembers`: the past matters to the gradient. Returns the gradients by rule.
+    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; in
+    the quick suite one other. `remembers`: the past matters to the gradient. Returns the gradients
+    by rule.
     """
     if isinstance(rules, int):
         turn = zlib.crc32(np.asarray(jax.tree.leaves(x_seq)[0]).tobytes())
-        others = list(RULES)[1:]
-        rules = ("d_rtrl", *(others[(turn + k) % 4] for k in range(4 if ALL else rules - 1)))
+        others, more = list(RULES)[1:], rules - 1 if thinned.ALL else 1
+        rules = ("d_rtrl", *(others[(turn + k) % 4] for k in range(more)))
     x0 = jax.tree.map(lambda a: a[0], x_seq)
     sequences = (x_seq, targets(model, x0) if y_seq is None else y_seq)
     learners = {}
@@ -108,14 +108,14 @@ def check(
         learners[name] = kind(model, **options, **({"decay_or_rank": decay} if decay else {}))
         learners[name].compile_graph(x0)
 
-    def run(sequences):
+    def run():
         found = {
             name: online_grad(learner, step_fn, *sequences, chunk_size=RULES[name][2])
             for name, learner in learners.items()
         }
         return found, bptt_grad(model, step_fn, *sequences)
 
-    found, bptt = brainstate.transform.jit(run, compiler_options=QUICK)(sequences)
+    found, bptt = computed(run)
     seen = dense(model, step_fn, *sequences)
     wrong = []
 

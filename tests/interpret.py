@@ -1,8 +1,9 @@
-"""Run a function equation by equation: random programs are too many to compile each with XLA.
+"""Run a function equation by equation: small programs that run once are not worth compiling.
 
 `interpreted(fn)` traces `fn` and evaluates its jaxpr: the commonest primitives with numpy, the
 others with kernels that JAX compiles once per primitive and shape, for all programs together. Loops
-turn in Python, a choice takes its branch.
+turn in Python, a choice takes its branch. `computed(fn)` does that in the quick suite, and compiles
+`fn` as one program in `make test-all`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from jax.extend import core
+
+from thinned import ALL
 
 
 def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
@@ -35,6 +38,13 @@ def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
         found = run(closed, values)
     tree = jax.tree.structure(out)
     return jax.tree.unflatten(tree, found[: tree.num_leaves])
+
+
+def computed(fn: Callable[[], Any]) -> Any:
+    """The value of `fn()`: interpreted in the quick suite, by XLA in `make test-all`."""
+    if ALL:
+        return brainstate.transform.jit(fn)()
+    return interpreted(fn, lower=False)
 
 
 def run(closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -108,7 +118,7 @@ def _stacked(column: Sequence[Any]) -> Any:
 
 def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
     known = NUMPY.get(eqn.primitive.name)
-    if known is not None and not any(_extended(v.aval.dtype) for v in eqn.invars):
+    if known is not None and all(_of_numpy(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)):
         out = known([np.asarray(v) for v in values], eqn.params)
         if out is not NotImplemented:
             return [np.asarray(out, eqn.outvars[0].aval.dtype)]
@@ -116,8 +126,10 @@ def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def _extended(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+def _of_numpy(dtype: Any) -> bool:
+    """No key, and no number of 16 bits that numpy rounds in its own way or does not have."""
+    extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return not extended and np.dtype(dtype).isbuiltin == 1 and dtype != np.float16
 
 
 Kernel = Callable[[list[Any], dict[str, Any]], Any]
