@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test test-all test-browser check lint types docs docs-serve test-jax sweep bench \
+.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax sweep bench \
   bench-compile pictures clean
 .NOTPARALLEL:
 
@@ -23,6 +23,9 @@ demo: $(VENV)/.demo  ## run the demo
 
 test: $(VENV)/.dev  ## run the quick suite on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+quick: $(VENV)/.dev  ## tests of the quick suite by name, in one process: make quick K='reset or batch'
+	$(BIN)/python -m pytest -q -k '$(K)'
 
 test-all: $(VENV)/.dev  ## the same with every model and rule
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for interpret.py and thinned.p
 
 import brainstate  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 from thinned import surplus  # noqa: E402
 
@@ -35,11 +36,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config, items):
     """Leave out of the quick suite what only repeats, unless a test is asked for by name."""
-    if config.option.keyword or any("::" in argument for argument in config.args):
+    if any("::" in argument for argument in config.args):
         return
-    left_out = set(surplus(items))
+    left_out = set(surplus(items, filtered=bool(config.option.keyword)))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -26,25 +26,47 @@ def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
 
     `lower` also hands it to XLA uncompiled: what has no lowering is an error in any branch.
     """
-    stateful = brainstate.transform.StatefulFunction(fn, return_only_write=False)
-    stateful.make_jaxpr()
-    key = stateful.get_arg_cache_key()
-    states = [s.value for s in stateful.get_state_trace_by_cache(key).states]
-    out, _ = stateful.get_out_shapes_by_cache(key)
-    closed, values = stateful.get_jaxpr_by_cache(key), jax.tree.leaves(states)
-    if lower:
-        jax.jit(core.jaxpr_as_fun(closed)).lower(*values)
-    with np.errstate(all="ignore"):
-        found = run(closed, values)
-    tree = jax.tree.structure(out)
-    return jax.tree.unflatten(tree, found[: tree.num_leaves])
+    return _evaluated(_stateful(fn), (), lower)[0]
 
 
 def computed(fn: Callable[[], Any]) -> Any:
     """The value of `fn()`: interpreted in the quick suite, by XLA in `make test-all`."""
+    return brainstate.transform.jit(fn)() if ALL else interpreted(fn, lower=False)
+
+
+def program(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`brainstate.transform.jit(fn)`, but interpreted in the quick suite; states are written."""
     if ALL:
-        return brainstate.transform.jit(fn)()
-    return interpreted(fn, lower=False)
+        return brainstate.transform.jit(fn)
+    stateful = _stateful(fn)
+
+    def call(*args: Any) -> Any:
+        out, states, values = _evaluated(stateful, args, lower=False)
+        for state, value in zip(states, values, strict=True):
+            state.value = jax.tree.map(jnp.asarray, value)
+        return out
+
+    return call
+
+
+def _stateful(fn: Callable[..., Any]) -> Any:
+    return brainstate.transform.StatefulFunction(fn, return_only_write=False)
+
+
+def _evaluated(stateful: Any, args: tuple[Any, ...], lower: bool) -> tuple[Any, Any, Any]:
+    """The result, the states that it reads or writes, and their new values."""
+    stateful.make_jaxpr(*args)
+    key = stateful.get_arg_cache_key(*args)
+    states = stateful.get_state_trace_by_cache(key).states
+    closed = stateful.get_jaxpr_by_cache(key)
+    operands = jax.tree.leaves((args, [s.value for s in states]))
+    if lower:
+        jax.jit(core.jaxpr_as_fun(closed)).lower(*operands)
+    with np.errstate(all="ignore"):
+        found = run(closed, operands)
+    tree = jax.tree.structure(stateful.get_out_shapes_by_cache(key))
+    out, values = jax.tree.unflatten(tree, found)
+    return out, states, values
 
 
 def run(closed: Any, args: Sequence[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from .reference import values as values_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "truth"))  # as its own conftest.py does
 import models
 
+from interpret import program
 from thinned import some
 
 XS = normal(7, 7, 2)
@@ -86,7 +87,7 @@ def outcome(algo, step, sequences, eager=False, mask=None, **options):
         return algo.etrace_grad(*sequences, step_fn=loss, mask=mask, return_value=True, **options)
 
     brainstate.random.seed(1)
-    run = run if eager else brainstate.transform.jit(run)
+    run = run if eager else program(run)
     found = run(sequences, mask)
     random = jax.random.key_data(brainstate.random.DEFAULT.value)
     return {"found": found, "states": values_of(algo), "random": random}

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import braintrace as bt
+from interpret import program
 from thinned import some
 
 from .reference import normal, restore
@@ -70,7 +71,7 @@ def loop(algo, step, sequences, update, every, weights=None, mask=None, **option
         update(weights, found[0])
         return found[1:]
 
-    fast = brainstate.transform.jit(piece)
+    fast = program(piece)
     length = len(jax.tree.leaves(sequences)[0])
     cut = lambda i: jax.tree.map(lambda a: a[i : i + every], (mask, *sequences))
     parts = [fast(*cut(i)) for i in range(0, length, every)]

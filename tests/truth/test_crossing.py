@@ -19,7 +19,7 @@ from braintrace._online import _blocks
 from braintrace.verify import compare
 from braintrace.verify._compare import comparison
 from gradients import bptt_grad, online_grad
-from interpret import computed
+from interpret import program
 from oracle import compare_to_rule, dense, rule_on
 from thinned import some
 
@@ -507,7 +507,8 @@ def cell():
 
 def summed(learner, xs):
     loss = lambda x: 0.5 * jnp.sum(learner(x) ** 2)
-    return computed(lambda: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum")))
+    run = lambda xs: dict(learner.etrace_grad(xs, step_fn=loss, reduction="sum"))
+    return program(run)(xs)
 
 
 @rules
