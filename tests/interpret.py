@@ -144,7 +144,9 @@ def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
         out = known([np.asarray(v) for v in values], eqn.params)
         if out is not NotImplemented:
             return [np.asarray(out, eqn.outvars[0].aval.dtype)]
-    out = eqn.primitive.bind(*values, **eqn.params)
+    found = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
+    out = eqn.primitive.bind(*functions, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 

@@ -81,6 +81,8 @@ FEW = {
     },
     "learner/test_errors.py": {
         "test_inputs_of_another_real_type_are_promoted": 2,
+    },
+    "learner/test_errors_transforms.py": {
         "test_learner_inside_of_a_transformation_of_jax_is_refused": 2,
         "test_second_derivative_through_a_learner_is_refused": 2,
     },

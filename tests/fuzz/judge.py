@@ -75,7 +75,7 @@ def is_four_part(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Raise `Hung` when the block takes longer; without effect outside the main thread."""
+    """Raise `Hung` when the block computes longer; without effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,13 +83,13 @@ def limit(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise Hung(f"more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def truth_of(spec: Spec, model: Program, run: Run = interpreted) -> dict | None:
