@@ -59,14 +59,16 @@ FEW = {
         "test_blocks_equal_steps_for_every_rule": 2,
         "test_masks_in_blocks": 2,
         "test_nan_of_uncounted_steps_reaches_no_gradient": 2,
-        "test_progress_bar_reaches_its_end": 2,
         "test_sequence_shorter_than_a_block": 2,
         "test_sequences_of_another_length_with_the_same_learner": 1,
         "test_side_effects_happen_once_per_step_and_in_order": 1,
-        "test_small_traces_are_closer_in_larger_blocks": 1,
         "test_traces_that_are_not_kept_are_zero": 2,
         "test_what_cannot_run_in_blocks_runs_step_by_step": 4,
         "test_what_is_around_the_learner_runs_in_blocks": 4,
+    },
+    "learner/test_blocks_cost.py": {
+        "test_progress_bar_reaches_its_end": 2,
+        "test_small_traces_are_closer_in_larger_blocks": 1,
     },
     "learner/test_callbacks.py": {
         "test_callback_in_the_step_that_cannot_be_mapped": 2,

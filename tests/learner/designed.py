@@ -13,8 +13,6 @@ from .reference import (
 )
 
 X = jnp.ones(2)
-
-
 XS = normal(0, 4, 2)
 
 

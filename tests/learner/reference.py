@@ -101,8 +101,6 @@ def assert_alive(grads: Any) -> None:
 
 
 XS = normal(7, 5, 2)
-
-
 H = ("model4compile", "h")
 
 

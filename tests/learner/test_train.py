@@ -14,16 +14,13 @@ import braintrace as bt
 from interpret import program
 from thinned import some
 
-from .reference import normal, restore
-from .reference import values as values_of
-from .test_blocks import (
-    CASES,
+from .block_models import CASES
+from .blocks import (
     Noisy,
     Recurrent,
     assert_same,
     called_twice,
     closed_loop,
-    compiles,
     counted_by_the_learner,
     counter,
     designed,
@@ -34,6 +31,8 @@ from .test_blocks import (
     readout_outside,
     running_loss,
 )
+from .reference import compiles, normal, restore
+from .reference import values as values_of
 
 T = 11
 XS, YS = normal(7, T, 2), normal(8, T, 2)

@@ -22,8 +22,6 @@ from .zoo import (
 )
 
 KINDS = {"d_rtrl": bt.D_RTRL, "pp_prop": bt.pp_prop, "snap": bt.SnAp, "rtrl": bt.RTRL}
-
-
 OPTIONS = {name: {"decay_or_rank": 0.9} if name == "pp_prop" else {} for name in KINDS}
 
 
