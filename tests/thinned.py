@@ -24,6 +24,9 @@ def examples(count: int) -> int:
 # Tests that repeat one claim over many models or rules, and how many of their cases the quick suite
 # runs, evenly spread; chosen by `pytest --durations`. `make test-all` runs all of them.
 FEW = {
+    "checkpoint/test_checkpoint.py": {
+        "test_resumed_training_is_bit_for_bit": 1,
+    },
     "cli/test_compare.py": {
         "test_cells_advance_and_reset": 3,
         "test_element_wise_cells_are_exact": 1,
@@ -72,9 +75,6 @@ FEW = {
     },
     "learner/test_callbacks.py": {
         "test_callback_in_the_step_that_cannot_be_mapped": 2,
-    },
-    "learner/test_checkpoint.py": {
-        "test_resumed_training_is_bit_for_bit": 1,
     },
     "learner/test_config.py": {
         "test_a_modulator_for_samples_units_or_both": 2,

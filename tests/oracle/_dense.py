@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from braintrace.verify._sequence import Path, StepFn, at, unvector, vector
+from interpret import program
 
 from ._derivatives import DenseStep, at_exits, derivatives, elements
 from ._sharing import readers, sharing
@@ -73,7 +74,7 @@ def dense(
     """
     step = Structure(model, step_fn, at(sequences, 0), folds)
     variants, sets = Variants(step, _resolved(step, feedback or {})), sharing(step)
-    one = jax.jit(lambda *a: derivatives(variants, sets, *a))
+    one = program(lambda *a: derivatives(variants, sets, *a))
     h = vector([leaf.value for leaf in step.hidden])
     others = [leaf.value for leaf in step.others]
     steps, starts = [], []
@@ -86,7 +87,7 @@ def dense(
     @cache
     def exits(sets: tuple[frozenset[int], ...]) -> list[Any]:
         uncut = [()] * len(sets)
-        at_step = jax.jit(lambda *a: at_exits(variants, sets, uncut, *a))
+        at_step = program(lambda *a: at_exits(variants, sets, uncut, *a))
         return [jax.tree.map(np.asarray, at_step(*start)) for start in starts]
 
     return Dense(step, tuple(steps), exits)
