@@ -143,11 +143,14 @@ def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
     if known is not None and all(_of_numpy(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)):
         out = known([np.asarray(v) for v in values], eqn.params)
         if out is not NotImplemented:
-            return [np.asarray(out, eqn.outvars[0].aval.dtype)]
+            outs = out if eqn.primitive.multiple_results else [out]
+            return [np.asarray(o, v.aval.dtype) for o, v in zip(outs, eqn.outvars, strict=True)]
     found = eqn.primitive.get_bind_params(eqn.params)
     functions, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
     out = eqn.primitive.bind(*functions, *values, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
+    outs = out if eqn.primitive.multiple_results else [out]
+    pairs = zip(outs, eqn.outvars, strict=True)
+    return [np.asarray(o) if _of_numpy(v.aval.dtype) else o for o, v in pairs]
 
 
 def _of_numpy(dtype: Any) -> bool:
@@ -198,6 +201,19 @@ def _pad(values: list[Any], p: Any) -> Any:
     return np.pad(values[0], pairs, constant_values=values[1])
 
 
+def _dynamic_slice(values: list[Any], p: Any) -> Any:
+    sizes = p["slice_sizes"]
+    ends = zip(values[1:], values[0].shape, sizes, strict=True)
+    starts = [min(max(int(i), 0), n - size) for i, n, size in ends]
+    return values[0][tuple(slice(i, i + size) for i, size in zip(starts, sizes, strict=True))]
+
+
+def _iota(values: list[Any], p: Any) -> Any:
+    shape, axis = p["shape"], p["dimension"]
+    column = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return np.broadcast_to(column, shape)
+
+
 def _dot(values: list[Any], p: Any) -> Any:
     (ca, cb), (ba, bb) = p["dimension_numbers"]
     a, b = list(range(values[0].ndim)), [20 + i for i in range(values[1].ndim)]
@@ -244,4 +260,7 @@ NUMPY: dict[str, Kernel] = {
     "reduce_sum": lambda values, p: values[0].sum(tuple(p["axes"])),
     "reduce_max": lambda values, p: values[0].max(tuple(p["axes"])),
     "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
+    "iota": _iota,
+    "split": lambda values, p: np.split(values[0], np.cumsum(p["sizes"])[:-1], p["axis"]),
 }

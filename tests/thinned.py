@@ -91,6 +91,9 @@ FEW = {
     "learner/test_gradients.py": {
         "test_gradient_over_many_calls_is_the_sum_of_online_gradients": 2,
     },
+    "learner/test_mapped_blocks.py": {
+        "test_gradients_of_blocks_are_those_of_single_calls": 3,
+    },
     "learner/test_outside.py": {
         "test_an_encoder_in_step_fn_is_named_and_the_same_for_every_block_size": 1,
         "test_whatever_is_called_exact_is_exact": 5,

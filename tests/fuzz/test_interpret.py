@@ -67,6 +67,12 @@ CASES = {
         (contract(((1, 2), (1, 2)), ((), ())), (CUBE, 2 * CUBE)),
         (contract(((0,), (0,)), ((), ()), preferred_element_type=float), (WHOLE, WHOLE % 5)),
     ],
+    "dynamic_slice": [
+        (lambda v, i, j: lax.dynamic_slice(v, (i, j, i), (1, 2, 3)), (CUBE, at, 1 - at))
+        for at in (np.int32(-5), np.int32(0), np.int32(1), np.int32(7))
+    ],
+    "iota": [(lambda t=t: lax.broadcasted_iota(t, (2, 3), 1), ()) for t in (int, "float32")],
+    "split": [(lambda v: lax.split(v, (1, 0, 3), 2)[2], (CUBE,))],
 }
 
 
