@@ -13,8 +13,8 @@ from models import Draw, Net, T, matmul, spike, step_fn
 import braintrace as bt
 from braintrace.verify import bptt_grad
 from braintrace.verify._compare import _window_losses, comparison, online_grad
+from interpret import program
 from oracle import definition, dense, kf_step, rule_on, uoro_step
-from thinned import QUICK
 
 TIGHT = 1e-9
 I, N = 3, 4
@@ -70,7 +70,7 @@ def each_output(learner, x, width=N):
     """The gradients of one step from zero traces whose loss is one of the outputs."""
     picked = lambda net, x, c: jnp.sum(net(x) * c)
     run = lambda c: online_grad(learner, picked, x[None], c[None])
-    run = brainstate.transform.jit(run, compiler_options=QUICK)
+    run = program(run)
     return [run(c) for c in jnp.eye(width)]
 
 
@@ -101,7 +101,7 @@ def recorded():
 
 def learn(learner, sequences, window=None):
     run = lambda s: online_grad(learner, step_fn, *s, chunk_size=window)
-    return brainstate.transform.jit(run, compiler_options=QUICK)(sequences)
+    return program(run)(sequences)
 
 
 @feedback
@@ -288,7 +288,7 @@ def runs_of(learner, sequences, count, window=None):
         )
 
     many = lambda: brainstate.transform.for_loop(once, jnp.arange(count))
-    found = brainstate.transform.jit(many, compiler_options=QUICK)()
+    found = brainstate.transform.jit(many)()
     begin()
     return found
 

@@ -24,8 +24,9 @@ from models import (
 
 import braintrace as bt
 from braintrace.verify._compare import _window_losses, comparison, online_grad
+from interpret import program
 from oracle import compare_to_rule, definition, dense, rule_on
-from thinned import QUICK, some
+from thinned import some
 
 TIGHT = 1e-9
 LIVE: dict = {}
@@ -219,7 +220,7 @@ def gradient(learner, name, rule, chunk_size=None, mask=None, **options):
 
     saved = {k: s.value for k, s in case(name).model.states().items()}
     try:
-        return brainstate.transform.jit(run, compiler_options=QUICK)(sequences, mask)
+        return program(run)(sequences, mask)
     finally:
         for k, s in case(name).model.states().items():
             s.value = saved[k]
@@ -318,7 +319,7 @@ def with_synthesizer(name, scale=0.5, **options):
 def test_dni_in_windows(name, chunk):
     learner, synthesizer = with_synthesizer(name)
     run = lambda s: online_grad(learner, step_fn, *s, chunk_size=chunk)
-    found = brainstate.transform.jit(run, compiler_options=QUICK)(case(name).sequences)
+    found = program(run)(case(name).sequences)
     assert_equal(found, rule_on(seen(name), "dni", chunk, synthesizer=synthesizer))
     assert different(found, rule_on(seen(name), "d_rtrl", chunk))
 
@@ -422,12 +423,12 @@ def loss_of(learner, rule):
 
 
 def summing(learner, rule, **options):
-    """The summed gradient of a sequence as a compiled function."""
+    """The summed gradient of a sequence as a program."""
     step = loss_of(learner, rule)
     run = lambda xs, signals: dict(
         learner.etrace_grad(xs, signals, step_fn=step, reduction="sum", **options)
     )
-    return brainstate.transform.jit(run, compiler_options=QUICK)
+    return program(run)
 
 
 @cache
@@ -458,7 +459,7 @@ def each_step(rule):
         return loss(*slices)
 
     grad = brainstate.transform.grad(counted, learner.param_states)
-    step = brainstate.transform.jit(grad, compiler_options=QUICK)
+    step = brainstate.transform.jit(grad)
     first = step(INPUTS[0], SIGNALS[0])
     once = len(traced)
     rest = [step(*slices) for slices in zip(INPUTS[1:], SIGNALS[1:], strict=True)]
@@ -502,7 +503,7 @@ def test_one_gradient_through_a_scan_of_calls(rule):
     loss = loss_of(learner, rule)
     through = lambda: brainstate.transform.for_loop(loss, INPUTS, SIGNALS).sum()
     once = brainstate.transform.grad(through, learner.param_states)
-    assert_equal(brainstate.transform.jit(once, compiler_options=QUICK)(), whole(rule))
+    assert_equal(program(once)(), whole(rule))
 
 
 @others
