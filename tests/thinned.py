@@ -275,6 +275,7 @@ FEW = {
         "test_enough_crossings_are_rtrl_and_bptt": 2,
     },
     "zoo/test_channels.py": {
+        "test_short_convolution_in_front_of_a_matrix_state": 1,
         "test_equation_that_keeps_units_apart_is_followed": 2,
     },
     "zoo/test_choices.py": {
@@ -307,6 +308,7 @@ FEW = {
         "test_tail": 8,
     },
     "zoo/test_weights.py": {
+        "test_low_precision": 1,
         "test_operand_made_of": 8,
         "test_stop_gradient": 4,
     },
