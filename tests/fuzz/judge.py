@@ -20,6 +20,7 @@ import around
 import jax
 import layers
 import numpy as np
+import operators
 from programs import Program, Spec, T, forward_grad, gain_in_use, sequences, step_fn
 
 import braintrace as bt
@@ -147,7 +148,7 @@ def confirmed(find: Callable[[Run], Verdict], run: Run, seconds: float) -> Verdi
 
 
 def _judge(model: Program, truth: dict | None, rule: str, run: Run) -> Verdict:
-    learner = RULES[rule](model)
+    learner = operators.prepared(RULES[rule](model))
     chunk = T if rule == "window" else None
     before: dict = {}
     try:
@@ -210,7 +211,8 @@ def judge_around(spec: Spec, run: Run = interpreted, seconds: float = 60) -> Ver
 def _judge_around(spec: Spec, run: Run) -> Verdict:
     _, kinds, program = spec
     model = around.Wrapped(program)
-    step, learner, verdict = around.step_around(model, kinds), bt.D_RTRL(model), Verdict("right")
+    step, verdict = around.step_around(model, kinds), Verdict("right")
+    learner = operators.prepared(bt.D_RTRL(model))
     try:
         for gain_in_use[0] in (0, 1) if "again" in kinds else (0,):
             verdict = _judge_step(model, learner, step, run)

@@ -27,6 +27,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import operators
 import scipy.sparse
 from jax import lax
 
@@ -282,12 +283,12 @@ TRANSFORMS: dict[str, Callable[[Env, int, tuple[int, ...]], Any]] = {
 
 def _matmul(env: Env, w: Callable, v: Any) -> Any:
     v = _rows(v)
-    return bt.matmul(v, w((v.shape[-1], 3)))
+    return operators.matmul(v, w((v.shape[-1], 3)))
 
 
 def _biased(env: Env, w: Callable, v: Any) -> Any:
     v = _rows(v)
-    return bt.matmul(v, w((v.shape[-1], 3)), w((3,)))
+    return operators.matmul(v, w((v.shape[-1], 3)), w((3,)))
 
 
 def _plain(env: Env, w: Callable, v: Any) -> Any:
@@ -297,12 +298,12 @@ def _plain(env: Env, w: Callable, v: Any) -> Any:
 
 def _einsum(env: Env, w: Callable, v: Any) -> Any:
     v = fit(v, (2, 2, 2)) if v.size > 3 else fit(v, (1, 1, v.size))
-    return bt.einsum("bti,tio->bto", v, w((*v.shape[1:], 2)))
+    return operators.einsum("bti,tio->bto", v, w((*v.shape[1:], 2)))
 
 
 def _lora(env: Env, w: Callable, v: Any) -> Any:
     v = _rows(v)
-    return bt.lora_matmul(v, w((v.shape[-1], 1)), w((1, 3)), alpha=0.7)
+    return operators.lora_matmul(v, w((v.shape[-1], 1)), w((1, 3)), alpha=0.7)
 
 
 # One name, registered for two functions, as a notebook cell that is edited and run again does.
@@ -315,16 +316,16 @@ gain_in_use = [0]  # which of them programs use
 OPERATORS: dict[str, Callable[[Env, Callable, Any], Any]] = {
     "matmul": _matmul,
     "biased": _biased,
-    "element_wise": lambda env, w, v: v * bt.element_wise(w(v.shape), jnp.tanh),
+    "element_wise": lambda env, w, v: v * operators.element_wise(w(v.shape), jnp.tanh),
     "plain": _plain,
     "einsum": _einsum,
-    "grouped": lambda env, w, v: bt.grouped_matmul(fit(v, (2, 2)), w((2, 2, 3))),
-    "embedding": lambda env, w, v: bt.embedding(_row_of(env), w((4, 3))) * fit(v, (3,)),
-    "counted": lambda env, w, v: bt.embedding(jnp.stack([env.count % 4, 1]), w((4, 3))),
-    "conv": lambda env, w, v: bt.conv(fit(v, (1, 1, 4)), w((2, 1, 2))),
+    "grouped": lambda env, w, v: operators.grouped_matmul(fit(v, (2, 2)), w((2, 2, 3))),
+    "embedding": lambda env, w, v: operators.embedding(_row_of(env), w((4, 3))) * fit(v, (3,)),
+    "counted": lambda env, w, v: operators.embedding(jnp.stack([env.count % 4, 1]), w((4, 3))),
+    "conv": lambda env, w, v: operators.conv(fit(v, (1, 1, 4)), w((2, 1, 2))),
     "lora": _lora,
     "gain": lambda env, w, v: GAINS[gain_in_use[0]].bind(_flat(v)[:3], w((min(v.size, 3),))),
-    "sparse": lambda env, w, v: bt.sparse_matmul(fit(v, (3,)), w((5,)), sparse_mat=SPARSE),
+    "sparse": lambda env, w, v: operators.sparse_matmul(fit(v, (3,)), w((5,)), sparse_mat=SPARSE),
 }
 
 # ----------------------------------------------------------------------------------------- bodies
