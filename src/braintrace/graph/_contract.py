@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._jaxpr import Equation
-from ._sets import NONE, empty, joined, nonzero, padded, union
+from ._sets import NONE, empty, joined, nonzero, padded, rearranged, union, windows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -130,16 +130,12 @@ def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.n
     config = [(0, 0, 0), (0, 0, 0)] + [
         (lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["lhs_dilation"], strict=True)
     ]
-    wide = np.stack([padded(c, config) for c in np.moveaxis(moved, -1, 0)], -1)
+    wide = rearranged(moved, lambda a: padded(a, config))
     shape = tuple(eqn.outputs[0].shape[a] for a in dims.out_spec)
     parts = []
-    for channel, *offset in np.argwhere(where.any(0)):
-        at = tuple(
-            slice(o * d, o * d + (k - 1) * s + 1, s)
-            for o, d, k, s in zip(
-                offset, p["rhs_dilation"], shape[2:], p["window_strides"], strict=True
-            )
-        )
+    taps = np.argwhere(where.any(0))
+    places = windows(taps[:, 1:], p["rhs_dilation"], p["window_strides"], shape[2:])
+    for (channel, *offset), at in zip(taps, places, strict=True):
         part = wide[(slice(0, shape[0]), slice(None), *at)][:, np.asarray(first) + channel]
         reads = where[(slice(None), channel, *offset)].reshape(1, -1, *[1] * (part.ndim - 2))
         parts.append(np.where(reads, part, NONE))

@@ -19,15 +19,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import jax
 import numpy as np
 
 from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
-from ._choices import any_gathered, any_scattered, any_slice, any_update
 from ._contract import contraction, convolved, kernel, product
-from ._sets import NONE, Nonzero, Result, Sources, alongside, empty, joined, nonzero, padded, union
+from ._sets import (
+    MOST_SOURCES,
+    NONE,
+    Nonzero,
+    Result,
+    Sources,
+    alongside,
+    empty,
+    joined,
+    nonzero,
+    padded,
+    rearranged,
+    union,
+    windows,
+)
 
 _MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
 Rule = Callable[[Equation, list[Sources], list[Any]], Result]
@@ -47,13 +61,6 @@ def _elementwise(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resu
     return [union([np.broadcast_to(a, (*shape, a.shape[-1])) for a in arrays if a is not None])]
 
 
-def _columns(move: Callable, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Apply a data movement, with results of a shape, to each column of sources."""
-    if not array.shape[-1]:
-        return empty(shape)
-    return np.stack([move(c) for c in np.moveaxis(array, -1, 0)], -1)
-
-
 def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule:
     """A rule about the first operand alone."""
 
@@ -65,7 +72,7 @@ def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule
 
 
 def _moved(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]) -> Rule:
-    return _unary(lambda eqn, array: [_columns(make(eqn), array, eqn.outputs[0].shape)])
+    return _unary(lambda eqn, array: [rearranged(array, make(eqn))])
 
 
 def _broadcast_in_dim(eqn: Equation):
@@ -98,7 +105,7 @@ def _pad(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     shape = eqn.outputs[0].shape
     out = []
     if array is not None:
-        out.append(_columns(lambda a: padded(a, config), array, shape))
+        out.append(rearranged(array, lambda a: padded(a, config)))
     if filler is not None:
         out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
     return [union(out)]
@@ -119,20 +126,13 @@ def _split(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
 def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
     """Pooling: each result joins the elements of its window."""
     p = eqn.params
-    n = len(p["window_dimensions"])
-    dilation = p["base_dilation"] or (1,) * n
-    inner = p["window_dilation"] or (1,) * n
+    ones = (1,) * len(p["window_dimensions"])
+    dilation, inner = p["base_dilation"] or ones, p["window_dilation"] or ones
     config = [(lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], dilation, strict=True)]
-    wide = np.stack([padded(c, config) for c in np.moveaxis(array, -1, 0)], -1)
-    shape = eqn.outputs[0].shape
-    parts = []
-    for offset in np.ndindex(*p["window_dimensions"]):
-        at = tuple(
-            slice(o * d, o * d + (k - 1) * s + 1, s)
-            for o, d, k, s in zip(offset, inner, shape, p["window_strides"], strict=True)
-        )
-        parts.append(wide[at])
-    return [union(parts)]
+    wide = rearranged(array, lambda a: padded(a, config))
+    offsets = np.ndindex(*p["window_dimensions"])
+    at = windows(offsets, inner, p["window_strides"], eqn.outputs[0].shape)
+    return [union([wide[part] for part in at])]
 
 
 def is_sum(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> bool:
@@ -305,32 +305,82 @@ def _zeros(eqn: Equation, facts: list[Any]) -> list[Any]:
     return [None if w.all() else Nonzero(w) for w in where]
 
 
+# A place that varies may be any place along its axes: there the sets are joined, and any place, say
+# the first, reads and writes the same.
+
+
 def _indexed(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
-    """Gathers and slices at constant places: run them on the source indices."""
-    array = arrays[0]
+    """Gathers and slices: run them on the source indices."""
+    array, full, sizes = arrays[0], eqn.inputs[0].shape, eqn.params["slice_sizes"]
     assert array is not None
-    if any(k is None for k in facts[1:]):
-        return (any_gathered if eqn.name == "gather" else any_slice)(eqn, array, facts)
+    varying = [a for a, k in enumerate(facts[1:]) if k is None]
+    if eqn.name == "gather" and varying:
+        varying = eqn.params["dimension_numbers"].start_index_map
+    if axes := [a for a in varying if sizes[a] != full[a]]:
+        array = joined(array, axes, keep=True)
+    if eqn.outputs[0].size * array.shape[-1] > MOST_SOURCES:
+        return f"{eqn.name} joins too many elements"
     if "fill_value" in eqn.params:  # what is read outside the array is no element of it
         eqn = replace(eqn, params={**eqn.params, "fill_value": NONE})
-    return [_columns(lambda a: _run(eqn, [a, *facts[1:]]), array, eqn.outputs[0].shape)]
+    places = _places(eqn, facts)[1:]
+    return [rearranged(array, lambda a: _run(eqn, [np.broadcast_to(a, full), *places]))]
+
+
+def _places(eqn: Equation, facts: list[Any]) -> list[Any]:
+    """The facts, zeros where there is none."""
+    pairs = zip(eqn.inputs, facts, strict=True)
+    return [np.zeros(a.shape, np.int32) if k is None else k for a, k in pairs]
 
 
 def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
-    """`scatter` and `dynamic_update_slice` at constant places."""
+    """`scatter` and `dynamic_update_slice`."""
     at_slice = eqn.name == "dynamic_update_slice"
-    if any(k is None for k in (facts[2:] if at_slice else facts[1:2])):
-        return (any_update if at_slice else any_scattered)(eqn, arrays, facts)
     update = 1 if at_slice else 2
-    operand, updates = alongside(
-        [arrays[0], arrays[update]], [eqn.inputs[0].shape, eqn.inputs[update].shape]
-    )
-    columns = [empty(eqn.outputs[0].shape)]
-    for k in range(operand.shape[-1]):
-        values = [operand[..., k], *facts[1:]]
-        values[update] = updates[..., k]
-        columns.append(_run(eqn, values)[..., None])
-    return [np.concatenate(columns, axis=-1)]
+    if any(k is None for k in (facts[2:] if at_slice else facts[1:2])):
+        return _write_anywhere(eqn, arrays, facts, update)
+    pair = [arrays[0], arrays[update]]
+    operand, updates = alongside(pair, [eqn.inputs[0].shape, eqn.inputs[update].shape])
+    n, m = prod(operand.shape[:-1]), prod(updates.shape[:-1])
+    width = operand.shape[-1]
+
+    def write(numbers: np.ndarray) -> np.ndarray:
+        values = [numbers[:n].reshape(operand.shape[:-1]), *facts[1:]]
+        values[update] = numbers[n:].reshape(updates.shape[:-1])
+        return _run(eqn, values)
+
+    flat = np.concatenate([operand.reshape(n, width), updates.reshape(m, width)])
+    return [rearranged(flat, write)]
+
+
+def _write_anywhere(
+    eqn: Equation, arrays: list[Sources], facts: list[Any], update: int
+) -> list[np.ndarray]:
+    operand, updates = arrays[0], arrays[update]
+    parts = [] if operand is None else [operand]
+    if updates is not None:
+        shape, written = eqn.outputs[0].shape, eqn.inputs[update].shape
+        if update == 1:
+            pairs = enumerate(zip(facts[2:], shape, written, strict=True))
+            joint = varying = [a for a, (start, n, m) in pairs if start is None and n != m]
+        else:
+            d = eqn.params["dimension_numbers"]
+            inside = {*d.inserted_window_dims, *d.operand_batching_dims}
+            window = [a for a in range(len(shape)) if a not in inside]
+            axis_of = dict(zip(window, d.update_window_dims, strict=True))
+            size = lambda a: written[axis_of[a]] if a in axis_of else 1
+            varying = [a for a in d.scatter_dims_to_operand_dims if size(a) != shape[a]]
+            rows = [u for u in range(len(written)) if u not in d.update_window_dims]
+            apart = {rows[i] for i in d.scatter_indices_batching_dims}
+            apart |= {u for a, u in axis_of.items() if a not in varying}
+            joint = [u for u in range(len(written)) if u not in apart]
+        sets = joined(updates, joint, keep=True)
+        sets = np.broadcast_to(sets, (*written, sets.shape[-1]))
+        alone: list[Sources] = [None] * len(arrays)
+        alone[update] = sets
+        (landing,) = _overwrite(eqn, alone, _places(eqn, facts))
+        landing = joined(landing, varying, keep=True)
+        parts.append(np.broadcast_to(landing, (*shape, landing.shape[-1])))
+    return [union(parts)]
 
 
 def _accumulate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
@@ -340,7 +390,9 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resul
     shape = eqn.outputs[0].shape
     size = int(np.prod(shape, dtype=np.int64))
     if indices is None:
-        return any_scattered(eqn, arrays, facts)
+        params = {**eqn.params, "update_jaxpr": None, "update_consts": ()}
+        plain = replace(eqn, primitive=jax.lax.scatter_p, params=params)
+        return _write_anywhere(plain, arrays, facts, 2)
     if size >= 1 << 24:
         return f"{eqn.name} into {size} elements"
     parts = [] if operand is None else [operand]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -104,3 +105,20 @@ def padded(a: np.ndarray, config: Any) -> np.ndarray:
         stop = wide.shape[axis] - max(-high, 0)
         a = wide[(slice(None),) * axis + (slice(max(-low, 0), stop),)]
     return a
+
+
+def rearranged(array: np.ndarray, move: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Sets moved as `move` moves the numbers of their elements; NONE is the empty set."""
+    *shape, width = array.shape
+    n = prod(shape)
+    rows = np.concatenate([array.reshape(n, width), np.full((1, width), NONE)])
+    return rows[move(np.arange(n).reshape(shape))]
+
+
+def windows(
+    offsets: Iterable[Sequence[int]], dilation: Sequence[int], strides: Sequence[int], shape: Any
+) -> Iterator[tuple[slice, ...]]:
+    """Per offset in a window, the places where the windows of all results have it."""
+    for offset in offsets:
+        sizes = zip(offset, dilation, shape, strides, strict=True)
+        yield tuple(slice(o * d, o * d + (k - 1) * s + 1, s) for o, d, k, s in sizes)
