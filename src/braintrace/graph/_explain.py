@@ -17,6 +17,8 @@ from ._sites import Site, wraps_operator
 from ._step import Path, Step
 from ._tangent import Tangent
 
+Kind, Level = DiagnosticKind, DiagnosticLevel
+
 
 def _paths(step: Step, site: Site) -> list[Path]:
     return [step.params[i].path for v in site.leaves.values() for i in v]
@@ -25,27 +27,17 @@ def _paths(step: Step, site: Site) -> list[Path]:
 def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
     out = []
     for s in sites:
+        name, what = s.equation.name, f"{s.equation.name} at {s.equation.where()}"
         if not s.trained:
-            out.append(
-                CompilationRecord(
-                    DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE,
-                    DiagnosticLevel.WARNING,
-                    f"{s.equation.name} at {s.equation.where()} consumes no parameter; it counts "
-                    "as plain computation.",
-                    primitive=s.equation.name,
-                )
-            )
+            text = f"{what} consumes no parameter; it counts as plain computation."
+            kind = Kind.RELATION_EXCLUDED_NO_PARAMSTATE
+            out.append(CompilationRecord(kind, Level.WARNING, text, name))
             continue
-        out += [
-            CompilationRecord(
-                DiagnosticKind.TRAINABLE_INVAR_NOT_PARAMSTATE,
-                DiagnosticLevel.INFO,
-                f"operand '{key}' of {s.equation.name} at {s.equation.where()} is not a parameter.",
-                primitive=s.equation.name,
-            )
-            for key, leaves in s.leaves.items()
-            if not leaves
+        kind = Kind.TRAINABLE_INVAR_NOT_PARAMSTATE
+        texts = [
+            f"operand '{k}' of {what} is not a parameter." for k, v in s.leaves.items() if not v
         ]
+        out += [CompilationRecord(kind, Level.INFO, text, name) for text in texts]
     return out
 
 
@@ -54,8 +46,8 @@ def wrapped(step: Step, sites: Sequence[Site]) -> list[CompilationRecord]:
     operators = {s.equation for s in sites}
     return [
         CompilationRecord(
-            DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW,
-            DiagnosticLevel.WARNING,
+            Kind.PRIMITIVE_INSIDE_CONTROL_FLOW,
+            Level.WARNING,
             f"the operator inside {eqn.name} at {eqn.where()} has no eligibility trace: the "
             "function around it has several results, or more than one operand that does not depend "
             "on parameters alone. Its weight keeps the exact gradient within the step.",
@@ -67,24 +59,22 @@ def wrapped(step: Step, sites: Sequence[Site]) -> list[CompilationRecord]:
 
 
 def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
-    path = _paths(step, site)[0]
-    eqn = site.equation
+    path, eqn = _paths(step, site)[0], site.equation
     reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
-    context = None
-    level = DiagnosticLevel.WARNING
+    context, level = None, Level.WARNING
     if site.closed is not None:
-        kind = DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW
+        kind = Kind.PRIMITIVE_INSIDE_CONTROL_FLOW
         why = f"the {site.closed.name} around it is closed by the ControlFlowPolicy"
     elif not site.steady:
-        kind = DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT
+        kind = Kind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT
         why = (
             "its operand is computed from states or inputs as well, so it changes within a sequence"
         )
     elif not links.through[eqn]:
-        kind, level = DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL, DiagnosticLevel.INFO
+        kind, level = Kind.RELATION_EXCLUDED_NON_TEMPORAL, Level.INFO
         why = "its output reaches no hidden state; the gradient within the step is all there is"
     elif not links.direct[eqn]:
-        kind = DiagnosticKind.RELATION_EXCLUDED_WEIGHT_TO_WEIGHT
+        kind = Kind.RELATION_EXCLUDED_WEIGHT_TO_WEIGHT
         by = links.blockers[eqn]
         names = [dotted(_paths(step, b)[0]) for b in by]
         why = f"its output reaches a hidden state only through {', '.join(names)}"
@@ -93,52 +83,36 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
             "blocking_weight_paths": tuple(_paths(step, b)[0] for b in by),
         }
     else:
-        kind = DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH
+        kind = Kind.RELATION_EXCLUDED_SHAPE_MISMATCH
         why = "what lies between its output and the hidden state mixes units"
-    return CompilationRecord(
-        kind,
-        level,
+    text = (
         f"{dotted(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
-        "It keeps its exact gradient within the step.",
-        primitive=eqn.name,
-        weight_path=path,
-        hidden_paths=reached,
-        context=context,
+        "It keeps its exact gradient within the step."
     )
+    return CompilationRecord(kind, level, text, eqn.name, path, reached, context)
 
 
 def included(relation: HiddenParamOpRelation, apart: bool) -> list[CompilationRecord]:
-    eqn = relation.site.equation
-    path = relation.weight_path
+    eqn, path, states = (
+        relation.site.equation,
+        relation.weight_path,
+        relation.connected_hidden_paths,
+    )
     context = {
         "hidden_group_indices": tuple(g.index for g in relation.hidden_groups),
         "path_classification": dict(relation.path_classification),
     }
-    out = [
-        CompilationRecord(
-            DiagnosticKind.RELATION_INCLUDED,
-            DiagnosticLevel.INFO,
-            f"{dotted(path)} ({eqn.name}) is traced to "
-            f"{', '.join(dotted(p) for p in relation.connected_hidden_paths)}"
-            f"{_price(relation)}.",
-            primitive=eqn.name,
-            weight_path=path,
-            hidden_paths=relation.connected_hidden_paths,
-            context=context,
-        )
-    ]
+    what = f"{dotted(path)} ({eqn.name})"
+    text = f"{what} is traced to {', '.join(map(dotted, states))}{_price(relation)}."
+    kind = Kind.RELATION_INCLUDED
+    out = [CompilationRecord(kind, Level.INFO, text, eqn.name, path, states, context)]
     if apart and {*relation.path_classification.values()} - {PathClassification.ALL_DIRECT}:
-        out.append(
-            CompilationRecord(
-                DiagnosticKind.RELATION_PARTIAL_PATH,
-                DiagnosticLevel.WARNING,
-                f"{dotted(path)} ({eqn.name}) also reaches a hidden state through another "
-                "operator; that part counts within the step only.",
-                primitive=eqn.name,
-                weight_path=path,
-                hidden_paths=relation.connected_hidden_paths,
-            )
+        text = (
+            f"{what} also reaches a hidden state through another operator; that part counts within "
+            "the step only."
         )
+        kind = Kind.RELATION_PARTIAL_PATH
+        out.append(CompilationRecord(kind, Level.WARNING, text, eqn.name, path, states))
     return out
 
 
@@ -156,30 +130,26 @@ def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
         reached = lambda leaf, i=i: bits_of(step.exit(leaf), links.plain) >> i & 1
-        states = [leaf.path for leaf in step.hidden if reached(leaf)]
+        states = tuple(leaf.path for leaf in step.hidden if reached(leaf))
         use = links.plain_use.get(step.entry(p))
         where = f" at {use.where()}" if use is not None and use.where() else ""
+        text = (
+            f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
+            f"computation{where}, through no ETP operator; that part has its exact gradient within "
+            "the step, no memory."
+        )
+        kind = Kind.RELATION_EXCLUDED_NO_OPERATOR
         if states:
-            out.setdefault(
-                p.path,
-                CompilationRecord(
-                    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR,
-                    DiagnosticLevel.WARNING,
-                    f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
-                    f"computation{where}, through no ETP operator; that part has its exact "
-                    "gradient within the step, no memory.",
-                    weight_path=p.path,
-                    hidden_paths=tuple(states),
-                ),
-            )
+            record = CompilationRecord(kind, Level.WARNING, text, None, p.path, states)
+            out.setdefault(p.path, record)
     return list(out.values())
 
 
 def group_records(groups: Sequence[HiddenGroup]) -> list[CompilationRecord]:
     return [
         CompilationRecord(
-            DiagnosticKind.HIDDEN_GROUP_MERGED,
-            DiagnosticLevel.INFO,
+            Kind.HIDDEN_GROUP_MERGED,
+            Level.INFO,
             f"states {g.name} form one group with {g.num_state} variables per unit.",
             hidden_paths=g.hidden_paths,
         )
@@ -198,8 +168,8 @@ def dropped(
     """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
     n = len(tangent.components)
     owner = [site for site, tap in zip(trained, tangent.taps, strict=True) for _ in tap]
-    from_weights: dict[tuple, str] = {}  # (source, target, line): why
-    from_states: dict[tuple, str] = {}
+    weights: dict[tuple, str] = {}  # (source, target, line): why
+    states: dict[tuple, str] = {}
 
     def leaf_path(c: int) -> Path:
         return step.hidden[tangent.components[c].leaf].path
@@ -209,19 +179,17 @@ def dropped(
             where = cut.equation.where()
             for s in sorted(cut.sources):
                 source = leaf_path(s) if s < n else _paths(step, owner[s - n])[0]
-                why = f"{cut.reason} at {where}"
-                (from_states if s < n else from_weights).setdefault(
-                    (source, leaf_path(c), where), why
-                )
+                sources = states if s < n else weights
+                sources.setdefault((source, leaf_path(c), where), f"{cut.reason} at {where}")
     for to, entry in pattern.dropped:
         why = "neighbouring units are added to the own one"
-        from_states.setdefault((leaf_path(entry), leaf_path(to), None), why)
-    kind, level = DiagnosticKind.DEPENDENCY_DROPPED, DiagnosticLevel.INFO
+        states.setdefault((leaf_path(entry), leaf_path(to), None), why)
+    kind, level = Kind.DEPENDENCY_DROPPED, Level.INFO
     out = []
-    for (weight, target, _), why in from_weights.items():
+    for (weight, target, _), why in weights.items():
         text = f"{dotted(weight)} -> {dotted(target)} is traced without a path: {why}."
-        out.append(CompilationRecord(kind, level, text, weight_path=weight, hidden_paths=(target,)))
-    for (source, target, _), why in from_states.items():
+        out.append(CompilationRecord(kind, level, text, None, weight, (target,)))
+    for (source, target, _), why in states.items():
         text = f"{dotted(source)} -> {dotted(target)} across steps is kept without a path: {why}."
         out.append(CompilationRecord(kind, level, text, hidden_paths=(source, target)))
     return out

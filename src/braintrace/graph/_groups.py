@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import dotted
+from .._jaxpr import Program, Var, bind_forward, evaluate, jaxpr_of, variable
 from ._pattern import Pattern
-from ._step import Path
-from ._views import Followed, GroupViews
+from ._step import Path, join, split
+from ._views import Followed, Values, arranged
 
 Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HiddenGroup(GroupViews):
+class HiddenGroup:
     """States that share a shape and meet element by element; `num_state` variables per unit."""
 
     index: int
@@ -55,6 +56,106 @@ class HiddenGroup(GroupViews):
             )
         parts = jnp.split(array, np.cumsum(widths)[:-1], axis=-1)
         return [p if n else p[..., 0] for p, n in zip(parts, self.channels, strict=True)]
+
+    @property
+    def hidden_invars(self) -> list[Any]:
+        """Variables of the group's states before the step."""
+        return [variable(v) for v in self._entries]
+
+    @property
+    def hidden_outvars(self) -> list[Any]:
+        """Variables of the group's states after the step."""
+        step = self.followed.step
+        return [variable(step.exit(step.hidden[i])) for i in self.leaves]
+
+    @property
+    def transition_jaxpr(self) -> Any:
+        """From the group's states before the step to those after it, along the followed paths.
+
+        Raises:
+            NotSupportedError: a path ends inside control flow or a custom derivative.
+        """
+        return jaxpr_of(self._transition)
+
+    @property
+    def transition_jaxpr_constvars(self) -> list[Any]:
+        """What `transition_jaxpr` reads besides the states."""
+        return [variable(v) for v in self._transition.consts]
+
+    @property
+    def is_diagonal_recurrence(self) -> bool:
+        """Whether each unit depends, within the group, on its own states only."""
+        edges, offsets = self.followed.pattern.edges, self.followed.influence.offsets
+        component = np.searchsorted(offsets, edges, side="right") - 1
+        inside = np.isin(component, self.components).all(axis=1)
+        place = edges[inside] - offsets[component[inside]]
+        return bool((place[:, 0] == place[:, 1]).all())
+
+    def state_transition(self, hidden_vals: Sequence[Any], input_vals: Values) -> list[Any]:
+        """The group's states after the step.
+
+        Args:
+            hidden_vals: the states before it, in the order of `hidden_paths`.
+            input_vals: what else it reads, in the order of `transition_jaxpr_constvars` or by
+                variable.
+        """
+        part = self._transition
+        return evaluate(part, arranged(part, input_vals), hidden_vals, bind_forward)
+
+    transition = state_transition
+
+    def diagonal_jacobian(self, hidden_vals: Sequence[Any], input_vals: Values) -> Array:
+        """The derivative of each unit's states by its own states, (*varshape, S, S).
+
+        Takes the arguments of `state_transition`; a complex state counts as two.
+        """
+        moved, parts = self._real(hidden_vals, input_vals)
+        n, shape = len(parts), self.varshape
+        if self.is_diagonal_recurrence:
+            ones = [[jnp.full_like(p, i == k) for k, p in enumerate(parts)] for i in range(n)]
+            columns = [jax.jvp(moved, parts, tangents)[1] for tangents in ones]
+            return jnp.stack([jnp.stack(column, -1) for column in columns], -1)
+        size = int(np.prod(shape, dtype=np.int64))
+        full = self.full_jacobian(hidden_vals, input_vals).reshape((size, n, size, n))
+        own = np.arange(size)
+        return full[own, :, own].reshape((*shape, n, n))
+
+    def full_jacobian(self, hidden_vals: Sequence[Any], input_vals: Values) -> Array:
+        """The derivative of the group's states by all of them, (*varshape, S, *varshape, S)."""
+        moved, parts = self._real(hidden_vals, input_vals)
+        rows = jax.jacfwd(moved, argnums=tuple(range(len(parts))))(*parts)
+        return jnp.stack([jnp.stack(row, -1) for row in rows], len(self.varshape))
+
+    def dict(self) -> dict[str, Any]:
+        """What the group consists of, by name."""
+        names = ("index", "hidden_paths", "hidden_states", "hidden_invars", "hidden_outvars",
+                 "transition_jaxpr", "transition_jaxpr_constvars",
+                 "is_diagonal_recurrence")  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def _entries(self) -> list[Var]:
+        step = self.followed.step
+        return [step.entry(step.hidden[i]) for i in self.leaves]
+
+    @property
+    def _transition(self) -> Program:
+        return self.followed.between(self._entries, frozenset(self.components), self.leaves)
+
+    def _real(
+        self, hidden_vals: Sequence[Any], input_vals: Values
+    ) -> tuple[Callable[..., list[Array]], list[Array]]:
+        """The transition between real components, and those of the states."""
+        all_of_step = self.followed.tangent.components
+        own = [
+            replace(all_of_step[i], leaf=self.leaves.index(all_of_step[i].leaf))
+            for i in self.components
+        ]
+
+        def moved(*parts: Array) -> list[Array]:
+            return split(own, self.state_transition(join(own, parts, len(self.leaves)), input_vals))
+
+        return moved, split(own, [jnp.asarray(v) for v in hidden_vals])
 
 
 HiddenGroup.__module__ = "braintrace"

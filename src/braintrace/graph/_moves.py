@@ -322,21 +322,20 @@ def _indexed(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
         return f"{eqn.name} joins too many elements"
     if "fill_value" in eqn.params:  # what is read outside the array is no element of it
         eqn = replace(eqn, params={**eqn.params, "fill_value": NONE})
-    places = _places(eqn, facts)[1:]
+    places = _places(eqn, facts, slice(1, None))
     return [rearranged(array, lambda a: _run(eqn, [np.broadcast_to(a, full), *places]))]
 
 
-def _places(eqn: Equation, facts: list[Any]) -> list[Any]:
-    """The facts, zeros where there is none."""
-    pairs = zip(eqn.inputs, facts, strict=True)
-    return [np.zeros(a.shape, np.int32) if k is None else k for a, k in pairs]
+def _places(eqn: Equation, facts: list[Any], at: slice) -> list[np.ndarray]:
+    """The places that operands `at` say, the first where that varies."""
+    pairs = zip(eqn.inputs[at], facts[at], strict=True)
+    return [np.full(a.shape, 0 if k is None else k, a.dtype) for a, k in pairs]
 
 
 def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     """`scatter` and `dynamic_update_slice`."""
-    at_slice = eqn.name == "dynamic_update_slice"
-    update = 1 if at_slice else 2
-    if any(k is None for k in (facts[2:] if at_slice else facts[1:2])):
+    update = 1 if eqn.name == "dynamic_update_slice" else 2
+    if any(k is None for k in facts[_INDICES[update]]):
         return _write_anywhere(eqn, arrays, facts, update)
     pair = [arrays[0], arrays[update]]
     operand, updates = alongside(pair, [eqn.inputs[0].shape, eqn.inputs[update].shape])
@@ -352,9 +351,10 @@ def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result
     return [rearranged(flat, write)]
 
 
-def _write_anywhere(
-    eqn: Equation, arrays: list[Sources], facts: list[Any], update: int
-) -> list[np.ndarray]:
+_INDICES = {1: slice(2, None), 2: slice(1, 2)}  # where the places are, by where the updates are
+
+
+def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: list[Any], update: int) -> Result:
     operand, updates = arrays[0], arrays[update]
     parts = [] if operand is None else [operand]
     if updates is not None:
@@ -377,8 +377,9 @@ def _write_anywhere(
         sets = np.broadcast_to(sets, (*written, sets.shape[-1]))
         alone: list[Sources] = [None] * len(arrays)
         alone[update] = sets
-        (landing,) = _overwrite(eqn, alone, _places(eqn, facts))
-        landing = joined(landing, varying, keep=True)
+        about, at = list(facts), _INDICES[update]
+        about[at] = _places(eqn, facts, at)
+        landing = joined(np.asarray(_overwrite(eqn, alone, about)[0]), varying, keep=True)
         parts.append(np.broadcast_to(landing, (*shape, landing.shape[-1])))
     return [union(parts)]
 
