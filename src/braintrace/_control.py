@@ -23,6 +23,7 @@ from ._jaxpr import (
     Program,
     bind_forward,
     deep_equations,
+    equations_inside,
     evaluate,
     made_by_cond,
     scan_layout,
@@ -76,8 +77,8 @@ def opened(
     """
     out = {}
     for eqn in deep_equations(program):
-        inner = [number(e) for body in eqn.bodies for e in deep_equations(body.program)]
-        if numbers := frozenset(n for n in inner if n is not None):
+        inside = map(number, equations_inside(eqn))
+        if numbers := frozenset(n for n in inside if n is not None):
             out[eqn] = numbers
     return out
 

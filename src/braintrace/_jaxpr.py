@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import prod
 from traceback import walk_tb
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -63,7 +64,7 @@ class Var:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return prod(self.shape)
 
     @property
     def is_inexact(self) -> bool:
@@ -137,8 +138,23 @@ def deep_equations(program: Program) -> Iterator[Equation]:
     """All equations of a program and of the bodies in it, outer ones first."""
     for eqn in program.equations:
         yield eqn
-        for body in eqn.bodies:
-            yield from deep_equations(body.program)
+        yield from equations_inside(eqn)
+
+
+def equations_inside(eqn: Equation) -> Iterator[Equation]:
+    """All equations in the bodies of an equation."""
+    for body in eqn.bodies:
+        yield from deep_equations(body.program)
+
+
+def producers(program: Program) -> dict[Atom, Equation]:
+    """The equation that computes each value; inputs and constants have none."""
+    return {o: e for e in program.equations for o in e.outputs}
+
+
+def shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    """The shape and type of an atom, an array or an aval."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def is_traced(value: Any) -> bool:
@@ -427,7 +443,7 @@ def _param_key(value: Any) -> Hashable:
 
 def _derivative_key(eqn: Equation) -> tuple:
     """A custom derivative is a Python function: recognise it by what it computes."""
-    point = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    point = [shape_of(a) for a in eqn.inputs]
     inexact = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
 
     def pushed(*args):
@@ -689,7 +705,7 @@ class DerivedPrimitive(Primitive):
         return fun
 
     def _abstract(self, *avals, **params):
-        shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+        shapes = (shape_of(a) for a in avals)
         out = jax.eval_shape(self.apply(params), *shapes)
         return jax.core.ShapedArray(out.shape, out.dtype)
 
@@ -706,7 +722,7 @@ class DerivedPrimitive(Primitive):
             return [ad.Zero(o.aval) if i in linear else None for i, o in enumerate(operands)]
         function = at_positions(lambda full: self.apply(params)(*full), operands, linear)
         avals = [operands[i].aval for i in linear]
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        shapes = [shape_of(a) for a in avals]
         cts = iter(jax.linear_transpose(function, *shapes)(ct))
         return [next(cts) if i in linear else None for i in range(len(operands))]
 

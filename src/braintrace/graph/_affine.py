@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import through
+from .._control import opened, run
 from .._jaxpr import (
     Atom,
-    Body,
     Const,
     Equation,
     Program,
@@ -29,18 +28,17 @@ from .._jaxpr import (
     bind,
     close,
     deep_equations,
-    evaluate,
     is_inexact,
     is_traced,
     pullback,
     pulled_zeros,
+    shape_of,
     trace,
 )
 from ._reach import bits_of, reach, union_of
+from ._sites import located
 
 Array = jax.Array
-
-
 Carried = Sequence[tuple[Var, Atom]]  # of every state its entry and its exit
 
 
@@ -61,13 +59,13 @@ def explicit(
     n = len(program.consts)
 
     def fun(*flat: Any) -> list[Any]:
-        outs, (penalty, other) = _run(program, flat[:n], flat[n:], (affine, counted))
+        outs, (penalty, other) = _run(program, flat[:n], flat[n:], affine, counted)
         if loss is None:
             return [*outs, penalty, other]
         outs[loss] += penalty - jax.lax.stop_gradient(penalty)
         return outs
 
-    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (*program.consts, *program.inputs)]
+    shapes = [shape_of(v) for v in (*program.consts, *program.inputs)]
     linear = close(*trace(fun, *shapes))
     return Program(linear.inputs[:n], linear.inputs[n:], linear.equations, linear.outputs)
 
@@ -96,42 +94,33 @@ def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equ
     return frozenset(e for i, e in enumerate(rules) if used >> i & 1 and _adds(e))
 
 
-Rules = tuple[Collection[Equation], Collection[Equation]]  # all that are affine, those that count
-Penalties = tuple[Array, Array]  # of those that count, of the others
-
-
 def _run(
-    program: Program, consts: Sequence[Any], inputs: Sequence[Any], rules: Rules
-) -> tuple[list[Any], Penalties]:
-    """Run a program with linear backward rules; the second result are the penalties."""
-    affine, counted = rules
+    program: Program,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    affine: Collection[Equation],
+    counted: Collection[Equation],
+) -> tuple[list[Any], tuple[Array, Array]]:
+    """Run a program with linear backward rules; then the penalties of `counted` and of others."""
+    around = {e: [o for o, _ in bodies] for e, bodies in located(program) if e in affine}
+    # The derivative of a `while` is taken as it stands.
+    rules = [e for e, outer in around.items() if all(o.name != "while" for o in outer)]
+    index = {e: i for i, e in enumerate(rules)}
+    lengths = ([o.params["length"] for o in around[e] if o.name == "scan"] for e in rules)
+    feed = {i: jnp.zeros(shape) for i, shape in enumerate(lengths)}
+
+    def apply(eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict[int, Array]]:
+        if eqn not in index:
+            return bind(eqn, values), {}
+        with at_line_of(eqn):
+            outs, penalty = _divided(eqn, values)
+        return outs, {index[eqn]: penalty}
+
+    outs, seen = run(program, consts, inputs, apply, opened(program, index.get), feed)
     total = [jnp.zeros(()), jnp.zeros(())]
-
-    def apply(eqn: Equation, values: list[Any]) -> list[Any]:
-        inside = (e for body in eqn.bodies for e in deep_equations(body.program))
-        if eqn in affine:
-            with at_line_of(eqn):
-                outs, penalty = _divided(eqn, values)
-            total[eqn not in counted] += penalty
-        elif eqn.name in ("cond", "scan") and any(e in affine for e in inside):
-            outs, penalties = _through(eqn, values, rules)
-            total[:] = [a + b for a, b in zip(total, penalties, strict=True)]
-        else:
-            return bind(eqn, values)
-        return outs
-
-    outs = evaluate(program, consts, inputs, apply)
+    for eqn, i in index.items():
+        total[eqn not in counted] += seen[i].sum()
     return outs, (total[0], total[1])
-
-
-def _through(eqn: Equation, values: list[Any], rules: Rules) -> tuple[list, Penalties]:
-    def inside(body: Body, inputs: Sequence[Any], feed: Any) -> tuple[list[Any], dict]:
-        outs, penalties = _run(body.program, body.values, inputs, rules)
-        return outs, dict(enumerate(penalties))
-
-    zeros = jnp.zeros((eqn.params["length"],) if eqn.name == "scan" else ())
-    outs, seen = through(eqn, values, inside, {0: zeros, 1: zeros})
-    return outs, (seen[0].sum(), seen[1].sum())
 
 
 def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
@@ -176,7 +165,7 @@ _FIRST = {"div", "dynamic_slice"}  # zero where the first is
 
 def _adds(eqn: Equation) -> bool:
     """Whether the backward rule is not seen to take zeros to zeros."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    shapes = [shape_of(a) for a in eqn.inputs]
     program, values = trace(lambda *args: pulled_zeros(eqn, pullback(eqn, args)[1]), *shapes)
     pairs = zip(program.consts, values, strict=True)
     zero = {v for v, c in pairs if v.is_inexact and not is_traced(c) and not np.any(c)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -237,7 +238,7 @@ class _Certifier:
             operators,
             tuple(dict.fromkeys(step.hidden[k].path for k in leaves)),
             tuple(s.shape for s in shapes),
-            sum(int(np.prod(s.shape, dtype=np.int64)) * s.dtype.itemsize for s in shapes),
+            sum(prod(s.shape) * s.dtype.itemsize for s in shapes),
             self.arrival.silent(i, leaves),
         )
 

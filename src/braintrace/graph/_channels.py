@@ -18,6 +18,7 @@ those that they read and by the elements of v that they are reached from:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 import numpy as np
 from scipy import sparse
@@ -80,5 +81,5 @@ def stays_apart(
     used = np.flatnonzero(np.diff(reached.tocsc().indptr))
     meeting, _ = csgraph.connected_components(reached[:, used].T.astype(int) @ reached[:, used])
     op = site.operator
-    alike = max(int(np.prod(op.free_shape(key), dtype=np.int64)) for key in op.shapes)
+    alike = max(prod(op.free_shape(key)) for key in op.shapes)
     return reached if not traced and meeting > alike else None

@@ -9,6 +9,7 @@ does neither mixes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,11 @@ def contraction(eqn: Equation, side: int, facts: list[Any]) -> Contraction:
     where = nonzero(facts[1 - side])
     if where is None:
         return Contraction(
-            _size(other[a] for a in contract[1 - side]), any(other[a] > 1 for a in free[1 - side])
+            prod(other[a] for a in contract[1 - side]), any(other[a] > 1 for a in free[1 - side])
         )
     order = (batch[1 - side], free[1 - side], contract[1 - side])
     where = where.transpose([a for axes in order for a in axes])
-    where = where.reshape([_size(other[a] for a in axes) for axes in order])
+    where = where.reshape([prod(other[a] for a in axes) for axes in order])
     count = where.sum(-1)
     reads = int(count.max(initial=0))
     places = np.argsort(~where, axis=-1, kind="stable")[..., :reads]
@@ -65,17 +66,13 @@ def _axes(eqn: Equation) -> tuple[Any, Any, list[list[int]]]:
     return contract, batch, free
 
 
-def _size(shape: Any) -> int:
-    return int(np.prod(list(shape), dtype=np.int64))
-
-
 def product(eqn: Equation, array: np.ndarray, side: int, table: np.ndarray | None) -> np.ndarray:
     """The sets of a `dot_general`, from its operand `side`."""
     contract, batch, free = _axes(eqn)
     order = (batch[side], free[side], contract[side])
     head, own, along = ([array.shape[a] for a in axes] for axes in order)
     operand = array.transpose([*(a for axes in order for a in axes), array.ndim - 1])
-    operand = operand.reshape((_size(head), _size(own), _size(along), array.shape[-1]))
+    operand = operand.reshape((prod(head), prod(own), prod(along), array.shape[-1]))
     if table is None:
         sets = joined(operand, [2], keep=True)
         other = [1] * len(free[1 - side])

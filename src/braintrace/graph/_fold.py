@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, prune
+from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, prune, shape_of
 from ..ops import ETPPrimitive, Operator, Rules, tied_axes
 from ._reach import bits_of, reach, union_of
 from ._sites import Around, Flow, Site, wraps_operator
@@ -260,7 +260,7 @@ class _Cone:
 
     def _keeps_axes(self, key: str) -> bool:
         """Whether each element of the operand reads the element of the weight at its place only."""
-        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (self.new[key], *self.factors)]
+        shapes = [shape_of(v) for v in (self.new[key], *self.factors)]
         fun = lambda weight, *factors: self._operand(key, weight, factors)
         pairs = tied_axes(fun, tuple(shapes), 0)
         rank = len(self.new[key].shape)

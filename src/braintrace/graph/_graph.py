@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -284,7 +285,7 @@ def _wider(
     None if that is not possible, or leaves something out, or if nothing is cut anyway.
     """
     apart, view = views
-    n_y = int(np.prod(site.operator.y.shape, dtype=np.int64))
+    n_y = prod(site.operator.y.shape)
     direct = matrix(view.taps[i].all_edges, (places.n, n_y))
     reached = stays_apart(matrix(view.pattern.edges, (places.n,) * 2), direct, site, traced)
     if reached is None:
@@ -296,7 +297,7 @@ def _wider(
 
 def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int | None) -> Any:
     """Which state elements each output element is followed to."""
-    n_y = int(np.prod(site.operator.y.shape, dtype=np.int64))
+    n_y = prod(site.operator.y.shape)
     kept = matrix(apart.pattern.kept, (n, n))
     reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
     if crossings is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -115,7 +116,7 @@ class HiddenGroup:
             ones = [[jnp.full_like(p, i == k) for k, p in enumerate(parts)] for i in range(n)]
             columns = [jax.jvp(moved, parts, tangents)[1] for tangents in ones]
             return jnp.stack([jnp.stack(column, -1) for column in columns], -1)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = prod(shape)
         full = self.full_jacobian(hidden_vals, input_vals).reshape((size, n, size, n))
         own = np.arange(size)
         return full[own, :, own].reshape((*shape, n, n))

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ class _Walk:
         start = 0
         for axes, var in taps:
             one = tuple(1 if i in axes else n for i, n in enumerate(var.shape))
-            count = int(np.prod(one, dtype=np.int64))
+            count = prod(one)
             own = np.arange(start, start + count).reshape((*one, 1))
             self.sources[var] = np.broadcast_to(own, (*var.shape, 1))
             sizes.append(count)
@@ -166,7 +167,7 @@ class _Walk:
         index = {e: i for i, e in enumerate(self.cuts)}
         rows, lost = [], []
         for component, value in zip(self.tangent.components, exits, strict=True):
-            size = int(np.prod(component.shape, dtype=np.int64))
+            size = prod(component.shape)
             sources = empty((size,)) if value is None else value.sources
             rows.append(sources.reshape(size, sources.shape[-1]))
             lost.append(frozenset() if value is None else frozenset(index[e] for e in value.lost))
@@ -303,7 +304,7 @@ class _Walk:
         (value,) = outs
         assert value is not None
         shape = value.sources.shape[:-1]
-        size = int(np.prod(shape, dtype=np.int64))
+        size = prod(shape)
         if eqn not in self.probes:
             self.probes[eqn] = (self.last, self.last + size)
             self.last += size

@@ -158,7 +158,7 @@ def summands(eqn: Equation) -> float:
         sizes = [shape[a] for a in p["dimension_numbers"][0][0]]
     else:
         return np.inf
-    return int(np.prod(sizes, dtype=np.int64))
+    return prod(sizes)
 
 
 def _dot_general(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
@@ -236,7 +236,7 @@ def _sharded(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
         for axis, n in enumerate(shape):
             names = spec[axis] if axis < len(spec) else None
             names = () if names is None else names if isinstance(names, tuple) else (names,)
-            size = n // int(np.prod([mesh[k] for k in names], dtype=np.int64))
+            size = n // prod([mesh[k] for k in names])
             at = 0
             for k in names:
                 at = at * mesh[k] + place[k]
@@ -389,7 +389,7 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resul
     operand, _, updates = arrays
     indices = facts[1]
     shape = eqn.outputs[0].shape
-    size = int(np.prod(shape, dtype=np.int64))
+    size = prod(shape)
     if indices is None:
         params = {**eqn.params, "update_jaxpr": None, "update_consts": ()}
         plain = replace(eqn, primitive=jax.lax.scatter_p, params=params)

@@ -82,7 +82,7 @@ def joined(array: np.ndarray, axes: Sequence[int], keep: bool = False) -> np.nda
     rest = [a for a in range(array.ndim - 1) if a not in axes]
     moved = array.transpose([*rest, *axes, array.ndim - 1])
     head = moved.shape[: len(rest)]
-    width = int(np.prod(moved.shape[len(rest) :], dtype=np.int64))
+    width = prod(moved.shape[len(rest) :])
     out = union([moved.reshape((*head, width))])
     if keep:
         out = out.reshape(

@@ -28,6 +28,7 @@ from .._jaxpr import (
     inner_equations,
     is_traced,
     scan_layout,
+    shape_of,
 )
 from ..ops import ETPPrimitive, Operator
 from ._reach import bits_of, indices_of, reach
@@ -174,7 +175,7 @@ def flow_of(step: Step, unsteady: int) -> Flow:
 def find_sites(step: Step, flow: Flow) -> list[Site]:
     """Every ETP operator of the step, in program order."""
     sites = []
-    for eqn, around in _equations(step.program):
+    for eqn, around in located(step.program):
         varies = lambda a, around=around: flow.varies(a, around)
         primitive = _primitive(eqn, flow.trained, varies)
         if primitive is None:
@@ -204,11 +205,12 @@ def _evolving(eqn: Equation) -> list[Var]:
     return [v for v, new in carried if new is not v]
 
 
-def _equations(program: Program, around: Around = ()) -> Iterator[tuple[Equation, Around]]:
+def located(program: Program, around: Around = ()) -> Iterator[tuple[Equation, Around]]:
+    """All equations of a program, each with the bodies around it."""
     for eqn in program.equations:
         yield eqn, around
         for k, body in enumerate(eqn.bodies):
-            yield from _equations(body.program, (*around, (eqn, k)))
+            yield from located(body.program, (*around, (eqn, k)))
 
 
 def _primitive(
@@ -255,8 +257,8 @@ def _inside(site: Site, around: Around, flow: Flow) -> Site:
         apart = has_slices or (not carries and site.x is not None)
         levels.append(Level(outer, branch, outer.params["length"], apart))
 
-    shapes: list[Any] = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
-    y: Any = jax.ShapeDtypeStruct(site.y.shape, site.y.dtype)
+    shapes: list[Any] = [shape_of(a) for a in eqn.inputs]
+    y: Any = shape_of(site.y)
     mapped = []
     for level in reversed([s for s in levels if s.mapped]):
         grown = [

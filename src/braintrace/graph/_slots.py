@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -158,7 +159,7 @@ def slots(
     if not len(element):
         return None
     y_shape, same_axes = operator.y.shape, operator.primitive.rules.spread is None
-    n, n_y = places.n, int(np.prod(y_shape, dtype=np.int64))
+    n, n_y = places.n, prod(y_shape)
     edges = matrix(pattern.kept, (n, n))
     _, label = csgraph.connected_components(edges, directed=False)
     order = np.lexsort((element, label[element], y))

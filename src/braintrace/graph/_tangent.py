@@ -27,11 +27,12 @@ from .._jaxpr import (
     Var,
     bind,
     close,
-    deep_equations,
+    equations_inside,
     evaluate,
     inner_jaxprs,
     marked,
     prune,
+    shape_of,
     trace,
     unmarked,
 )
@@ -88,9 +89,6 @@ def tangent_program(
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
     ones = _ratios(program)
-
-    def shape_of(v: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(v.shape, v.dtype)
 
     point = [shape_of(v) for v in (*program.consts, *program.inputs)]
     entry_shapes = jax.eval_shape(
@@ -273,7 +271,7 @@ class Pushed:
     def _apply(self, eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
         if eqn in self._cut:
             return _zeros(eqn), {}
-        if eqn.name == "while" and (inner := _cut_inside(eqn, self._cut)):
+        if eqn.name == "while" and (inner := self._cut.intersection(equations_inside(eqn))):
             program, consts = _without(eqn, inner)
             return evaluate(program, consts, values, self._rebind), {}
         return self._rebind(eqn, values), {}
@@ -284,7 +282,7 @@ class Pushed:
     @property
     def exit_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes of the exits' tangents."""
-        return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self._tangent.entries]
+        return [shape_of(v) for v in self._tangent.entries]
 
     def xs(self) -> list[Any]:
         """What is recorded of the operators."""
@@ -306,14 +304,10 @@ def _zeros(eqn: Equation) -> list[Array]:
     return [jnp.zeros(v.shape, v.dtype) for v in eqn.outputs]
 
 
-def _cut_inside(eqn: Equation, cut: frozenset[Equation]) -> frozenset[Equation]:
-    return cut.intersection(e for body in eqn.bodies for e in deep_equations(body.program))
-
-
 @lru_cache(maxsize=64)
 def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[Any, ...]]:
     """The equation as a program in which what is cut inside is zero."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    shapes = [shape_of(a) for a in eqn.inputs]
     opens = opened(Program((), (), (eqn,), ()), lambda e: -1 if e in cut else None)
 
     def apply(e: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 
 from .._control import bind_quietly, opened, quiet, run_one
 from .._errors import not_supported
-from .._jaxpr import Equation, Program, bind, is_inexact, prune, trace
+from .._jaxpr import Equation, Program, bind, is_inexact, prune, shape_of, trace
 from ._influence import influence
 from ._pattern import distinct, rows_of
 from ._sets import NONE
@@ -106,7 +107,7 @@ def _reversible(eqn: Equation):
 
 def _sources(eqn: Equation) -> list[np.ndarray]:
     """Per colour, the source element that each output element reads (NONE for none)."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in eqn.inputs]
+    shapes = [shape_of(a) for a in eqn.inputs]
     reals = jax.eval_shape(
         lambda values: [x for v in values if is_inexact(v.dtype) for x in _parts(v)], shapes
     )
@@ -132,7 +133,7 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
             do="use lax.scan or fori_loop with a fixed number of iterations, keep the loop "
             "within units, or put its result under stop_gradient",
         )
-    n_out = sum(int(np.prod(o.shape, dtype=np.int64)) for o in exits)
+    n_out = sum(prod(o.shape) for o in exits)
     n_in = int(result.offsets[-1])
     outs, ins = rows_of(result.rows, 0, n_in)
     colours, count = distinct(outs, ins, n_in)
