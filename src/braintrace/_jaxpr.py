@@ -200,14 +200,9 @@ def flatten(
     same program, but for the zeros that arrays are filled up with. `callers` are the source lines
     around it.
     """
-    jaxpr = open_jaxpr(closed)
     flat = _Flattener()
-    env: dict[Any, Atom] = {}
-    for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True):
-        env[var] = flat.constant(_fresh(var), value)
-    inputs = tuple(_fresh(v) for v in jaxpr.invars)
-    env.update(zip(jaxpr.invars, inputs, strict=True))
-    outputs = flat.inline(jaxpr, env, callers)
+    inputs = tuple(_fresh(v) for v in open_jaxpr(closed).invars)
+    outputs = flat.inline(closed, inputs, callers)
     program = Program(tuple(flat.consts), inputs, tuple(flat.equations), outputs)
     return program, tuple(flat.values)
 
@@ -234,23 +229,22 @@ class _Flattener:
         return var
 
     def inline(
-        self, jaxpr: core.Jaxpr, env: dict[Any, Atom], callers: tuple[SourceInfo, ...] = ()
+        self, closed: Any, inputs: Sequence[Atom], callers: tuple[SourceInfo, ...]
     ) -> tuple[Atom, ...]:
+        jaxpr = open_jaxpr(closed)
+        consts = zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)
+        env: dict[Any, Atom] = {v: self.constant(_fresh(v), value) for v, value in consts}
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
         def read(atom: Any) -> Atom:
             return self.literal(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
 
         for eqn in jaxpr.eqns:
             inputs = tuple(read(a) for a in eqn.invars)
+            outer = (eqn.source_info, *callers)
             if eqn.primitive.name in _INLINED:
                 inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-                sub = open_jaxpr(inner)
-                sub_env: dict[Any, Atom] = {
-                    v: self.constant(_fresh(v), c)
-                    for v, c in zip(sub.constvars, getattr(inner, "consts", ()), strict=True)
-                }
-                sub_env.update(zip(sub.invars, inputs, strict=True))
-                outer = (eqn.source_info, *callers)
-                env.update(zip(eqn.outvars, self.inline(sub, sub_env, outer), strict=True))
+                env.update(zip(eqn.outvars, self.inline(inner, inputs, outer), strict=True))
             else:
                 outputs = tuple(_fresh(v) for v in eqn.outvars)
                 env.update(zip(eqn.outvars, outputs, strict=True))
@@ -265,7 +259,7 @@ class _Flattener:
                         eqn.source_info,
                         frozenset(eqn.effects),
                         callers,
-                        tuple(_body(j, (eqn.source_info, *callers)) for j in _bodies(eqn)),
+                        tuple(_body(j, outer) for j in _bodies(eqn)),
                     )
                 )
         return tuple(read(a) for a in jaxpr.outvars)

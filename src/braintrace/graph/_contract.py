@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .._jaxpr import Equation
-from ._sets import NONE, empty, joined, nonzero, padded, rearranged, union, windows
+from ._sets import NONE, Facts, empty, joined, nonzero, padded, rearranged, union, windows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,7 +38,7 @@ class Contraction:
         return self.reads > 1 and self.fans
 
 
-def contraction(eqn: Equation, side: int, facts: list[Any]) -> Contraction:
+def contraction(eqn: Equation, side: int, facts: Facts) -> Contraction:
     """What a `dot_general` does to its varying operand `side`."""
     contract, batch, free = _axes(eqn)
     other = eqn.inputs[1 - side].shape
@@ -87,7 +87,7 @@ def product(eqn: Equation, array: np.ndarray, side: int, table: np.ndarray | Non
     return np.broadcast_to(sets.reshape(wide), (*eqn.outputs[0].shape, sets.shape[-1]))
 
 
-def kernel(eqn: Equation, facts: list[Any]) -> Contraction:
+def kernel(eqn: Equation, facts: Facts) -> Contraction:
     """What a `conv_general_dilated` does to its varying image."""
     dims, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     if eqn.params["batch_group_count"] != 1:
@@ -105,7 +105,7 @@ def kernel(eqn: Equation, facts: list[Any]) -> Contraction:
     return Contraction(reads, overlap or bool((channels_read > 1).any()))
 
 
-def convolved(eqn: Equation, array: np.ndarray, facts: list[Any] | None) -> np.ndarray:
+def convolved(eqn: Equation, array: np.ndarray, facts: Facts | None) -> np.ndarray:
     """The sets of a convolution: the elements under its kernel, in all channels of the input.
 
     With `facts` about its operands those are left out that meet a zero of the kernel.

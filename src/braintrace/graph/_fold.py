@@ -11,7 +11,7 @@ recorded at every step with x:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, prune, shape_of
+from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, producers, prune, shape_of
 from ..ops import ETPPrimitive, Operator, Rules, tied_axes
 from ._reach import bits_of, reach, union_of
 from ._sites import Around, Flow, Site, wraps_operator
@@ -36,32 +36,50 @@ class Kinds:
     varies: Is
     entered: Is
 
+    def weight(self, atom: Atom) -> bool:
+        """Whether a value depends on parameters alone."""
+        return self.trained(atom) and not self.varies(atom)
 
-def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step | None:
-    """The step with such operators folded, None if there are none."""
-    unsteady = [s for s in sites if s.trained and not s.steady]
-    if not unsteady:
-        return None
-    fed = reach(step.program, {s.y: 1 << i for i, s in enumerate(unsteady)})
-    reached = union_of(bits_of(step.exit(leaf), fed) for leaf in step.hidden)
-    targets = {s.equation for i, s in enumerate(unsteady) if reached >> i & 1}
+
+def kinds_of(step: Step, flow: Flow, trained: Mapping[Var, int]) -> Callable[[Around], Kinds]:
+    """The kinds of the values in a body of the step; `trained` masks what counts as trained."""
     entered = reach(step.program, {step.entry(leaf): 1 for leaf in step.hidden})
+    return lambda around: Kinds(
+        trained=lambda a: bool(bits_of(a, trained)),
+        varies=lambda a: flow.varies(a, around),
+        entered=lambda a: bool(bits_of(a, entered)),
+    )
+
+
+def rewritten(step: Step, rewrite: Callable[[Program, Around], Program]) -> Step:
+    """The step with its program, and before it those in bodies of control flow, rewritten."""
 
     def inside(program: Program, around: Around) -> Program:
-        kinds = Kinds(
-            trained=lambda a: bool(bits_of(a, flow.trained)),
-            varies=lambda a: flow.varies(a, around),
-            entered=lambda a: bool(bits_of(a, entered)),
-        )
-        new = folded_equations(program, targets, kinds)
+        new = {}
         for eqn in program.equations:
             bodies = [(b, inside(b.program, (*around, (eqn, k)))) for k, b in enumerate(eqn.bodies)]
             if any(b.program is not p for b, p in bodies):
                 new[eqn] = replace(eqn, bodies=tuple(replace(b, program=p) for b, p in bodies))
-        return replaced(program, new)
+        return rewrite(replaced(program, new), around)
 
-    folded = inside(step.program, ())
-    return None if folded is step.program else replace(step, program=folded)
+    program = inside(step.program, ())
+    return step if program is step.program else replace(step, program=program)
+
+
+def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step:
+    """The step with such operators folded, the same if there are none."""
+    unsteady = [s for s in sites if s.trained and not s.steady]
+    if not unsteady:
+        return step
+    fed = reach(step.program, {s.y: 1 << i for i, s in enumerate(unsteady)})
+    reached = union_of(bits_of(step.exit(leaf), fed) for leaf in step.hidden)
+    targets = {s.equation for i, s in enumerate(unsteady) if reached >> i & 1}
+    kinds = kinds_of(step, flow, flow.trained)
+
+    def rewrite(program: Program, around: Around) -> Program:
+        return replaced(program, folded_equations(program, targets, kinds(around)))
+
+    return rewritten(step, rewrite)
 
 
 def replaced(program: Program, new: dict[Equation, Equation]) -> Program:
@@ -75,16 +93,13 @@ def folded_equations(
     program: Program, targets: Collection[Equation], kinds: Kinds
 ) -> dict[Equation, Equation]:
     """Of the target operators those that can be folded, and what takes their place."""
-    producer = {o: e for e in program.equations for o in e.outputs}
-    out = {}
-    for eqn in program.equations:
-        if eqn in targets and isinstance(eqn.primitive, ETPPrimitive):
-            if (new := _folded(eqn, producer, kinds)) is not None:
-                out[eqn] = new
-    return out
+    producer = producers(program)
+    operators = [e for e in program.equations if isinstance(e.primitive, ETPPrimitive)]
+    new = {e: _folded(e, producer, kinds) for e in operators if e in targets}
+    return {e: folded for e, folded in new.items() if folded is not None}
 
 
-def _folded(eqn: Equation, producer: dict[Var, Equation], kinds: Kinds) -> Equation | None:
+def _folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equation | None:
     skip: set[Var] = set()
     while True:
         cone = _Cone(eqn, producer, kinds, skip)
@@ -122,7 +137,7 @@ class _Cone:
     """
 
     def __init__(
-        self, eqn: Equation, producer: dict[Var, Equation], kinds: Kinds, skip: Collection[Var]
+        self, eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds, skip: Collection[Var]
     ):
         self.own = eqn
         self.operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])

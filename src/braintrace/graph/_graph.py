@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from .._jaxpr import (
     deep_equations,
     evaluate,
     is_traced,
-    prune,
 )
 from ._affine import explicit
 from ._channels import meet, stays_apart
@@ -38,7 +36,7 @@ from ._groups import HiddenGroup, find_groups
 from ._influence import EVERYTHING, MOST_SLOTS, Influence, influence
 from ._links import Links, find_links, influenced
 from ._moves import summands
-from ._operands import follow, operand_atoms, operands, unguarded
+from ._operands import computing, operand_atoms, operands
 from ._pattern import (
     Pattern,
     Places,
@@ -195,7 +193,7 @@ def analyse(
         step = recognise(step, unsteady, fold)
     flow = flow_of(step, unsteady)
     sites = find_sites(step, flow)
-    if fold and (folded := fold_step(step, flow, sites)) is not None:
+    if fold and (folded := fold_step(step, flow, sites)) is not step:
         step = folded
         sites = find_sites(step, flow_of(step, unsteady))
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
@@ -210,7 +208,7 @@ def analyse(
     followed = Followed(
         step, tuple(trained), tangent, view.influence, view.pattern, crossings is not None
     )
-    groups = _with_states(find_groups(followed, apart.pattern), states)
+    groups = find_groups(followed, apart.pattern, states)
     links = find_links(step, trained, groups)
     records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, links)]
     relations: list[HiddenParamOpRelation] = []
@@ -255,7 +253,7 @@ def analyse(
         sites=tuple(trained),
         groups=groups,
         relations=tuple(relations),
-        weights=_weights(step.program, relations),
+        weights=computing(step.program, [a for r in relations for a in operand_atoms(r.site)]),
         links=links,
         opens=opened(step.program, operators.get),
         whiles=opened(step.program, lambda e: -1 if e.name == "while" else None),
@@ -285,7 +283,7 @@ def _wider(
     None if that is not possible, or leaves something out, or if nothing is cut anyway.
     """
     apart, view = views
-    n_y = prod(site.operator.y.shape)
+    n_y = site.operator.y.size
     direct = matrix(view.taps[i].all_edges, (places.n, n_y))
     reached = stays_apart(matrix(view.pattern.edges, (places.n,) * 2), direct, site, traced)
     if reached is None:
@@ -297,7 +295,7 @@ def _wider(
 
 def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int | None) -> Any:
     """Which state elements each output element is followed to."""
-    n_y = prod(site.operator.y.shape)
+    n_y = site.operator.y.size
     kept = matrix(apart.pattern.kept, (n, n))
     reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
     if crossings is None:
@@ -325,15 +323,6 @@ def _sharing(
         for i in leaves:
             shared[i] |= mask
     return tuple(shared)
-
-
-def _weights(program: Program, relations: Sequence[HiddenParamOpRelation]) -> Program:
-    plain, same = unguarded(program)
-    return prune(plain, [follow(a, same) for r in relations for a in operand_atoms(r.site)])
-
-
-def _with_states(groups: tuple[HiddenGroup, ...], states: Callable) -> tuple[HiddenGroup, ...]:
-    return tuple(replace(g, hidden_states=tuple(map(states, g.hidden_paths))) for g in groups)
 
 
 def _relation(

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.sparse import csgraph
 
 from .._errors import dotted
 from .._jaxpr import Program, Var, bind_forward, evaluate, jaxpr_of, variable
-from ._pattern import Pattern
+from ._pattern import Pattern, matrix
 from ._step import Path, join, split
 from ._views import Followed, Values, arranged
 
@@ -32,7 +33,7 @@ class HiddenGroup:
     num_state: int
     channels: tuple[int, ...]
     followed: Followed
-    hidden_states: tuple[Any, ...] = ()
+    hidden_states: tuple[Any, ...]
 
     @property
     def name(self) -> str:
@@ -162,42 +163,35 @@ class HiddenGroup:
 HiddenGroup.__module__ = "braintrace"
 
 
-def find_groups(followed: Followed, pattern: Pattern) -> tuple[HiddenGroup, ...]:
+def find_groups(
+    followed: Followed, pattern: Pattern, states: Callable[[Path], Any]
+) -> tuple[HiddenGroup, ...]:
     """Join leaves of equal shape that a kept edge connects; in the order of the states."""
     step, components = followed.step, followed.tangent.components
     offsets = followed.influence.offsets[: len(components) + 1]
     n = len(step.hidden)
-    parent = list(range(n))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
     shape = {c.leaf: c.shape for c in components}
-    owner = np.array([c.leaf for c in components], int)
-    of = owner[np.searchsorted(offsets, pattern.kept, side="right") - 1]
-    for a, b in np.unique(of, axis=0) if len(of) else ():
-        if shape[int(a)] == shape[int(b)]:
-            low, high = sorted((root(int(a)), root(int(b))))
-            parent[high] = low
+    leaf_of = np.array([c.leaf for c in components], int)
+    pairs = leaf_of[np.searchsorted(offsets, pattern.kept, side="right") - 1].reshape(-1, 2)
+    alike = np.array([shape[a] == shape[b] for a, b in pairs.tolist()], bool)
+    _, label = csgraph.connected_components(matrix(pairs[alike], (n, n)), directed=False)
 
     groups: list[HiddenGroup] = []
-    for r in sorted({root(i) for i in range(n)}):
-        leaves = tuple(i for i in range(n) if root(i) == r)
-        channels = tuple(
-            step.entry(step.hidden[i]).shape[-1] if step.hidden[i].channels else 0 for i in leaves
-        )
+    for one in dict.fromkeys(label.tolist()):
+        leaves = tuple(np.flatnonzero(label == one).tolist())
+        members = [step.hidden[i] for i in leaves]
+        channels = tuple(step.entry(m).shape[-1] if m.channels else 0 for m in members)
         groups.append(
             HiddenGroup(
                 index=len(groups),
                 leaves=leaves,
                 components=tuple(k for k, c in enumerate(components) if c.leaf in leaves),
-                hidden_paths=tuple(step.hidden[i].path for i in leaves),
+                hidden_paths=tuple(m.path for m in members),
                 varshape=shape[leaves[0]],
                 num_state=sum(k or 1 for k in channels),
                 channels=channels,
                 followed=followed,
+                hidden_states=tuple(states(m.path) for m in members),
             )
         )
     return tuple(groups)

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,18 @@ from .._jaxpr import (
     scan_layout,
 )
 from ._moves import fold, is_sum, move, spread, summands
-from ._sets import MOST_SOURCES, NONE, Nonzero, alongside, empty, facts_of, union
+from ._sets import (
+    MOST_SOURCES,
+    NONE,
+    Fact,
+    Facts,
+    Nonzero,
+    Sources,
+    alongside,
+    empty,
+    facts_of,
+    union,
+)
 from ._tangent import Tangent
 
 _FEW_ITERATIONS = 16  # a loop of so many is always walked iteration by iteration
@@ -96,7 +106,7 @@ Offends = Callable[[tuple[np.ndarray, ...], np.ndarray, int], np.ndarray]
 def influence(
     tangent: Tangent,
     time_axes: Sequence[tuple[int, ...]],
-    facts: Mapping[Var, np.ndarray],
+    facts: Mapping[Var, Fact],
     offends: Offends | None,
     follow: int | None = EVERYTHING,
 ) -> Influence:
@@ -204,13 +214,13 @@ class _Walk:
         self,
         program: Program,
         env: dict[Var, _Value],
-        facts: dict[Var, Any],
+        facts: dict[Var, Fact],
         outputs: Sequence[Atom],
     ) -> Values:
         def value_of(atom: Atom) -> _Value | None:
             return env.get(atom) if isinstance(atom, Var) else None
 
-        def fact_of(atom: Atom) -> Any:
+        def fact_of(atom: Atom) -> Fact:
             if isinstance(atom, Const):
                 return None if is_traced(atom.value) else atom.value
             return facts.get(atom)
@@ -250,7 +260,7 @@ class _Walk:
                 out |= value.roughly
         return out
 
-    def equation(self, eqn: Equation, values: Values, facts: list[Any]) -> Values:
+    def equation(self, eqn: Equation, values: Values, facts: Facts) -> Values:
         arrays = [None if v is None else v.sources for v in values]
         lost = frozenset().union(*(v.lost for v in values if v is not None))
         if eqn in self.cuts:
@@ -281,7 +291,7 @@ class _Walk:
             self.bodies[eqn] = tuple(k for k, v in enumerate(out) if v is not None)
         return self.probed(eqn, out) if not self.full and adds else out
 
-    def note(self, eqn: Equation, arrays: list[Any], facts: list[Any]) -> None:
+    def note(self, eqn: Equation, arrays: list[Sources], facts: Facts) -> None:
         """Record what the results of a sum or product of a few elements read."""
         few = not self.full and not self.cut_all and summands(eqn) <= MOST_SLOTS
         if few and sum(a.size for a in arrays if a is not None) <= MOST_SOURCES // MOST_SLOTS:
@@ -315,7 +325,7 @@ class _Walk:
     # Values and tangents come out side by side; a value (no tangent) is None.
 
     def body(
-        self, body: Body, values: Sequence[_Value | None], inputs: Sequence[Any] = ()
+        self, body: Body, values: Sequence[_Value | None], inputs: Sequence[Fact] = ()
     ) -> Values:
         """Walk a body; `inputs` are the facts about its inputs, those that are missing None."""
         program = body.program
@@ -325,14 +335,14 @@ class _Walk:
         facts.update((v, fact) for v, fact in pairs if fact is not None)
         return self.program(program, env, facts, program.outputs)
 
-    def cond(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
+    def cond(self, eqn: Equation, values: Values, facts: Facts) -> Values | str:
         outs: Values = [None] * len(eqn.outputs)
         for body in eqn.bodies:
             branch = self.body(body, values[1:])
             outs = [_either(a, b) for a, b in zip(outs, branch, strict=True)]
         return outs
 
-    def scan(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
+    def scan(self, eqn: Equation, values: Values, facts: Facts) -> Values | str:
         first, n_carry = scan_layout(eqn.params)
         last, length = first + n_carry, eqn.params["length"]
         consts, carry, xs = values[:first], values[first:last], values[last:]
@@ -359,9 +369,7 @@ class _Walk:
         ]
         return [*outs[:n_carry], *stacked]
 
-    def each_iteration(
-        self, eqn: Equation, values: Values, facts: list[Any]
-    ) -> list[Values] | None:
+    def each_iteration(self, eqn: Equation, values: Values, facts: Facts) -> list[Values] | None:
         """Per iteration of a scan the carry that enters and the ys, then the last carry.
 
         None if there are too many iterations, or their sets grow for too long.
@@ -376,7 +384,7 @@ class _Walk:
         carry, counters = values[first:last], facts[first:last]
         many, search, grown = alike and length > _FEW_ITERATIONS, True, 0
 
-        def iteration(t: int, carry: Values, varying: Sequence[Any] = ()) -> Values:
+        def iteration(t: int, carry: Values, varying: Sequence[Fact] = ()) -> Values:
             inputs = [*consts, *carry, *(_at(x, t) for x in xs)]
             return self.body(eqn.bodies[0], inputs, [*facts[:first], *varying])
 
@@ -410,7 +418,7 @@ class _Walk:
         self.cuts, self.mixing = (self.cuts, self.mixing) if same else (cuts, mixing)
         return same
 
-    def loop(self, eqn: Equation, values: Values, facts: list[Any]) -> Values | str:
+    def loop(self, eqn: Equation, values: Values, facts: Facts) -> Values | str:
         first = eqn.params["cond_nconsts"]
         last = first + eqn.params["body_nconsts"]
         consts, about = values[first:last], facts[first:last]
@@ -437,7 +445,7 @@ def _without(row: np.ndarray, limit: int) -> np.ndarray:
     return union([np.where(row < limit, row, NONE)])
 
 
-def _fact_at(fact: Any, t: int) -> Any:
+def _fact_at(fact: Fact, t: int) -> Fact:
     """A fact about a value, at one iteration."""
     if isinstance(fact, Nonzero):
         return Nonzero(fact.where[t])

@@ -30,6 +30,8 @@ from ._contract import contraction, convolved, kernel, product
 from ._sets import (
     MOST_SOURCES,
     NONE,
+    Fact,
+    Facts,
     Nonzero,
     Result,
     Sources,
@@ -44,19 +46,19 @@ from ._sets import (
 )
 
 _MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
-Rule = Callable[[Equation, list[Sources], list[Any]], Result]
+Rule = Callable[[Equation, list[Sources], Facts], Result]
 
 
-def move(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def move(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     default = _elementwise if eqn.name in ELEMENTWISE else _mixing
     return _RULES.get(eqn.name, default)(eqn, arrays, facts)
 
 
-def _mixing(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _mixing(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return f"{eqn.name} mixes elements"
 
 
-def _elementwise(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _elementwise(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     shape = eqn.outputs[0].shape
     return [union([np.broadcast_to(a, (*shape, a.shape[-1])) for a in arrays if a is not None])]
 
@@ -64,7 +66,7 @@ def _elementwise(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resu
 def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule:
     """A rule about the first operand alone."""
 
-    def of_first(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+    def of_first(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
         assert arrays[0] is not None
         return list(rule(eqn, arrays[0]))
 
@@ -99,7 +101,7 @@ def _slice(eqn: Equation):
     return lambda a: a[at]
 
 
-def _pad(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _pad(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     array, filler = arrays
     config = eqn.params["padding_config"]
     shape = eqn.outputs[0].shape
@@ -115,7 +117,7 @@ def _side_by_side(eqn: Equation, arrays: list[Sources]) -> list[np.ndarray]:
     return alongside(arrays, [a.shape for a in eqn.inputs])
 
 
-def _concatenate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _concatenate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return [np.concatenate(_side_by_side(eqn, arrays), axis=eqn.params["dimension"])]
 
 
@@ -135,7 +137,7 @@ def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
     return [union([wide[part] for part in at])]
 
 
-def is_sum(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> bool:
+def is_sum(eqn: Equation, arrays: list[Sources], facts: Facts) -> bool:
     """Whether an equation takes each varying element to one result, several to the same."""
     if eqn.name == "reduce_sum":
         return any(eqn.inputs[0].shape[a] > 1 for a in eqn.params["axes"])
@@ -161,7 +163,7 @@ def summands(eqn: Equation) -> float:
     return prod(sizes)
 
 
-def _dot_general(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _dot_general(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     out = []
     for side, array in enumerate(arrays):
         if array is not None:
@@ -172,19 +174,19 @@ def _dot_general(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resu
     return [union(out)]
 
 
-def _conv(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _conv(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     image, weights = arrays
     if image is None or weights is not None or kernel(eqn, facts).mixes:
         return "a convolution mixes units"
     return [convolved(eqn, image, facts)]
 
 
-def _cumulative(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _cumulative(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     single = eqn.inputs[0].shape[eqn.params["axis"]] == 1
     return (_elementwise if single else _mixing)(eqn, arrays, facts)
 
 
-def _triangular(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _triangular(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """A solve by a diagonal matrix divides each element by a scalar."""
     matrix, right = arrays
     if matrix is not None or right is None:
@@ -195,7 +197,7 @@ def _triangular(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Resul
     return _mixing(eqn, arrays, facts) if part.any() else [right]
 
 
-def _solve(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """`x` with `matvec(x) = b`: element-wise if `matvec` is."""
     n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
     if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
@@ -206,10 +208,10 @@ def _solve(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return arrays[-1:] if apart else _mixing(eqn, arrays, facts)  # type: ignore[return-value]
 
 
-def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Any]) -> Result:
+def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Fact]) -> Result:
     """The sets of a function in which nothing mixes or adds up."""
     program, values = flatten(jaxpr)
-    fact_of: dict[Atom, Any] = dict(zip(program.inputs, facts, strict=True))
+    fact_of: dict[Atom, Fact] = dict(zip(program.inputs, facts, strict=True))
     fact_of.update(zip(program.consts, values, strict=True))
     sets: dict[Atom, np.ndarray] = {
         v: a for v, a in zip(program.inputs, arrays, strict=True) if a is not None
@@ -227,7 +229,7 @@ def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Any]) -> Result
     return [sets.get(o, empty(o.shape)) for o in program.outputs]
 
 
-def _sharded(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _sharded(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """`shard_map`: the function of each device, on its parts of the arrays."""
     p, mesh = eqn.params, dict(eqn.params["mesh"].shape)
 
@@ -260,13 +262,13 @@ def _sharded(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return [union(out) for out in outs]
 
 
-def fold(eqn: Equation, facts: list[Any]) -> list[Any]:
+def fold(eqn: Equation, facts: Facts) -> Facts:
     """Facts about the results of an equation without tangents.
 
     Integers that depend on nothing are computed: the indices of gathers, slices and rolls. About
     floating values the fact is where they are zero.
     """
-    nothing: list[Any] = [None] * len(eqn.outputs)
+    nothing: Facts = [None] * len(eqn.outputs)
     if eqn.effects or eqn.bodies or any(v.size > _MOST_FOLDED for v in eqn.outputs):
         return nothing
     if any(is_inexact(v.dtype) for v in eqn.outputs):
@@ -278,7 +280,7 @@ def fold(eqn: Equation, facts: list[Any]) -> list[Any]:
         return [np.asarray(o) for o in bind(eqn, facts)]
 
 
-def _zeros(eqn: Equation, facts: list[Any]) -> list[Any]:
+def _zeros(eqn: Equation, facts: Facts) -> Facts:
     """A value that is not zero counts as one source, and a result that reads it may not be zero."""
     masks = [nonzero(k) for k in facts]
     shape = eqn.outputs[0].shape
@@ -309,7 +311,7 @@ def _zeros(eqn: Equation, facts: list[Any]) -> list[Any]:
 # the first, reads and writes the same.
 
 
-def _indexed(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _indexed(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """Gathers and slices: run them on the source indices."""
     array, full, sizes = arrays[0], eqn.inputs[0].shape, eqn.params["slice_sizes"]
     assert array is not None
@@ -326,13 +328,13 @@ def _indexed(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return [rearranged(array, lambda a: _run(eqn, [np.broadcast_to(a, full), *places]))]
 
 
-def _places(eqn: Equation, facts: list[Any], at: slice) -> list[np.ndarray]:
+def _places(eqn: Equation, facts: Facts, at: slice) -> list[np.ndarray]:
     """The places that operands `at` say, the first where that varies."""
     pairs = zip(eqn.inputs[at], facts[at], strict=True)
     return [np.full(a.shape, 0 if k is None else k, a.dtype) for a, k in pairs]
 
 
-def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _overwrite(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """`scatter` and `dynamic_update_slice`."""
     update = 1 if eqn.name == "dynamic_update_slice" else 2
     if any(k is None for k in facts[_INDICES[update]]):
@@ -354,7 +356,7 @@ def _overwrite(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result
 _INDICES = {1: slice(2, None), 2: slice(1, 2)}  # where the places are, by where the updates are
 
 
-def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: list[Any], update: int) -> Result:
+def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: Facts, update: int) -> Result:
     operand, updates = arrays[0], arrays[update]
     parts = [] if operand is None else [operand]
     if updates is not None:
@@ -384,7 +386,7 @@ def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: list[Any], upda
     return [union(parts)]
 
 
-def _accumulate(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _accumulate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """`scatter_add` at constant places: an element reads its own sources and those added to it."""
     operand, _, updates = arrays
     indices = facts[1]
@@ -420,13 +422,13 @@ def _collect(target: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -
     return out.reshape((*shape, out.shape[-1]))
 
 
-def _each(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _each(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """Several values passed on side by side."""
     pairs = zip(arrays, eqn.outputs, strict=True)
     return [empty(v.shape) if a is None else a for a, v in pairs]
 
 
-def _select(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _select(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """A selection by a constant reads one side only."""
     which = facts[0]
     if which is None:
@@ -437,7 +439,7 @@ def _select(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
     return [np.take_along_axis(cases, index[None, ..., None], 0)[0]]
 
 
-def _stack(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> Result:
+def _stack(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     axis = eqn.params["axis"]
     return [np.stack(_side_by_side(eqn, arrays), axis=axis if axis >= 0 else axis - 1)]
 
@@ -453,7 +455,7 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
 
 
-def spread(eqn: Equation, arrays: list[Sources], facts: list[Any]) -> list[np.ndarray]:
+def spread(eqn: Equation, arrays: list[Sources], facts: Facts) -> list[np.ndarray]:
     """The sets of an equation that mixes: precise for products, else everything it reads."""
     if eqn.name == "dot_general":
         return [union([product(eqn, a, k, None) for k, a in enumerate(arrays) if a is not None])]

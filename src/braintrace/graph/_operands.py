@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -42,43 +42,41 @@ def operand_equations(program: Program, site: Site, key: str) -> list[Equation]:
     atoms: list[Atom] = [site.equation.inputs[site.operator.positions[key]]]
     out: list[Equation] = []
     for level in reversed(site.levels):
-        body, same = unguarded(level.equation.bodies[level.branch].program)
-        out = [*prune(body, [follow(a, same) for a in atoms]).equations, *out]
+        out = [*computing(_program(level), atoms).equations, *out]
         atoms = [outer for _, outer in _needed(level, atoms)]
-    plain, same = unguarded(program)
-    return [*prune(plain, [follow(a, same) for a in atoms]).equations, *out]
+    return [*computing(program, atoms).equations, *out]
+
+
+def _program(level: Level) -> Program:
+    return level.equation.bodies[level.branch].program
+
+
+def _read(part: Program) -> set[Atom]:
+    return {*part.outputs, *(a for e in part.equations for a in e.inputs)}
 
 
 def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
     """Inputs of a body that some of its values are computed from, and what is passed there."""
-    eqn = level.equation
-    body, same = unguarded(eqn.bodies[level.branch].program)
-    atoms = [follow(a, same) for a in atoms]
-    part = prune(body, atoms)
-    read = {a for e in part.equations for a in e.inputs} | set(atoms)
-    passed = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs
-    return [(v, a) for v, a in zip(body.inputs, passed, strict=True) if v in read]
+    eqn, part = level.equation, computing(_program(level), atoms)
+    passed, read = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs, _read(part)
+    return [(v, a) for v, a in zip(part.inputs, passed, strict=True) if v in read]
 
 
 def _enter(
     level: Level, atoms: Sequence[Atom], passed: Sequence[tuple], order: Sequence[Level]
 ) -> list[tuple]:
     """Values inside a body from those passed to it."""
-    body = level.equation.bodies[level.branch]
-    program, same = unguarded(body.program)
-    atoms = [follow(a, same) for a in atoms]
-    part = prune(program, atoms)
-    needed = [v for v, _ in _needed(level, atoms)]
+    part, body = computing(_program(level), atoms), level.equation.bodies[level.branch]
     slices = set(sliced(level.equation)) if level.length is not None else set()
     inputs = [
-        (value, (*levels, level) if v in slices else levels)
-        for v, (value, levels) in zip(needed, passed, strict=True)
+        (v, value, (*levels, level) if v in slices else levels)
+        for (v, _), (value, levels) in zip(_needed(level, atoms), passed, strict=True)
     ]
     out = []
-    for atom in atoms:
+    for atom in part.outputs:
         one = prune(part, [atom])
-        read = {a for e in one.equations for a in e.inputs} | {atom}
-        read_inputs = [(v, *i) for v, i in zip(needed, inputs, strict=True) if v in read]
+        read = _read(one)
+        read_inputs = [i for i in inputs if i[0] in read]
         levels = tuple(m for m in order if any(m in ls for _, _, ls in read_inputs))
 
         def fun(*values, one=one, read_inputs=read_inputs):
@@ -92,25 +90,25 @@ def _enter(
     return out
 
 
-@lru_cache(maxsize=256)
-def unguarded(program: Program) -> tuple[Program, dict[Var, Atom]]:
-    """The program with guards (see `guards`) replaced by the value, and what stands for what.
+def computing(program: Program, atoms: Sequence[Atom]) -> Program:
+    """The part of a program that computes some of its values, guards replaced by the value.
 
     For what is computed from parameters: there, a guard has nothing to test.
     """
+    plain, same = _unguarded(program)
+    return prune(plain, [same.get(a, a) for a in atoms])
+
+
+@lru_cache(maxsize=256)
+def _unguarded(program: Program) -> tuple[Program, dict[Atom, Atom]]:
+    """The program with guards (see `guards`) replaced by the value, and what stands for what."""
     guarded = guards(program)
-    same: dict[Var, Atom] = {}
+    same: dict[Atom, Atom] = {}
     equations = []
     for eqn in program.equations:
         if eqn in guarded:
-            same[eqn.outputs[0]] = follow(guarded[eqn], same)
+            same[eqn.outputs[0]] = same.get(guarded[eqn], guarded[eqn])
         else:
-            inputs = tuple(follow(a, same) for a in eqn.inputs)
+            inputs = tuple(same.get(a, a) for a in eqn.inputs)
             equations.append(replace(eqn, inputs=inputs) if guarded else eqn)
-    outputs = tuple(follow(o, same) for o in program.outputs)
-    return Program(program.consts, program.inputs, tuple(equations), outputs), same
-
-
-def follow(atom: Atom, same: Mapping[Var, Atom]) -> Atom:
-    """What stands for an atom."""
-    return same.get(atom, atom) if isinstance(atom, Var) else atom
+    return replace(program, equations=tuple(equations)), same

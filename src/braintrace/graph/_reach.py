@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
 from .._jaxpr import Atom, Equation, Program, Var, scan_layout
 
 
@@ -116,13 +120,8 @@ def indices_of(mask: int) -> list[int]:
 
 def strongly_connected(edges: Sequence[int]) -> list[int]:
     """Mask of each node's strongly connected component; `edges[i]` masks the successors."""
-    n = len(edges)
-    closure = [edges[i] | (1 << i) for i in range(n)]
-    for k in range(n):
-        for i in range(n):
-            if closure[i] >> k & 1:
-                closure[i] |= closure[k]
-    return [
-        sum(1 << j for j in range(n) if closure[i] >> j & 1 and closure[j] >> i & 1)
-        for i in range(n)
-    ]
+    to = [(i, j) for i, mask in enumerate(edges) for j in indices_of(mask)]
+    pairs = np.array(to, int).reshape(-1, 2)
+    graph = sparse.csr_matrix((np.ones(len(pairs)), tuple(pairs.T)), shape=(len(edges),) * 2)
+    _, label = csgraph.connected_components(graph, connection="strong")
+    return [sum(1 << int(j) for j in np.flatnonzero(label == own)) for own in label]

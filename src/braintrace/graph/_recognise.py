@@ -15,10 +15,9 @@ has a trace is for the analysis to say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from .._jaxpr import Atom, Equation, Program, Var, prune
+from .._jaxpr import Atom, Equation, Program, Var, producers, prune
 from ..ops import (
     ETPPrimitive,
     conv_static,
@@ -30,11 +29,11 @@ from ..ops import (
     takes_bias,
     transposed,
 )
-from ._reach import bits_of, reach
+from ._fold import Is, Kinds, kinds_of, rewritten
+from ._reach import reach
 from ._sites import Around, flow_of
 from ._step import Step
 
-Is = Callable[[Atom], bool]
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -48,68 +47,47 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
     """
     flow = flow_of(step, unsteady)
     plain = lambda eqn: not isinstance(eqn.primitive, ETPPrimitive)
-    # Made of parameters, and through no operator yet.
+    # Computed from parameters, and through no operator yet.
     bare = reach(step.program, {step.entry(p): 1 for p in step.params}, through=plain)
-    entered = reach(step.program, {step.entry(leaf): 1 for leaf in step.hidden})
+    kinds_in = kinds_of(step, flow, bare)
 
-    def inside(program: Program, around: Around) -> Program:
-        varies = lambda atom: flow.varies(atom, around)
-        kinds = _Kinds(
-            trained=lambda a: bool(bits_of(a, bare)),
-            varies=varies,
-            weight=lambda a: bool(bits_of(a, bare)) and not varies(a),
-            entered=lambda a: bool(bits_of(a, entered)),
-        )
-        left = _factors(program, kinds) if fold else {}
+    def rewrite(program: Program, around: Around) -> Program:
+        # How often a `while` runs is decided while it runs: what is in it stays plain.
+        if any(outer.name == "while" for outer, _ in around):
+            return program
+        kinds = kinds_in(around)
+        products = _factors(program, kinds) if fold else {}
         equations: list[Equation] = []
         marked: dict[Var, Var] = {}
         for eqn in program.equations:
-            # How often a `while` runs is not known: what is in it stays plain.
-            opened = enumerate(eqn.bodies if eqn.name != "while" else ())
-            bodies = [replace(b, program=inside(b.program, (*around, (eqn, k)))) for k, b in opened]
-            pairs = zip(bodies, eqn.bodies, strict=False)
-            if any(b.program is not old.program for b, old in pairs):
-                eqn = replace(eqn, bodies=tuple(bodies))
-            elif plain(eqn) and not eqn.bodies and eqn in left:
-                eqn = eqn if left[eqn] is None else _product(eqn, left[eqn] == 0)
-            elif plain(eqn) and not eqn.bodies and kinds.meet(eqn):
+            if eqn in products:
+                weight = products[eqn]
+                eqn = eqn if weight is None else _product(eqn, weight == 0)
+            elif plain(eqn) and not eqn.bodies and _meet(eqn, kinds):
                 eqn = _operator(eqn, kinds.weight, equations, marked)
             equations.append(eqn)
         if equations == list(program.equations):
             return program
         return prune(_with_biases(replace(program, equations=tuple(equations))))
 
-    program = inside(step.program, ())
-    return step if program is step.program else replace(step, program=program)
+    return rewritten(step, rewrite)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kinds:
-    """What a value is: made of parameters, different from call to call, both, a function of states.
-
-    A `weight` is made of parameters and does not vary.
-    """
-
-    trained: Is
-    varies: Is
-    weight: Is
-    entered: Is
-
-    def meet(self, eqn: Equation) -> bool:
-        """Whether something trained and constant meets something that varies."""
-        return any(map(self.weight, eqn.inputs)) and any(map(self.varies, eqn.inputs))
+def _meet(eqn: Equation, kinds: Kinds) -> bool:
+    """Whether something trained and constant meets something that varies."""
+    return any(map(kinds.weight, eqn.inputs)) and any(map(kinds.varies, eqn.inputs))
 
 
 def _uses(program: Program) -> Counter[Atom]:
     return Counter([*(a for e in program.equations for a in e.inputs), *program.outputs])
 
 
-def _factors(program: Program, kinds: _Kinds) -> dict[Equation, int | None]:
-    """Products of an operand with a varying factor, `x @ (W * mask)`, and what makes it.
+def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
+    """Products of an operand with a varying factor, `x @ (W * mask)`, and what computes it.
 
     Per product the number of that operand, None for the equations to be folded into the product.
     """
-    made = {o: e for e in program.equations for o in e.outputs}
+    producer = producers(program)
     uses = _uses(program)
     out: dict[Equation, int | None] = {}
     for eqn in program.equations:
@@ -121,9 +99,9 @@ def _factors(program: Program, kinds: _Kinds) -> dict[Equation, int | None]:
                 continue
             cone, todo = [], [atom]
             while todo and isinstance(value := todo.pop(), Var):
-                if kinds.trained(value) and kinds.varies(value) and value in made:
-                    cone.append(made[value])
-                    todo += made[value].inputs
+                if kinds.trained(value) and kinds.varies(value) and value in producer:
+                    cone.append(producer[value])
+                    todo += producer[value].inputs
             if all(uses[o] == 1 and not e.bodies for e in cone for o in e.outputs):
                 out |= {**dict.fromkeys(cone), eqn: i}
                 break
@@ -166,16 +144,16 @@ def _operator(
 
 def _with_biases(program: Program) -> Program:
     """Products with what is added to them, and to nothing else, as their bias."""
-    made = {o: e for e in program.equations for o in e.outputs}
+    producer = producers(program)
     uses = _uses(program)
 
-    def maker(atom: Atom) -> Equation | None:
-        """The equation that makes a value for one use only."""
-        return made.get(atom) if isinstance(atom, Var) and uses[atom] == 1 else None
+    def for_one_use(atom: Atom) -> Equation | None:
+        """The equation that computes a value, if it has one use only."""
+        return producer.get(atom) if uses[atom] == 1 else None
 
     def product(atom: Atom) -> Equation | None:
-        """The product that makes a value, with a transposition after it."""
-        eqn = maker(atom)
+        """The product that is a value, with a transposition after it."""
+        eqn = for_one_use(atom)
         if eqn is not None and eqn.name == "transpose":
             inner = product(eqn.inputs[0])
             if inner is None or inner.primitive is not plain_dot:
@@ -186,11 +164,11 @@ def _with_biases(program: Program) -> Program:
 
     def bias(atom: Atom) -> Atom | None:
         """The trained array that an operand is, before it was spread over leading axes."""
-        eqn = maker(atom)
+        eqn = for_one_use(atom)
         if eqn is None or eqn.primitive is not etp_elemwise:
             return None
         value = eqn.inputs[0]
-        while isinstance(value, Var) and (inner := made.get(value)) is not None:
+        while (inner := producer.get(value)) is not None:
             if inner.name != "broadcast_in_dim":
                 break
             source, lead = inner.inputs[0], len(value.shape) - len(inner.inputs[0].shape)

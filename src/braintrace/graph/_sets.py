@@ -26,16 +26,20 @@ class Nonzero:
     where: np.ndarray
 
 
-def nonzero(fact: Any) -> np.ndarray | None:
+Fact = np.ndarray | Nonzero | None  # of an integer its value, or where a floating one is not zero
+Facts = list[Fact]
+
+
+def nonzero(fact: Fact) -> np.ndarray | None:
     """Where a value can be other than zero, by a fact about it; None: everywhere."""
     if fact is None:
         return None
     return fact.where if isinstance(fact, Nonzero) else np.asarray(fact) != 0
 
 
-def facts_of(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Any]:
+def facts_of(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Fact]:
     """What an analysis may know of constants: integers, and where floating ones are not zero."""
-    out: dict[Var, Any] = {}
+    out: dict[Var, Fact] = {}
     for var, value in zip(variables, values, strict=False):
         if is_inexact(var.dtype):
             if (where := pattern(value)) is not None:

@@ -58,11 +58,7 @@ class Pick:
             if array is None:
                 return jnp.zeros(self.shape, dtype)
             return array.reshape(self.shape).astype(dtype)
-        return self._take(arrays, dtype)
-
-    def _take(self, arrays: Sequence[Array | None], dtype) -> Array:
-        assert self.index is not None
-        if all(a is None for a in arrays):
+        if self.index is None or all(a is None for a in arrays):
             return jnp.zeros(self.shape, dtype)
         flat = [
             jnp.zeros(n, dtype) if a is None else a.reshape(-1).astype(dtype)

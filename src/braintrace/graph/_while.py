@@ -45,6 +45,10 @@ def _parts(value: Any) -> list[Any]:
     return [value.real, value.imag] if jnp.iscomplexobj(value) else [value]
 
 
+def _reals(values: Sequence[Any]) -> list[Any]:
+    return [x for v in values if is_inexact(v.dtype) for x in _parts(v)]
+
+
 def _whole(parts: Any, is_complex: bool) -> Any:
     return jax.lax.complex(next(parts), next(parts)) if is_complex else next(parts)
 
@@ -108,14 +112,11 @@ def _reversible(eqn: Equation):
 def _sources(eqn: Equation) -> list[np.ndarray]:
     """Per colour, the source element that each output element reads (NONE for none)."""
     shapes = [shape_of(a) for a in eqn.inputs]
-    reals = jax.eval_shape(
-        lambda values: [x for v in values if is_inexact(v.dtype) for x in _parts(v)], shapes
-    )
+    reals = jax.eval_shape(_reals, shapes)
 
     def pushed(values, tangents):
-        point = [x for v in values if is_inexact(v.dtype) for x in _parts(v)]
         run = lambda r: _real(eqn, r, values)
-        return jax.jvp(run, (point,), (tangents,), has_aux=True)[1]
+        return jax.jvp(run, (_reals(values),), (tangents,), has_aux=True)[1]
 
     flat = lambda *args: pushed(args[: len(shapes)], list(args[len(shapes) :]))
     program, _ = trace(flat, *shapes, *reals)
