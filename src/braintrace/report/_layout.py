@@ -79,16 +79,11 @@ def place(picture: Picture) -> Layout:
         boxes |= {b.node.key: b for b in placed}
     right = max((b.x + b.width for b in boxes.values()), default=0.0)
     bottom = max((b.y + b.height for b in boxes.values()), default=HEAD)
-    curves = tuple(_curves(picture.edges, boxes))
     last = {n.key for n in columns[-1]}
     loops = any(e.source in last and e.target in last for e in picture.edges)
-    return Layout(
-        tuple(boxes.values()),
-        curves,
-        tuple(lefts),
-        right + MARGIN + (LOOP if loops else 0.0),
-        bottom + MARGIN,
-    )
+    width = right + MARGIN + (LOOP if loops else 0.0)
+    curves = tuple(_curves(picture.edges, boxes))
+    return Layout(tuple(boxes.values()), curves, tuple(lefts), width, bottom + MARGIN)
 
 
 def cut(text: str, most: int) -> str:
@@ -172,31 +167,23 @@ def _stack(nodes: Sequence[Node], wished: Mapping[str, float], x: float, width: 
 def _curves(edges: Sequence[Edge], boxes: Mapping[str, Box]) -> Iterable[Curve]:
     """Links with their ends spread along the sides of the boxes, so that none share a point."""
 
-    def sides(e: Edge) -> tuple[bool, bool]:
-        source, target = boxes[e.source].node.column, boxes[e.target].node.column
-        # Forward: right to left. Back: left to right. Within a column: around its right side.
-        return source <= target, source < target
-
-    ends: dict[tuple[str, bool], list[tuple[float, bool, int, int]]] = {}
+    ends: dict[tuple[str, bool], list[tuple[float, bool, int, bool]]] = {}
+    sides = []
     for i, e in enumerate(edges):
-        right, left = sides(e)
-        for k, (key, side, other) in enumerate(
-            ((e.source, right, e.target), (e.target, not left, e.source))
-        ):
-            order = (boxes[other].middle, e.left_out, i, k)
-            ends.setdefault((key, side), []).append(order)
-    at: dict[tuple[int, int], float] = {}
+        source, target = boxes[e.source], boxes[e.target]
+        # Forward: right to left. Back: left to right. Within a column: around its right side.
+        right = source.node.column <= target.node.column
+        left = source.node.column < target.node.column
+        sides.append((right, left))
+        ends.setdefault((e.source, right), []).append((target.middle, e.left_out, i, False))
+        ends.setdefault((e.target, not left), []).append((source.middle, e.left_out, i, True))
+    at: dict[tuple[int, bool], float] = {}
     for (key, _), points in ends.items():
         box = boxes[key]
-        for n, (_, _, i, k) in enumerate(sorted(points)):
-            at[i, k] = box.y + box.height * (n + 1) / (len(points) + 1)
-    for i, e in enumerate(edges):
-        right, left = sides(e)
+        for n, (_, _, i, is_end) in enumerate(sorted(points)):
+            at[i, is_end] = box.y + box.height * (n + 1) / (len(points) + 1)
+    for i, (e, (right, left)) in enumerate(zip(edges, sides, strict=True)):
         source, target = boxes[e.source], boxes[e.target]
-        yield Curve(
-            e,
-            (source.x + source.width * right, at[i, 0]),
-            (target.x + target.width * (not left), at[i, 1]),
-            right,
-            left,
-        )
+        start = (source.x + source.width * right, at[i, False])
+        end = (target.x + target.width * (not left), at[i, True])
+        yield Curve(e, start, end, right, left)

@@ -100,14 +100,11 @@ def standing_of(p: ParameterReport) -> Standing:
     """How a parameter stands."""
     if p.silent is not None:
         return Standing.SILENT
-    match p.how:
-        case "trace":
-            return Standing.EXACT if p.exact else Standing.APPROXIMATE
-        case "within-step":
-            return Standing.STEP if p.exact else Standing.SHORT
-        case "none":
-            return Standing.UNTOUCHED
-    raise AssertionError(p.how)
+    if p.how == "none":
+        return Standing.UNTOUCHED
+    if p.how == "trace":
+        return Standing.EXACT if p.exact else Standing.APPROXIMATE
+    return Standing.STEP if p.exact else Standing.SHORT
 
 
 def draw(
@@ -142,35 +139,29 @@ class _Drawing:
         about = self.links.setdefault((source, target, left_out), {})
         about[self.key_of[p.path]] = standing_of(p)
 
-    def operators(self, path: Path) -> list[str]:
-        """The boxes that a parameter goes through."""
-        keys = [f"o{i}" for i, use in enumerate(self.uses) if path in use.parameters]
-        return keys or ["plain"]
+    def operators(self, path: Path) -> dict[str, tuple[int, ...] | None]:
+        """The boxes that a parameter goes through, and the groups of their traces if they say."""
+        used = {f"o{i}": u.groups for i, u in enumerate(self.uses) if path in u.parameters}
+        return used or {"plain": None}
 
     def solid(self, p: ParameterReport) -> None:
-        key = self.key_of[p.path]
-        used = [(f"o{i}", use) for i, use in enumerate(self.uses) if p.path in use.parameters]
-        for operator, use in used:
-            self.link(key, operator, p)
-            groups = [f"g{i}" for i in use.groups or ()] if p.how == "trace" else []
-            if p.how == "trace" and use.groups is None:
-                groups = self.to(p.states)
-            for group in groups or ["step"] * (p.how != "none"):
-                self.link(operator, group, p)
-        if not used and p.how != "none":
-            self.link(key, "plain", p)
-            for group in self.to(p.states) if p.how == "trace" else ["step"]:
-                self.link("plain", group, p)
+        for operator, groups in self.operators(p.path).items():
+            if p.how == "none" and operator == "plain":
+                continue
+            self.link(self.key_of[p.path], operator, p)
+            ends = self.to(p.states) if groups is None else [f"g{i}" for i in groups]
+            if p.how != "trace" or not (ends or operator == "plain"):
+                ends = ["step"] * (p.how != "none")
+            for end in ends:
+                self.link(operator, end, p)
 
     def to(self, states: Iterable[Path]) -> list[str]:
         return list(dict.fromkeys(self.group_of[s] for s in states if s in self.group_of))
 
     def dashed(self, p: ParameterReport) -> None:
         for way in (d.way for d in p.dropped if d.way is not None):
-            if way.source in self.parameters:
-                starts = self.operators(way.source)
-            else:
-                starts = self.to([way.source])
+            is_parameter = way.source in self.parameters
+            starts = [*self.operators(way.source)] if is_parameter else self.to([way.source])
             if way.via is not None:
                 through = self.operators(way.via)
                 for start in starts:
@@ -191,20 +182,14 @@ class _Drawing:
 
     def nodes(self) -> Iterable[Node]:
         for path, p in self.parameters.items():
-            yield Node(
-                self.key_of[path],
-                Column.PARAMETER,
-                (dotted(path),),
-                _note(p),
-                str(p),
-                standing_of(p),
-            )
+            size = f" · {p.trace_bytes:,} bytes" if p.trace_bytes else ""
+            standing, lines = standing_of(p), (dotted(path),)
+            note = f"{standing.value}{size}"
+            yield Node(self.key_of[path], Column.PARAMETER, lines, note, str(p), standing)
         for i, use in enumerate(self.uses):
-            times = f" × {use.count}" if use.count > 1 else ""
+            name = use.operator + (f" × {use.count}" if use.count > 1 else "")
             where = use.line or "(no line)"
-            names = ", ".join(map(dotted, use.parameters))
-            text = f"{use.operator}{times} at {where}\nconsumes {names}"
-            name = f"{use.operator}{times}"
+            text = f"{name} at {where}\nconsumes {', '.join(map(dotted, use.parameters))}"
             yield Node(f"o{i}", Column.OPERATOR, (name,), re.split(r"[\\/]", where)[-1], text)
         ends = {end for source, target, _ in self.links for end in (source, target)}
         if "plain" in ends:
@@ -225,8 +210,3 @@ class _Drawing:
             worst = max(about.values(), key=_WORST_LAST.index)
             keys = tuple(dict.fromkeys([*about, *also]))
             yield Edge(source, target, worst, left_out, keys)
-
-
-def _note(p: ParameterReport) -> str:
-    note = standing_of(p).value
-    return f"{note} · {p.trace_bytes:,} bytes" if p.trace_bytes else note

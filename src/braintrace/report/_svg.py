@@ -12,14 +12,8 @@ _HEADS = ("parameters", "operators", "states")
 SEARCHABLE = 12  # parameters from which on a search box helps
 
 
-def style() -> str:
-    """The style sheet; everything in it is about `.braintrace-picture`."""
-    return files(__package__).joinpath("_picture.css").read_text("utf-8")
-
-
-def script() -> str:
-    """A function of the element to bring to life."""
-    return files(__package__).joinpath("_picture.js").read_text("utf-8")
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
 
 
 def fragment(picture: Picture, name: str) -> str:
@@ -30,10 +24,12 @@ def fragment(picture: Picture, name: str) -> str:
         name: the id of the element; no other element of the page may have it.
     """
     name = escape(name)
+    # All of the style is about `.braintrace-picture`; the script is a function of that element.
+    style, script = _read("_picture.css"), _read("_picture.js").strip().rstrip(";")
     return "\n".join(
         [
             f'<div class="braintrace-picture" id="{name}">',
-            f"<style>{style()}</style>",
+            f"<style>{style}</style>",
             f'<p class="summary">{escape(picture.summary)}</p>',
             _legend(picture),
             '<input class="search" type="search" placeholder="find a parameter" '
@@ -48,7 +44,7 @@ def fragment(picture: Picture, name: str) -> str:
             "</div>",
             _in_words(picture),
             "</div>",
-            f'<script>({script().strip().rstrip(";")})(document.getElementById("{name}"));</script>',
+            f'<script>({script})(document.getElementById("{name}"));</script>',
         ]
     )
 
@@ -58,12 +54,13 @@ def svg(picture: Picture) -> str:
     layout = place(picture)
     size = f'width="{layout.width:.0f}" height="{layout.height:.0f}"'
     label = escape(picture.summary, quote=True)
+    heads = zip(layout.columns, _HEADS, strict=True)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
             f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" role="group" '
             f'aria-label="{label}">',
-            *_heads(layout),
+            *(f'<text class="head" x="{x:.1f}" y="20">{head}</text>' for x, head in heads),
             *(_curve(c) for c in sorted(layout.curves, key=lambda c: not c.edge.left_out)),
             *(_box(b, layout) for b in layout.boxes),
             "</svg>",
@@ -71,16 +68,10 @@ def svg(picture: Picture) -> str:
     )
 
 
-def _heads(layout: Layout) -> list[str]:
-    return [
-        f'<text class="head" x="{x:.1f}" y="20">{head}</text>'
-        for x, head in zip(layout.columns, _HEADS, strict=True)
-    ]
-
-
 def _box(box: Box, layout: Layout) -> str:
     node = box.node
-    about = [k for c in layout.curves for k in c.edge.parameters if _touches(c, node.key)]
+    links = [c.edge for c in layout.curves if node.key in (c.edge.source, c.edge.target)]
+    about = [k for link in links for k in link.parameters]
     keys = " ".join(dict.fromkeys([*([node.key] if node.standing else []), *about]))
     kind = node.standing.name.lower() if node.standing else node.column.name.lower()
     x = box.x + PAD + 6
@@ -103,10 +94,6 @@ def _box(box: Box, layout: Layout) -> str:
         y += LINE
     out.append(f'<text class="note" x="{x:.1f}" y="{y - 1:.1f}">{escape(box.note)}</text></g>')
     return "".join(out)
-
-
-def _touches(curve: Curve, key: str) -> bool:
-    return key in (curve.edge.source, curve.edge.target)
 
 
 def _curve(curve: Curve) -> str:
