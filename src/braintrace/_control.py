@@ -31,19 +31,21 @@ from ._jaxpr import (
 
 Feed = Mapping[int, Any]
 Seen = dict[int, Any]
-Inside = Callable[[Body, Sequence[Any], Feed], tuple[list[Any], Seen]]
+Values = Sequence[Any]  # arrays, or pytrees of arrays
+Outcome = tuple[list[Any], Seen]
+Inside = Callable[[Body, Values, Feed], Outcome]
 Opens = Mapping[Equation, Collection[int]]  # and the numbers of what is fed inside
-Apply = Callable[[Equation, list[Any], Feed], tuple[list[Any], Seen]]
+Apply = Callable[[Equation, list[Any], Feed], Outcome]
 
 
 def run(
     program: Program,
-    consts: Sequence[Any],
-    inputs: Sequence[Any],
+    consts: Values,
+    inputs: Values,
     apply: Apply,
     opens: Opens,
     feed: Feed | None = None,
-) -> tuple[list[Any], Seen]:
+) -> Outcome:
     """Run a program: the equations in `opens` body by body, any other by `apply`."""
     seen: Seen = {}
 
@@ -55,14 +57,12 @@ def run(
     return evaluate(program, consts, inputs, one), seen
 
 
-def run_one(
-    eqn: Equation, values: list[Any], apply: Apply, opens: Opens, feed: Feed
-) -> tuple[list[Any], Seen]:
+def run_one(eqn: Equation, values: list[Any], apply: Apply, opens: Opens, feed: Feed) -> Outcome:
     """Run one equation, as `run` does."""
     if eqn not in opens:
         return apply(eqn, values, feed)
 
-    def inside(body: Body, values: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
+    def inside(body: Body, values: Values, feed: Feed) -> Outcome:
         return run(body.program, body.values, values, apply, opens, feed)
 
     return through(eqn, values, inside, {i: feed[i] for i in opens[eqn] if i in feed})
@@ -88,7 +88,7 @@ def quiet(eqn: Equation) -> int | None:
     return -1 if eqn.name == "custom_vjp_call" or (eqn.effects and not eqn.outputs) else None
 
 
-def bind_quietly(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+def bind_quietly(eqn: Equation, values: Values) -> list[Any]:
     """Apply an equation for forward differentiation; a mere side effect is left out."""
     return [] if eqn.effects and not eqn.outputs else bind_forward(eqn, values)
 
@@ -112,9 +112,7 @@ def guards(program: Program) -> dict[Equation, Atom]:
     return out
 
 
-def through(
-    eqn: Equation, values: Sequence[Any], inside: Inside, feed: Feed
-) -> tuple[list[Any], Seen]:
+def through(eqn: Equation, values: Values, inside: Inside, feed: Feed) -> Outcome:
     """Apply a `cond`, `scan` or `while` with its bodies run by `inside`.
 
     Values may be pytrees (but for the number of a branch and what stops a `while`).
@@ -122,9 +120,8 @@ def through(
     return {"cond": _cond, "scan": _scan, "while": _while}[eqn.name](eqn, values, inside, feed)
 
 
-def _cond(eqn, values, inside, feed):
+def _cond(eqn: Equation, values: Values, inside: Inside, feed: Feed) -> Outcome:
     index, *operands = values
-
     runs = [partial(inside, body) for body in eqn.bodies]
     shapes: Seen = {}
     for r in runs if feed else ():  # what is seen belongs to what is fed
@@ -140,7 +137,7 @@ def _cond(eqn, values, inside, feed):
     return lax.switch(jnp.asarray(index, "int32"), branches, operands, dict(feed))
 
 
-def _scan(eqn, values, inside, feed):
+def _scan(eqn: Equation, values: Values, inside: Inside, feed: Feed) -> Outcome:
     first, n_carry = scan_layout(eqn.params)
     last = first + n_carry
     consts, init, xs = values[:first], values[first:last], values[last:]
@@ -162,7 +159,7 @@ def _scan(eqn, values, inside, feed):
     return [*carry, *ys], seen
 
 
-def _while(eqn, values, inside, feed):
+def _while(eqn: Equation, values: Values, inside: Inside, feed: Feed) -> Outcome:
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = eqn.bodies
     before, consts = values[:n_cond], values[n_cond : n_cond + n_body]

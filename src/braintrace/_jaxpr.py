@@ -101,8 +101,8 @@ class Equation:
     inputs: tuple[Atom, ...]
     outputs: tuple[Var, ...]
     params: Params
-    source: Any  # a SourceInfo
-    effects: frozenset[Any] = frozenset()
+    source: SourceInfo
+    effects: frozenset[object] = frozenset()
     callers: tuple[SourceInfo, ...] = ()
     bodies: tuple[Body, ...] = ()
 

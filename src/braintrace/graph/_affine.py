@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import opened, run
+from .._control import Feed, Outcome, opened, run
 from .._jaxpr import (
     Atom,
     Const,
@@ -109,7 +109,7 @@ def _run(
     lengths = ([o.params["length"] for o in around[e] if o.name == "scan"] for e in rules)
     feed = {i: jnp.zeros(shape) for i, shape in enumerate(lengths)}
 
-    def apply(eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict[int, Array]]:
+    def apply(eqn: Equation, values: list[Any], feed: Feed) -> Outcome:
         if eqn not in index:
             return bind(eqn, values), {}
         with at_line_of(eqn):

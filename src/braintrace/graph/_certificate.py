@@ -201,7 +201,6 @@ class _Certifier:
         self.graph, self.traces, self.step = graph, traces, graph.step
         self.used = reach(self.step.program, self.step.entry_bits(self.step.params))
         self.n = len(graph.tangent.components)
-        self.tap_of = [i for i, tap in enumerate(graph.tangent.taps) for _ in tap]
         self.relation_of = {r.site.equation: r for r in graph.relations}
         self.arrival = Arrival(graph, traces.credit)
 
@@ -222,9 +221,8 @@ class _Certifier:
             shapes = jax.tree.leaves(self.traces.shapes[i])
             traced = bool(shapes)
         else:
-            relations = [
-                self.relation_of[s.equation] for s in sites if s.equation in self.relation_of
-            ]
+            traces = (self.relation_of.get(s.equation) for s in sites)
+            relations = [r for r in traces if r is not None]
             traced, shapes = bool(relations), [s for r in relations for s in self.shapes(r, i)]
             leaves, dropped = self.from_relations(i, sites, relations)
         if traced and self.traces.approximates:
@@ -270,9 +268,6 @@ class _Certifier:
 
     # ------------------------------------------------------------------------ what is left out
 
-    def names(self, leaves: Iterable[int]) -> str:
-        return ", ".join(dict.fromkeys(dotted(self.step.hidden[k].path) for k in leaves))
-
     def drop(
         self,
         source: Path,
@@ -282,11 +277,11 @@ class _Certifier:
         via: Site | None = None,
     ) -> Dropped:
         """What is dropped from a parameter or state to hidden leaves, at an equation."""
-        leaves = list(leaves)
-        through = () if via is None else (dotted(self.path_of(via)),)
-        text = " -> ".join((dotted(source), *through, self.names(leaves))) + why
         targets = tuple(dict.fromkeys(self.step.hidden[k].path for k in leaves))
-        way = Way(source, None if via is None else self.path_of(via), targets)
+        through = () if via is None else (self.path_of(via),)
+        ends = ", ".join(map(dotted, targets))
+        text = " -> ".join((*map(dotted, (source, *through)), ends)) + why
+        way = Way(source, through[0] if through else None, targets)
         return Dropped(text, None if eqn is None else eqn.where(), way)
 
     def plainly(self, i: int) -> list[Dropped]:
@@ -320,8 +315,7 @@ class _Certifier:
             reached = indices_of(graph.links.through[other.equation])
             if reached:
                 out.append(self.drop(path, reached, " across steps", other.equation, other))
-        index = next(i for i, s in enumerate(graph.sites) if s is site)
-        taps = {self.n + k for k, t in enumerate(self.tap_of) if t == index}
+        taps = {*graph.tangent.tap_sources(graph.sites.index(site))}
         view = graph.views[0 if relation is None else graph.view_of[relation.index]]
         out += self.cut_between(taps, path, view)
         if relation is None and not out:
@@ -355,8 +349,8 @@ class _Certifier:
             for k in cuts:
                 if influence.cuts[k].sources & sources:
                     out.setdefault(k, []).append(components[c].leaf)
-        at = [(influence.cuts[k], leaves) for k, leaves in out.items()]
-        return [self.drop(path, leaves, f": {cut.reason}", cut.equation) for cut, leaves in at]
+        by_cut = [(influence.cuts[k], leaves) for k, leaves in out.items()]
+        return [self.drop(path, leaves, f": {cut.reason}", cut.equation) for cut, leaves in by_cut]
 
     def beyond(
         self, site: Site, relation: HiddenParamOpRelation | None, through: Sequence[int]
@@ -366,8 +360,7 @@ class _Certifier:
         n = int(graph.influence.offsets[self.n])
         why = f" through more than {graph.crossings} crossing(s)"
         far = self.drop(path, through, why, site.equation)
-        everything = set(range(self.n + len(self.tap_of)))
-        out = self.cut_between(everything, path, graph.views[0])
+        out = self.cut_between(set(range(len(graph.tangent.sources))), path, graph.views[0])
         if relation is None:
             return [*out, far]
         destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])

@@ -355,19 +355,14 @@ class _Walk:
                 return [*carry, *(None for _ in eqn.outputs[n_carry:])]
             ys = [row[n_carry:] for row in rows]
             return [*carry, *(_stacked(column) for column in zip(*ys, strict=True))]
-        slices = [None if x is None else _Value(union(list(x.sources)), x.lost) for x in xs]
+        slices = [_moved(x, lambda sources: union(list(sources))) for x in xs]
         outs = self.until_stable(
             "scan", lambda c: self.body(body, [*consts, *c, *slices], facts[:first]), carry
         )
         if isinstance(outs, str):
             return outs
-        stacked = [
-            None
-            if v is None
-            else _Value(np.broadcast_to(v.sources, (length, *v.sources.shape)), v.lost)
-            for v in outs[n_carry:]
-        ]
-        return [*outs[:n_carry], *stacked]
+        repeat = lambda sources: np.broadcast_to(sources, (length, *sources.shape))
+        return [*outs[:n_carry], *(_moved(v, repeat) for v in outs[n_carry:])]
 
     def each_iteration(self, eqn: Equation, values: Values, facts: Facts) -> list[Values] | None:
         """Per iteration of a scan the carry that enters and the ys, then the last carry.
@@ -385,7 +380,7 @@ class _Walk:
         many, search, grown = alike and length > _FEW_ITERATIONS, True, 0
 
         def iteration(t: int, carry: Values, varying: Sequence[Fact] = ()) -> Values:
-            inputs = [*consts, *carry, *(_at(x, t) for x in xs)]
+            inputs = [*consts, *carry, *(_moved(x, lambda sources: sources[t]) for x in xs)]
             return self.body(eqn.bodies[0], inputs, [*facts[:first], *varying])
 
         for t in range(length)[:: -1 if eqn.params["reverse"] else 1]:
@@ -452,8 +447,8 @@ def _fact_at(fact: Fact, t: int) -> Fact:
     return None if fact is None else np.asarray(fact)[t]
 
 
-def _at(value: _Value | None, t: int) -> _Value | None:
-    return None if value is None else _Value(value.sources[t], value.lost)
+def _moved(value: _Value | None, move: Callable[[np.ndarray], np.ndarray]) -> _Value | None:
+    return None if value is None else _Value(move(value.sources), value.lost)
 
 
 def _either(a: _Value | None, b: _Value | None) -> _Value | None:

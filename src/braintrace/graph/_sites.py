@@ -88,24 +88,25 @@ class Site:
     # ------------------------------------------------------------------------------ iterations
 
     @property
-    def _scans(self) -> list[Level]:
-        return [level for level in self.levels if level.length is not None]
+    def _scans(self) -> list[tuple[int, bool]]:
+        """The scans around the operator: their length, and whether iterations are mapped."""
+        return [(s.length, s.mapped) for s in self.levels if s.length is not None]
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Leading axes of what is fed to and seen from the operator, outermost scan first."""
-        return tuple(level.length for level in self._scans if level.length is not None)
+        return tuple(length for length, _ in self._scans)
 
     @property
     def iterations(self) -> int | None:
         """How often the operator moves one trace within a step; None outside of loops."""
-        lengths = [s.length for s in self._scans if not s.mapped and s.length is not None]
+        lengths = [length for length, mapped in self._scans if not mapped]
         return prod(lengths) if lengths else None
 
     @property
     def time_axes(self) -> tuple[int, ...]:
         """The axes of `lengths` that are more time."""
-        return tuple(i for i, s in enumerate(self._scans) if not s.mapped)
+        return tuple(i for i, (_, mapped) in enumerate(self._scans) if not mapped)
 
     def outward(self, array: Array) -> Array:
         """From one axis per scan, outermost first, to (iterations, *mapped, ...)."""
@@ -261,10 +262,8 @@ def _inside(site: Site, around: Around, flow: Flow) -> Site:
     y: Any = shape_of(site.y)
     mapped = []
     for level in reversed([s for s in levels if s.mapped]):
-        grown = [
-            i not in own or bool(own[i] >> scan_index[level.equation] & 1)
-            for i in range(len(shapes))
-        ]
+        bit = scan_index[level.equation]
+        grown = [i not in own or bool(own[i] >> bit & 1) for i in range(len(shapes))]
         mapped.append(tuple(0 if g else None for g in grown))
         shapes = [_wider(s, level.length) if g else s for s, g in zip(shapes, grown, strict=True)]
         y = _wider(y, level.length)

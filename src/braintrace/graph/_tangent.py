@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._control import bind_quietly, opened, quiet, run, run_one
+from .._control import Feed, Outcome, bind_quietly, opened, quiet, run, run_one
 from .._errors import CompilationError, NotSupportedError, not_supported
 from .._jaxpr import (
     Atom,
@@ -268,7 +268,7 @@ class Pushed:
         value = self._primal.get(atom)
         return jnp.zeros(atom.shape, atom.dtype) if value is None else value
 
-    def _apply(self, eqn: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
+    def _apply(self, eqn: Equation, values: list[Any], feed: Feed) -> Outcome:
         if eqn in self._cut:
             return _zeros(eqn), {}
         if eqn.name == "while" and (inner := self._cut.intersection(equations_inside(eqn))):
@@ -310,12 +310,11 @@ def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[An
     shapes = [shape_of(a) for a in eqn.inputs]
     opens = opened(Program((), (), (eqn,), ()), lambda e: -1 if e in cut else None)
 
-    def apply(e: Equation, values: list[Any], feed: Any) -> tuple[list[Any], dict]:
+    def apply(e: Equation, values: list[Any], feed: Feed) -> Outcome:
         return (_zeros(e) if e in cut else bind(e, values)), {}
 
     program, consts = trace(
         lambda *values: run_one(eqn, list(values), apply, opens, {})[0], *shapes
     )
-    lines = {"source": eqn.source, "callers": eqn.callers}  # the user's own
-    equations = tuple(replace(e, **lines) for e in program.equations)
-    return replace(program, equations=equations), consts
+    at_user_line = [replace(e, source=eqn.source, callers=eqn.callers) for e in program.equations]
+    return replace(program, equations=tuple(at_user_line)), consts
