@@ -29,16 +29,7 @@ from math import prod
 
 import numpy as np
 
-from .._jaxpr import (
-    Atom,
-    Body,
-    Const,
-    Equation,
-    Program,
-    Var,
-    is_traced,
-    scan_layout,
-)
+from .._jaxpr import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
 from ._moves import fold, is_sum, move, spread, summands
 from ._sets import (
     MOST_SOURCES,
@@ -47,7 +38,7 @@ from ._sets import (
     Facts,
     Nonzero,
     Sources,
-    alongside,
+    combined,
     empty,
     facts_of,
     union,
@@ -481,6 +472,7 @@ def _stacked(values: Sequence[_Value | None]) -> _Value | None:
     some = [v for v in values if v is not None]
     if not some:
         return None
-    shape = some[0].sources.shape[:-1]
-    columns = alongside([None if v is None else v.sources for v in values], [shape] * len(values))
-    return _Value(np.stack(columns), frozenset().union(*(v.lost for v in some)))
+    shapes = [some[0].sources.shape[:-1]] * len(values)
+    arrays = [None if v is None else v.sources for v in values]
+    sources = combined(arrays, shapes, lambda *slices: np.stack(slices))
+    return _Value(sources, frozenset().union(*(v.lost for v in some)))

@@ -35,7 +35,7 @@ from ._sets import (
     Nonzero,
     Result,
     Sources,
-    alongside,
+    combined,
     empty,
     joined,
     nonzero,
@@ -113,12 +113,13 @@ def _pad(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return [union(out)]
 
 
-def _side_by_side(eqn: Equation, arrays: list[Sources]) -> list[np.ndarray]:
-    return alongside(arrays, [a.shape for a in eqn.inputs])
+def _joint(eqn: Equation, arrays: list[Sources], move: Callable[..., np.ndarray]) -> Result:
+    """The sets of all operands, moved into one array."""
+    return [combined(arrays, [a.shape for a in eqn.inputs], move)]
 
 
 def _concatenate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    return [np.concatenate(_side_by_side(eqn, arrays), axis=eqn.params["dimension"])]
+    return _joint(eqn, arrays, lambda *parts: np.concatenate(parts, eqn.params["dimension"]))
 
 
 def _split(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
@@ -339,18 +340,14 @@ def _overwrite(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     update = 1 if eqn.name == "dynamic_update_slice" else 2
     if any(k is None for k in facts[_INDICES[update]]):
         return _write_anywhere(eqn, arrays, facts, update)
-    pair = [arrays[0], arrays[update]]
-    operand, updates = alongside(pair, [eqn.inputs[0].shape, eqn.inputs[update].shape])
-    n, m = prod(operand.shape[:-1]), prod(updates.shape[:-1])
-    width = operand.shape[-1]
 
-    def write(numbers: np.ndarray) -> np.ndarray:
-        values = [numbers[:n].reshape(operand.shape[:-1]), *facts[1:]]
-        values[update] = numbers[n:].reshape(updates.shape[:-1])
+    def write(operand: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        values: list[Any] = [operand, *facts[1:]]
+        values[update] = updates
         return _run(eqn, values)
 
-    flat = np.concatenate([operand.reshape(n, width), updates.reshape(m, width)])
-    return [rearranged(flat, write)]
+    shapes = [eqn.inputs[0].shape, eqn.inputs[update].shape]
+    return [combined([arrays[0], arrays[update]], shapes, write)]
 
 
 _INDICES = {1: slice(2, None), 2: slice(1, 2)}  # where the places are, by where the updates are
@@ -434,14 +431,13 @@ def _select(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     if which is None:
         return _elementwise(eqn, arrays, facts)
     shape = eqn.outputs[0].shape
-    cases = np.stack(alongside(arrays[1:], [shape] * (len(arrays) - 1)))
-    index = np.broadcast_to(np.asarray(which, int), shape)
-    return [np.take_along_axis(cases, index[None, ..., None], 0)[0]]
+    index = np.broadcast_to(np.asarray(which, int), shape)[None]
+    select = lambda *cases: np.take_along_axis(np.stack(cases), index, 0)[0]
+    return [combined(arrays[1:], [shape] * (len(arrays) - 1), select)]
 
 
 def _stack(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    axis = eqn.params["axis"]
-    return [np.stack(_side_by_side(eqn, arrays), axis=axis if axis >= 0 else axis - 1)]
+    return _joint(eqn, arrays, lambda *parts: np.stack(parts, eqn.params["axis"]))
 
 
 def _unstack(eqn: Equation, array: np.ndarray) -> Sequence[np.ndarray]:

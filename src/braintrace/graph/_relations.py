@@ -8,15 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from .._errors import NotSupportedError
-from .._jaxpr import (
-    Program,
-    bind_forward,
-    equation_of,
-    evaluate,
-    jaxpr_of,
-    operand_of,
-    variable,
-)
+from .._jaxpr import Program, bind_forward, equation_of, evaluate, jaxpr_of, operand_of, variable
 from ..ops import ETPPrimitive, Operator
 from ._groups import HiddenGroup
 from ._operands import operand_equations

@@ -54,16 +54,6 @@ def empty(shape: Sequence[int]) -> np.ndarray:
     return np.full((*shape, 0), NONE)
 
 
-def alongside(arrays: Sequence[Sources], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Arrays of these shapes, all with room for equally many sources; None is without any."""
-    width = max(a.shape[-1] for a in arrays if a is not None)
-    out = [np.full((*shape, width), NONE) for shape in shapes]
-    for sets, array in zip(out, arrays, strict=True):
-        if array is not None:
-            sets[..., : array.shape[-1]] = array
-    return out
-
-
 def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Sets of sources per element: sorted, without doubles, as narrow as possible."""
     first = arrays[0]
@@ -113,10 +103,21 @@ def padded(a: np.ndarray, config: Any) -> np.ndarray:
 
 def rearranged(array: np.ndarray, move: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Sets moved as `move` moves the numbers of their elements; NONE is the empty set."""
-    *shape, width = array.shape
-    n = prod(shape)
-    rows = np.concatenate([array.reshape(n, width), np.full((1, width), NONE)])
-    return rows[move(np.arange(n).reshape(shape))]
+    return combined([array], [array.shape[:-1]], move)
+
+
+def combined(
+    arrays: Sequence[Sources], shapes: Sequence[tuple[int, ...]], move: Callable[..., np.ndarray]
+) -> np.ndarray:
+    """Sets of several values of these shapes, moved as `move` moves the numbers of elements."""
+    width = max(a.shape[-1] for a in arrays if a is not None)
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    rows = np.full((int(ends[-1]) + 1, width), NONE)  # the last is what NONE stands for
+    numbers = np.split(np.arange(ends[-1]), ends[:-1])
+    for array, own in zip(arrays, numbers, strict=True):
+        if array is not None:
+            rows[own, : array.shape[-1]] = array.reshape(len(own), array.shape[-1])
+    return rows[move(*(own.reshape(s) for own, s in zip(numbers, shapes, strict=True)))]
 
 
 def windows(

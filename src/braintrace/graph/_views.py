@@ -13,13 +13,7 @@ from typing import Any
 
 from .._control import opened
 from .._errors import NotSupportedError, message
-from .._jaxpr import (
-    Equation,
-    Program,
-    Var,
-    section,
-    variable,
-)
+from .._jaxpr import Equation, Program, Var, section, variable
 from ._influence import Influence
 from ._pattern import Pattern
 from ._sites import Site
