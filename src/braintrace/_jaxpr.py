@@ -22,7 +22,8 @@ import numpy as np
 from jax._src import core as jax_core
 from jax._src import source_info_util
 from jax.extend import core
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import Var as JaxVar
 from jax.interpreters import ad, batching, mlir
 
 Array = jax.Array
@@ -311,7 +312,7 @@ def section(
     return replace(part, consts=tuple(consts))
 
 
-def _bodies(eqn: core.JaxprEqn) -> Sequence[core.ClosedJaxpr]:
+def _bodies(eqn: JaxprEqn) -> Sequence[core.ClosedJaxpr]:
     p = eqn.params
     if eqn.primitive.name == "cond":
         return p["branches"]
@@ -325,7 +326,7 @@ def _body(closed: core.ClosedJaxpr, callers: tuple[SourceInfo, ...]) -> Body:
     return Body(prune(program), values)
 
 
-def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
     """The jaxpr of a closed jaxpr (newer JAX has one class for both)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
@@ -334,7 +335,7 @@ def _fresh(var: Any) -> Var:
     return Var(tuple(var.aval.shape), var.aval.dtype)
 
 
-def inner_jaxprs(params: Params) -> Iterator[core.Jaxpr]:
+def inner_jaxprs(params: Params) -> Iterator[Jaxpr]:
     """The jaxprs among the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -350,7 +351,7 @@ def scan_layout(params: Params) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def inner_equations(eqn: Equation | core.JaxprEqn) -> Iterator[core.JaxprEqn]:
+def inner_equations(eqn: Equation | JaxprEqn) -> Iterator[JaxprEqn]:
     """All JAX equations nested anywhere inside an equation's parameters."""
     for jaxpr in inner_jaxprs(eqn.params):
         for inner in jaxpr.eqns:
@@ -454,17 +455,17 @@ def _derivative_key(eqn: Equation) -> tuple:
 
 # --------------------------------------------------------------------------------- JAX's jaxprs
 
-_variables: WeakKeyDictionary[Var, core.Var] = WeakKeyDictionary()
+_variables: WeakKeyDictionary[Var, JaxVar] = WeakKeyDictionary()
 
 
-def variable(var: Var) -> core.Var:
+def variable(var: Var) -> JaxVar:
     """The JAX variable that stands for a variable of a program: always the same one."""
     if var not in _variables:
-        _variables[var] = core.Var(jax.core.ShapedArray(var.shape, var.dtype))
+        _variables[var] = JaxVar(jax.core.ShapedArray(var.shape, var.dtype))
     return _variables[var]
 
 
-def jaxpr_of(program: Program) -> core.Jaxpr:
+def jaxpr_of(program: Program) -> Jaxpr:
     """A program as a jaxpr of JAX, over `variable`s."""
     blank = open_jaxpr(jax.make_jaxpr(lambda: ())())
     consts = [variable(v) for v in program.consts]
@@ -486,7 +487,7 @@ def closed_jaxpr_of(program: Program, consts: Sequence[Any]) -> core.ClosedJaxpr
     return core.ClosedJaxpr(jaxpr_of(program), consts)
 
 
-def equation_of(eqn: Equation) -> core.JaxprEqn:
+def equation_of(eqn: Equation) -> JaxprEqn:
     """An equation as one of JAX, over `variable`s."""
     inputs, outputs = [operand_of(a) for a in eqn.inputs], [variable(v) for v in eqn.outputs]
     return core.new_jaxpr_eqn(
@@ -494,11 +495,11 @@ def equation_of(eqn: Equation) -> core.JaxprEqn:
     )
 
 
-def operand_of(atom: Atom) -> core.Var | core.Literal:
+def operand_of(atom: Atom) -> JaxVar | Literal:
     """The JAX variable or literal that stands for an atom."""
     if isinstance(atom, Var):
         return variable(atom)
-    return core.Literal(atom.value, jax.core.ShapedArray(atom.shape, atom.dtype))
+    return Literal(atom.value, jax.core.ShapedArray(atom.shape, atom.dtype))
 
 
 # --------------------------------------------------------------------------------- evaluation

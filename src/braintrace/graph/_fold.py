@@ -253,9 +253,8 @@ class _Cone:
 
     def _chained(self, key: str, by_operand: Any, factors: Sequence[Any], same: bool) -> Any:
         """dy/dw of a weight from dy/dv of the operand, both in coordinates of the trace."""
-        own, behind = self.operator, self.behind[key]
-        assert behind is not None
-        operand, w = own.shapes[behind], self.new[key]
+        own, behind, w = self.operator, self.of[key], self.new[key]
+        operand = own.shapes[behind]
         operand_of = lambda w: self._operand(key, w, factors)
         _, pull = jax.vjp(operand_of, jnp.zeros(w.shape, w.dtype))
         if same:  # dv/dw is diagonal
@@ -266,10 +265,8 @@ class _Cone:
 
     def _operand(self, key: str, weight: Any, factors: Sequence[Any]) -> Any:
         """The operand that a weight is behind of, as a function of this weight."""
-        behind = self.behind[key]
-        assert behind is not None
         zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in self.new.items()}
-        target = self.own.inputs[self.varying[behind]]
+        target = self.own.inputs[self.varying[self.of[key]]]
         program = Program((), (*self.new.values(), *self.factors), (*self.equations,), (target,))
         return evaluate(program, (), [*{**zeros, key: weight}.values(), *factors])[0]
 

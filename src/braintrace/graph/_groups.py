@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csgraph
 
 from .._errors import dotted
-from .._jaxpr import Program, Var, bind_forward, evaluate, jaxpr_of, variable
+from .._jaxpr import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_of, variable
 from ._pattern import Pattern, matrix
 from ._step import Path, join, split
 from ._views import Followed, Values, arranged
@@ -60,18 +60,18 @@ class HiddenGroup:
         return [p if n else p[..., 0] for p, n in zip(parts, self.channels, strict=True)]
 
     @property
-    def hidden_invars(self) -> list[Any]:
+    def hidden_invars(self) -> list[JaxVar]:
         """Variables of the group's states before the step."""
         return [variable(v) for v in self._entries]
 
     @property
-    def hidden_outvars(self) -> list[Any]:
+    def hidden_outvars(self) -> list[JaxVar]:
         """Variables of the group's states after the step."""
         step = self.followed.step
         return [variable(step.exit(step.hidden[i])) for i in self.leaves]
 
     @property
-    def transition_jaxpr(self) -> Any:
+    def transition_jaxpr(self) -> Jaxpr:
         """From the group's states before the step to those after it, along the followed paths.
 
         Raises:
@@ -80,7 +80,7 @@ class HiddenGroup:
         return jaxpr_of(self._transition)
 
     @property
-    def transition_jaxpr_constvars(self) -> list[Any]:
+    def transition_jaxpr_constvars(self) -> list[JaxVar]:
         """What `transition_jaxpr` reads besides the states."""
         return [variable(v) for v in self._transition.consts]
 
@@ -93,7 +93,7 @@ class HiddenGroup:
         place = edges[inside] - offsets[component[inside]]
         return bool((place[:, 0] == place[:, 1]).all())
 
-    def state_transition(self, hidden_vals: Sequence[Any], input_vals: Values) -> list[Any]:
+    def state_transition(self, hidden_vals: Sequence[Array], input_vals: Values) -> list[Array]:
         """The group's states after the step.
 
         Args:
@@ -106,7 +106,7 @@ class HiddenGroup:
 
     transition = state_transition
 
-    def diagonal_jacobian(self, hidden_vals: Sequence[Any], input_vals: Values) -> Array:
+    def diagonal_jacobian(self, hidden_vals: Sequence[Array], input_vals: Values) -> Array:
         """The derivative of each unit's states by its own states, (*varshape, S, S).
 
         Takes the arguments of `state_transition`; a complex state counts as two.
@@ -122,7 +122,7 @@ class HiddenGroup:
         own = np.arange(size)
         return full[own, :, own].reshape((*shape, n, n))
 
-    def full_jacobian(self, hidden_vals: Sequence[Any], input_vals: Values) -> Array:
+    def full_jacobian(self, hidden_vals: Sequence[Array], input_vals: Values) -> Array:
         """The derivative of the group's states by all of them, (*varshape, S, *varshape, S)."""
         moved, parts = self._real(hidden_vals, input_vals)
         rows = jax.jacfwd(moved, argnums=tuple(range(len(parts))))(*parts)
@@ -145,7 +145,7 @@ class HiddenGroup:
         return self.followed.between(self._entries, frozenset(self.components), self.leaves)
 
     def _real(
-        self, hidden_vals: Sequence[Any], input_vals: Values
+        self, hidden_vals: Sequence[Array], input_vals: Values
     ) -> tuple[Callable[..., list[Array]], list[Array]]:
         """The transition between real components, and those of the states."""
         all_of_step = self.followed.tangent.components

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Var, bind, evaluate, variable
+from .._jaxpr import JaxVar, Var, bind, evaluate, variable
 from ._groups import HiddenGroup
 from ._step import Path, Step
 
@@ -25,7 +25,7 @@ class HiddenPerturbation:
     perturb_hidden_states: tuple[Any, ...] = ()
 
     @property
-    def perturb_vars(self) -> tuple[Any, ...]:
+    def perturb_vars(self) -> tuple[JaxVar, ...]:
         """Variables of the new hidden states."""
         return tuple(variable(self.step.exit(leaf)) for leaf in self.step.hidden)
 
@@ -38,7 +38,7 @@ class HiddenPerturbation:
         entries = [self.step.entry(leaf) for leaf in self.step.hidden]
         return [jnp.zeros(v.shape, v.dtype) for v in entries]
 
-    def eval_jaxpr(self, inputs: Sequence[Any], perturb_data: Sequence[Array]) -> list[Any]:
+    def eval_jaxpr(self, inputs: Sequence[Array], perturb_data: Sequence[Array]) -> list[Array]:
         """Run the step on its flat inputs with the perturbations added."""
         step = self.step
         if len(perturb_data) != len(step.hidden):

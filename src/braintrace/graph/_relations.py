@@ -8,7 +8,21 @@ from enum import StrEnum
 from typing import Any
 
 from .._errors import NotSupportedError
-from .._jaxpr import Program, bind_forward, equation_of, evaluate, jaxpr_of, operand_of, variable
+from .._jaxpr import (
+    Array,
+    Jaxpr,
+    JaxprEqn,
+    JaxVar,
+    Literal,
+    Params,
+    Program,
+    bind_forward,
+    equation_of,
+    evaluate,
+    jaxpr_of,
+    operand_of,
+    variable,
+)
 from ..ops import ETPPrimitive, Operator
 from ._groups import HiddenGroup
 from ._operands import operand_equations
@@ -56,7 +70,7 @@ class HiddenParamOpRelation:
         return self.site.operator.primitive
 
     @property
-    def eqn_params(self) -> Mapping[str, Any]:
+    def eqn_params(self) -> Params:
         return self.site.equation.params
 
     @property
@@ -67,25 +81,25 @@ class HiddenParamOpRelation:
     path = weight_path
 
     @property
-    def x_var(self) -> Any:
+    def x_var(self) -> JaxVar | Literal | None:
         """Variable of the operator's input, None if it has none."""
         return None if self.site.x is None else operand_of(self.site.x)
 
     @property
-    def y_var(self) -> Any:
+    def y_var(self) -> JaxVar:
         """Variable of the operator's output."""
         return variable(self.site.y)
 
     x, y = x_var, y_var
 
     @property
-    def trainable_vars(self) -> Mapping[str, Any]:
+    def trainable_vars(self) -> Mapping[str, JaxVar | Literal]:
         """Variables of the operator's weights."""
         at = self.site.operator.positions
         return {k: operand_of(self.site.equation.inputs[i]) for k, i in at.items()}
 
     @property
-    def trainable_processing_chains(self) -> Mapping[str, tuple[Any, ...]]:
+    def trainable_processing_chains(self) -> Mapping[str, tuple[JaxprEqn, ...]]:
         """For each weight, the equations that compute it from parameters, in order."""
         program = self._followed.step.program
         return {
@@ -94,7 +108,7 @@ class HiddenParamOpRelation:
         }
 
     @property
-    def y_to_hidden_group_jaxprs(self) -> list[Any]:
+    def y_to_hidden_group_jaxprs(self) -> list[Jaxpr]:
         """For each hidden group, a jaxpr from the operator's output to the group's new states.
 
         Raises:
@@ -103,8 +117,8 @@ class HiddenParamOpRelation:
         return [jaxpr_of(part) for part in self._tails]
 
     def y_to_hidden_groups(
-        self, y: Any, const_vals: Mapping[Any, Any], concat_hidden_vals: bool = True
-    ) -> list[Any]:
+        self, y: Array, const_vals: Mapping[JaxVar, Array], concat_hidden_vals: bool = True
+    ) -> list[Array] | list[list[Array]]:
         """The new states of each hidden group for an output of the operator.
 
         Args:
@@ -114,7 +128,11 @@ class HiddenParamOpRelation:
         """
         tails = zip(self.hidden_groups, self._tails, strict=True)
         states = [(g, evaluate(t, arranged(t, const_vals), [y], bind_forward)) for g, t in tails]
-        return [g.concat_hidden(v) if concat_hidden_vals else v for g, v in states]
+        return (
+            [g.concat_hidden(v) for g, v in states]
+            if concat_hidden_vals
+            else [v for _, v in states]
+        )
 
     @property
     def _followed(self) -> Followed:

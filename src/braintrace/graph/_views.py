@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .._control import opened
 from .._errors import NotSupportedError, message
-from .._jaxpr import Equation, Program, Var, section, variable
+from .._jaxpr import Array, Equation, JaxVar, Program, Var, section, variable
 from ._influence import Influence
 from ._pattern import Pattern
 from ._sites import Site
 from ._step import Step
 from ._tangent import Tangent
 
-Values = Sequence[Any] | Mapping[Any, Any]
+Values = Sequence[Array] | Mapping[JaxVar, Array]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,7 +84,7 @@ def not_apart(eqn: Equation, what: str) -> str:
     )
 
 
-def arranged(part: Program, values: Values) -> list[Any]:
+def arranged(part: Program, values: Values) -> list[Array]:
     """Values of a part's constants: by variable, or in their order already."""
     if isinstance(values, Mapping):
         return [values[variable(v)] for v in part.consts]
