@@ -147,6 +147,11 @@ LAYERS = {
         {"w": (I, N)},
         (B, N),
     ),
+    "a bias per sample": (
+        lambda p, x, h: x @ p["w"] + p["b"],
+        {"w": (I, N), "b": (B, N)},
+        (B, N),
+    ),
     "heads": (
         lambda p, x, h: jnp.einsum("bi,hio->bho", x, p["w"]) + p["b"],
         {"w": (2, I, N), "b": (2, N)},

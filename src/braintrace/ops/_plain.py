@@ -113,6 +113,8 @@ def takes_bias(eqn: Equation, bias: Atom) -> bool:
     if eqn.primitive not in (etp_mm, etp_mv, plain_dot) or eqn.params.get("has_bias"):
         return False
     y, n = eqn.outputs[0], len(bias.shape)
+    if eqn.primitive is etp_mm and n != 1:  # samples of its batch have no bias of their own
+        return False
     return n > 0 and y.shape[len(y.shape) - n :] == bias.shape and bias.dtype == y.dtype
 
 
