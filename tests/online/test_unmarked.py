@@ -27,7 +27,8 @@ XS = np.random.default_rng(0).normal(size=(T, B, I))
 def gradient(step, rule, params, state, xs, loss=lambda out: jnp.sum(out**2), **options):
     net = bt.online(step, rule, **options)
     carry = net.init(params, state, *jax.tree.map(lambda a: a[0], (xs,)))
-    grads, _ = net.grad(loss)(params, carry, xs)
+    # Several blocks: in a single one no trace is read.
+    grads, _ = net.grad(loss, block_size=3)(params, carry, xs)
     return grads, net
 
 
@@ -191,6 +192,16 @@ LAYERS = {
     ),
     "rows of a table": (
         lambda p, x, h: p["w"][(x[:, 0] > 0).astype(int) + (x[:, 1] > 0)],
+        {"w": (3, N)},
+        (B, N),
+    ),
+    "rows, clipped": (
+        lambda p, x, h: jnp.take(p["w"], 9 * (x[:, 0] > 0).astype(int) - 1, axis=0, mode="clip"),
+        {"w": (3, N)},
+        (B, N),
+    ),
+    "rows, filled": (
+        lambda p, x, h: p["w"].at[4 * (x[:, 0] > 0).astype(int)].get(mode="fill", fill_value=2.0),
         {"w": (3, N)},
         (B, N),
     ),

@@ -148,9 +148,11 @@ def _gather(x: Array, weight: Array, **params: Any) -> Array:
 
 
 def _rows(x: Array, shapes: dict[str, Any], **params: Any) -> Array:
-    """Indices of rows as one-hot rows; a row outside of the table is none."""
-    table = shapes["weight"]
-    return jax.nn.one_hot(x[..., 0], table.shape[0], dtype=table.dtype)
+    """Indices as one-hot rows; one outside of the table is none, or the nearest if clipped."""
+    table, index = shapes["weight"], x[..., 0]
+    if lax.GatherScatterMode.from_any(params.get("mode")) == lax.GatherScatterMode.CLIP:
+        index = jnp.clip(index, 0, table.shape[0] - 1)
+    return jax.nn.one_hot(index, table.shape[0], dtype=table.dtype)
 
 
 def _row_form(rank: int) -> EinsumForm:
@@ -166,7 +168,7 @@ def _row_linear(x: Array, weights: Weights, **params: Any) -> Array:
 
 
 def _row_features(x: Array, shapes: dict[str, Any], **params: Any) -> Weights:
-    rows = x if is_inexact(x.dtype) else _rows(x, shapes)
+    rows = x if is_inexact(x.dtype) else _rows(x, shapes, **params)
     return {"weight": _row_form(rows.ndim).features(rows)}
 
 
