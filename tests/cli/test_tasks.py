@@ -16,6 +16,7 @@ from .test_demo import hide
 KEY = jax.random.key(0)
 
 
+@cache
 def make(name, length=None):
     return MAKE[name](length or TASKS[name].length)
 

@@ -23,20 +23,17 @@ from .tasks._loss import ERROR
 CELL = "gru"
 
 
-@dataclass(frozen=True)
 class Noise(Task):
     """Random numbers in and out, for measures of cost: every step has a loss."""
-
-    length: int
 
     inputs, outputs = 32, 8
     measure = ERROR
     chance = 1.0
     title = f"random numbers, {inputs} in, {outputs} out"
 
-    @property
-    def asked(self) -> int:
-        return self.length
+    def __init__(self, length: int):
+        super().__init__(length)
+        self.asked = length
 
     def batch(self, key: Array, size: int) -> Batch:
         for_xs, for_ys = jax.random.split(key)

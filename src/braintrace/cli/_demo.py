@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import brainstate
 import jax
@@ -32,23 +34,24 @@ RATE = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Sizes of a run; memory is measured for `factors` times the task's length."""
+    """Sizes of a run; memory is measured for `factors` times the length."""
 
-    task: Recall
+    task: Callable[..., Recall]
+    length: int
     units: int
     batch: int
     tests: int
     factors: tuple[float, ...]
 
 
-FULL = Setting(Recall(8, 100), 32, 32, tests=32, factors=(0.1, 0.3, 1, 3, 10))
-QUICK = Setting(Recall(4, 20, cue=2, asked=2), 8, 8, tests=4, factors=(1, 10))
+FULL = Setting(partial(Recall, 8), 100, 32, 32, tests=32, factors=(0.1, 0.3, 1, 3, 10))
+QUICK = Setting(partial(Recall, 4, cue=2, asked=2), 20, 8, 8, tests=4, factors=(1, 10))
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, print the table and write `demo.png`; returns the exit status."""
     setting = QUICK if options.quick else FULL
-    task, size = setting.task, setting.batch
+    task, size = setting.task(length=setting.length), setting.batch
     updates = options.updates or (QUICK_UPDATES if options.quick else UPDATES)
     network = lambda: Network(_gru, task, setting.units, options.seed)
     train_key, test_key = jax.random.split(jax.random.key(options.seed))
@@ -79,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     lengths = [round(factor * task.length) for factor in setting.factors]
     with stage(f"memory of sequences of {lengths[0]} to {lengths[-1]} steps"):
         memory = {choice.label: {
-            t: Compiled(choice, network(), replace(task, length=t), size).working for t in lengths
+            t: Compiled(choice, network(), setting.task(length=t), size).working for t in lengths
         } for choice in CHOICES}  # fmt: skip
 
     losses = {name: run.losses for name, run in runs.items()}

@@ -15,12 +15,5 @@ from ._task import Batch as Batch
 from ._task import Task as Task
 from ._text import Text
 
-MAKE: dict[str, Callable[[int], Task]] = {
-    "copy": Copy,
-    "adding": Adding,
-    "match": Match,
-    "evidence": Evidence,
-    "mackey_glass": MackeyGlass,
-    "digits": Digits,
-    "text": Text,
-}
+_TASKS = (Copy, Adding, Match, Evidence, MackeyGlass, Digits, Text)
+MAKE: dict[str, Callable[[int], Task]] = {task.name: task for task in _TASKS}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 
@@ -11,23 +9,17 @@ from ._loss import ERROR, Array
 from ._task import Batch, Task
 
 
-@dataclass(frozen=True)
 class Adding(Task):
     """Uniform numbers in [0, 1); one of each half is marked, their sum is the answer at the end."""
 
-    length: int
-
+    name, shortest = "adding", 4
     inputs, outputs, asked = 2, 1, 1
     measure = ERROR
     chance = 1 / 6  # the variance of a sum of two uniform numbers
 
-    def __post_init__(self) -> None:
-        if self.length < 4:
-            raise ValueError("adding needs at least 4 steps.")
-
-    @property
-    def title(self) -> str:
-        return f"sum of 2 marked of {self.length} numbers"
+    def __init__(self, length: int):
+        super().__init__(length)
+        self.title = f"sum of 2 marked of {length} numbers"
 
     def batch(self, key: Array, size: int) -> Batch:
         for_values, for_first, for_second = jax.random.split(key, 3)

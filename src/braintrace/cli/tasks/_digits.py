@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import jax
@@ -35,28 +34,20 @@ def images() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     ))  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Digits(Task):
     """Name the digit after its last row; every class has its share of the test."""
 
-    length: int = ROWS
-
+    name = "digits"
+    title = f"handwritten digits, {ROWS} rows of {ROWS} pixels"
     inputs, outputs, asked = ROWS, 10, 1
     measure = ACCURACY
 
-    def __post_init__(self) -> None:
-        if self.length != ROWS:
+    def __init__(self, length: int):
+        if length != ROWS:
             raise ValueError(f"digits has {ROWS} steps, one per row: leave --length out.")
-        images()  # raises at once if scikit-learn is missing
-
-    @property
-    def title(self) -> str:
-        return f"handwritten digits, {ROWS} rows of {ROWS} pixels"
-
-    @property
-    def chance(self) -> float:
+        super().__init__(length)
         labels = images()[3]
-        return float(np.bincount(labels).max() / len(labels))
+        self.chance = float(np.bincount(labels).max() / len(labels))
 
     def batch(self, key: Array, size: int) -> Batch:
         train, _, labels, _ = images()

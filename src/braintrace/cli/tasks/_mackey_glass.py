@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import jax
@@ -46,28 +45,19 @@ def split_series() -> tuple[np.ndarray, np.ndarray]:
     return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
 
 
-@dataclass(frozen=True)
 class MackeyGlass(Task):
     """The value `ahead` steps later, from the values so far; the first quarter is context only."""
 
-    length: int
-
     ahead = 20
+    name, shortest, longest = "mackey_glass", 4, TESTED - ahead - 1
+    title = f"Mackey-Glass equation (lag {LAG}), {ahead} steps ahead"
     inputs, outputs = 1, 1
     measure = NORMALISED
     chance = 1.0
 
-    def __post_init__(self) -> None:
-        if not 4 <= self.length < TESTED - self.ahead:
-            raise ValueError(f"mackey_glass has 4 to {TESTED - self.ahead - 1} steps.")
-
-    @property
-    def title(self) -> str:
-        return f"Mackey-Glass equation (lag {LAG}), {self.ahead} steps ahead"
-
-    @property
-    def asked(self) -> int:
-        return self.length - self.length // 4
+    def __init__(self, length: int):
+        super().__init__(length)
+        self.asked = length - length // 4
 
     def batch(self, key: Array, size: int) -> Batch:
         last = TRAINED - self.length - self.ahead

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 
@@ -27,7 +25,6 @@ class _Spikes(Task):
         return xs, jnp.broadcast_to(labels, (self.length, len(labels)))
 
 
-@dataclass(frozen=True)
 class Match(_Spikes):
     """One of two populations fires as the sample, and after a pause one of them as the test.
 
@@ -35,19 +32,12 @@ class Match(_Spikes):
     and then: a single spike has no information.
     """
 
-    length: int
+    name, shortest = "match", 12
 
-    def __post_init__(self) -> None:
-        if self.length < 12:
-            raise ValueError("match needs at least 12 steps.")
-
-    @property
-    def title(self) -> str:
-        return f"delayed match to sample over {self.length - 3 * self.asked} steps, spike trains"
-
-    @property
-    def asked(self) -> int:
-        return self.length // 6
+    def __init__(self, length: int):
+        super().__init__(length)
+        self.asked = length // 6
+        self.title = f"delayed match to sample over {length - 3 * self.asked} steps, spike trains"
 
     def batch(self, key: Array, size: int) -> Batch:
         for_sample, for_spikes = jax.random.split(key)
@@ -61,33 +51,21 @@ class Match(_Spikes):
         return self._batch(for_spikes, active, match)
 
 
-@dataclass(frozen=True)
 class Evidence(_Spikes):
     """An odd number of cues, left or right, then a pause, then the question which were more.
 
     The cues take the first half of the time, the question its last tenth.
     """
 
-    length: int
-
     cues = 5
+    name, shortest = "evidence", 4 * cues
 
-    def __post_init__(self) -> None:
-        if self.length < 4 * self.cues:
-            raise ValueError(f"evidence needs at least {4 * self.cues} steps.")
-
-    @property
-    def title(self) -> str:
-        pause = self.length - self.cues * self._period - self.asked
-        return f"majority of {self.cues} cues, {pause} steps later, spike trains"
-
-    @property
-    def asked(self) -> int:
-        return max(1, self.length // 10)
-
-    @property
-    def _period(self) -> int:
-        return self.length // (2 * self.cues)
+    def __init__(self, length: int):
+        super().__init__(length)
+        self.asked = max(1, length // 10)
+        self.period = length // (2 * self.cues)  # from cue to cue
+        pause = length - self.cues * self.period - self.asked
+        self.title = f"majority of {self.cues} cues, {pause} steps later, spike trains"
 
     def batch(self, key: Array, size: int) -> Batch:
         for_sides, for_spikes = jax.random.split(key)
@@ -95,7 +73,7 @@ class Evidence(_Spikes):
         majority = (2 * sides.sum(axis=0) > self.cues).astype(int)
         labels = jnp.arange(size) % 2  # as many answers of each side, if the size is even
         sides = jnp.where(majority == labels, sides, 1 - sides)
-        period = self._period
+        period = self.period
         on = jnp.arange(period) < (period + 1) // 2
         cue = jax.nn.one_hot(sides, 2)[:, None] * on[None, :, None, None]
         active = jnp.zeros((self.length, size, 3))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +10,6 @@ from ._loss import ACCURACY, ANSWERS, Array
 from ._task import Batch, Task
 
 
-@dataclass(frozen=True)
 class Recall(Task):
     """Name the symbol shown at the start, long after it is gone.
 
@@ -22,28 +18,15 @@ class Recall(Task):
     for in the last `asked` steps. So these steps hold no information on the label.
     """
 
-    symbols: int
-    length: int
-    cue: int = 5
-    asked: int = 5
-
+    name = "recall"
     measure = ANSWERS
 
-    @property
-    def inputs(self) -> int:
-        return self.symbols + 2
-
-    @property
-    def outputs(self) -> int:
-        return self.symbols
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.symbols
-
-    @property
-    def title(self) -> str:
-        return f"delayed recall of 1 in {self.symbols} symbols over {self.length} steps"
+    def __init__(self, symbols: int, length: int, cue: int = 5, asked: int = 5):
+        super().__init__(length)
+        self.symbols, self.cue, self.asked = symbols, cue, asked
+        self.inputs, self.outputs = symbols + 2, symbols
+        self.chance = 1 / symbols
+        self.title = f"delayed recall of 1 in {symbols} symbols over {length} steps"
 
     def batch(self, key: Array, size: int) -> Batch:
         for_label, for_rest = jax.random.split(key)
@@ -56,7 +39,6 @@ class Recall(Task):
         return xs, jnp.broadcast_to(labels, (self.length, size))
 
 
-@dataclass(frozen=True)
 class Copy(Task):
     """`items` symbols, a pause, and as many steps in which they are asked for, in order.
 
@@ -64,39 +46,28 @@ class Copy(Task):
     random, is held out: a list of the test never occurs in training.
     """
 
-    length: int
-
     symbols, items = 8, 4
+    name, shortest = "copy", 2 * items + 1
     inputs, outputs, asked = symbols + 1, symbols, items
     measure = ACCURACY
 
-    def __post_init__(self) -> None:
-        if self.length < 2 * self.items + 1:
-            raise ValueError(f"copy needs at least {2 * self.items + 1} steps.")
-
-    @property
-    def title(self) -> str:
-        pause = self.length - 2 * self.items
-        return f"delayed copy of {self.items} of {self.symbols} symbols over {pause} empty steps"
-
-    @property
-    def chance(self) -> float:
-        counts = np.bincount(np.asarray(self._symbols(self._lists[0])).ravel())
-        return float(counts.max() / counts.sum())
-
-    @cached_property
-    def _lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """Held-out lists and those of training, as numbers in base `symbols`."""
+    def __init__(self, length: int):
+        super().__init__(length)
+        pause = length - 2 * self.items
+        what = f"{self.items} of {self.symbols} symbols"
+        self.title = f"delayed copy of {what} over {pause} empty steps"
+        # Lists as numbers in base `symbols`.
         order = np.random.default_rng(0).permutation(self.symbols**self.items)
-        count = len(order) // 8
-        return order[:count], order[count:]
+        self._held_out, self._training = np.split(order, [len(order) // 8])
+        counts = np.bincount(np.asarray(self._symbols(self._held_out)).ravel())
+        self.chance = float(counts.max() / counts.sum())
 
     def batch(self, key: Array, size: int) -> Batch:
-        return self._sequences(jax.random.choice(key, jnp.asarray(self._lists[1]), (size,)))
+        return self._sequences(jax.random.choice(key, jnp.asarray(self._training), (size,)))
 
     def test(self, size: int) -> Batch:
         """Held-out lists, each once."""
-        return self._sequences(jnp.asarray(self._lists[0][:size]))
+        return self._sequences(jnp.asarray(self._held_out[:size]))
 
     def _symbols(self, lists: Array | np.ndarray) -> Array:
         """The symbols of numbered lists, (items, size)."""

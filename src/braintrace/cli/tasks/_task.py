@@ -5,7 +5,7 @@ Arrays are time-major: inputs (T, B, inputs), targets (T, B) of labels or (T, B,
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ from ._loss import Array, Measure
 Batch = tuple[Array, Array]
 
 
-class Task(Protocol):
+class Task:
     """A supervised sequence task that needs memory.
 
     Attributes:
-        length: steps of a sequence.
+        name: as the command line has it.
+        length: steps of a sequence, from `shortest` to `longest`.
         measure: loss and score.
         inputs: size of the input of a step.
         outputs: size of the read-out.
@@ -28,19 +29,23 @@ class Task(Protocol):
         title: the task in a few words, with its sizes.
     """
 
-    length: int
+    name: str
+    shortest, longest = 1, math.inf
     measure: Measure
+    inputs: int
+    outputs: int
+    asked: int
+    chance: float
+    title: str
 
-    @property
-    def inputs(self) -> int: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def asked(self) -> int: ...
-    @property
-    def chance(self) -> float: ...
-    @property
-    def title(self) -> str: ...
+    def __init__(self, length: int):
+        if not self.shortest <= length <= self.longest:
+            no_limit = self.longest == math.inf
+            limits = (
+                f"at least {self.shortest}" if no_limit else f"{self.shortest} to {self.longest}"
+            )
+            raise ValueError(f"{self.name} needs {limits} steps.")
+        self.length = length
 
     @property
     def mask(self) -> Array:
@@ -55,14 +60,11 @@ class Task(Protocol):
 
     def batch(self, key: Array, size: int) -> Batch:
         """Inputs and targets of training sequences."""
-        ...
+        raise NotImplementedError
 
     def test(self, size: int) -> Batch:
         """At most `size` held-out sequences, the same at every call.
 
         By default those of a key that training never uses.
         """
-        return self.batch(jax.random.key(HELD_OUT), size)
-
-
-HELD_OUT = 7_919
+        return self.batch(jax.random.key(7_919), size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 
 import jax
@@ -48,42 +47,29 @@ def encoded() -> tuple[np.ndarray, np.ndarray, str]:
     return numbers[:cut], numbers[cut:], alphabet
 
 
-@dataclass(frozen=True)
 class Text(Task):
     """Predict the next character; the first quarter of a sequence is context only.
 
     Training is the first nine tenths of the text, the test its last tenth.
     """
 
-    length: int
-
+    name, shortest = "text", 4
     inputs, outputs = SYMBOLS, SYMBOLS
     measure = BITS
 
-    def __post_init__(self) -> None:
-        most = len(encoded()[1]) - 1
-        if not 4 <= self.length <= most:
-            raise ValueError(f"text has 4 to {most} steps.")
-
-    @property
-    def title(self) -> str:
+    def __init__(self, length: int):
         train, test, _ = encoded()
+        self.longest = len(test) - 1
+        super().__init__(length)
         digest = hashlib.sha256(corpus().encode()).hexdigest()[:8]
-        return (
+        self.title = (
             f"next of {SYMBOLS} characters, Python's help topics "
             f"({len(train)} for training, {len(test)} held out, sha256 {digest})"
         )
-
-    @property
-    def chance(self) -> float:
-        """Bits per character of the frequencies of training, on the test."""
-        train, test, _ = encoded()
+        # Bits per character of the frequencies of training, on the test.
         share = np.log2((np.bincount(train, minlength=SYMBOLS) + 1) / (len(train) + SYMBOLS))
-        return float(-share[test].mean())
-
-    @property
-    def asked(self) -> int:
-        return self.length - self.length // 4
+        self.chance = float(-share[test].mean())
+        self.asked = length - length // 4
 
     def batch(self, key: Array, size: int) -> Batch:
         train = encoded()[0]
