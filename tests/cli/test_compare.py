@@ -15,9 +15,10 @@ from braintrace.cli import main
 from braintrace.cli._cells import CELLS
 from braintrace.cli._comparison import Trainer
 from braintrace.cli._gradient import Compiled, agreement, matching_window
+from braintrace.cli._names import RULES as NAMES
 from braintrace.cli._network import network
 from braintrace.cli._output import INTERRUPTED
-from braintrace.cli._rules import BASELINES, names, parse
+from braintrace.cli._rules import BASELINES, parse
 from braintrace.cli.tasks import MAKE
 
 from .test_demo import hide
@@ -168,7 +169,7 @@ def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatc
 def test_compare_lists_what_there_is(capsys):
     assert main(["compare", "--list"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (*MAKE, *CELLS, *names()))
+    assert all(name in shown for name in (*MAKE, *CELLS, *NAMES))
 
 
 def test_rules_are_read_with_their_options():
@@ -182,7 +183,7 @@ def test_rules_are_read_with_their_options():
 
 def test_all_rules_are_all_names_but_aliases():
     parsed = [choice.name for choice in parse(["all"])]
-    assert parsed == names() and {*BASELINES, "d_rtrl", "rtrl"} <= set(parsed)
+    assert tuple(parsed) == NAMES and {*BASELINES, "d_rtrl", "rtrl"} <= set(parsed)
     assert "es_d_rtrl" not in parsed
 
 

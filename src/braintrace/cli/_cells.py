@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import brainstate
 import jax
@@ -88,7 +87,7 @@ class ALIF(Cell):
         return spike(self.v.value - 1 - 0.5 * self.a.value)
 
 
-def _gated(kind: Callable[..., Any], **biases: Callable[[Array], Array]) -> MakeCell:
+def _gated(kind: type[Cell], **biases: Callable[[Array], Array]) -> MakeCell:
     """A cell whose layers have biases that are functions of the logarithms of time constants."""
 
     def make(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
@@ -108,7 +107,7 @@ def _min_gru(inputs: int, units: int, memory: int) -> brainstate.nn.Module:
     return cell
 
 
-def _spiking(kind: Callable[..., Any], slow: str, *fast: str) -> MakeCell:
+def _spiking(kind: Callable[..., brainstate.nn.Module], slow: str, *fast: str) -> MakeCell:
     """A spiking cell whose slow time constant is spread up to what the task needs."""
 
     def make(inputs: int, units: int, memory: int) -> brainstate.nn.Module:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ._names import CELLS, TASKS, task_table
 from ._parser import HIDDEN, Parser, cell, number, positive, rules, seed, task, tasks
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 UPDATES, QUICK_UPDATES = 600, 10  # of the demo
 COMPARED, SEEDS = ("bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop"), 3
@@ -30,7 +32,7 @@ def add_commands(parser: Parser) -> None:
     parser.commands = tuple(commands.choices)
 
 
-def _command(commands: Any, name: str, about: str, examples: str, end: str = "") -> Parser:
+def _command(commands: Commands, name: str, about: str, examples: str, end: str = "") -> Parser:
     """A parser for one command, which runs `run(options)` of the module of its name."""
     lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
     about = about[0].upper() + about[1:]
@@ -41,7 +43,7 @@ def _command(commands: Any, name: str, about: str, examples: str, end: str = "")
     return parser
 
 
-def _demo(commands: Any) -> None:
+def _demo(commands: Commands) -> None:
     about = "train a network online and by BPTT, and compare"
     examples = """
     braintrace demo
@@ -57,7 +59,7 @@ def _demo(commands: Any) -> None:
     option("--quick", action="store_true", help=QUICK)
 
 
-def _train(commands: Any) -> None:
+def _train(commands: Commands) -> None:
     about = "train a network online on a task, with checkpoints"
     examples = """
     braintrace train copy
@@ -78,7 +80,7 @@ def _train(commands: Any) -> None:
            "options it was started with")  # fmt: skip
 
 
-def _compare(commands: Any) -> None:
+def _compare(commands: Commands) -> None:
     about = "train one network with several rules on tasks"
     examples = """
     braintrace compare --list
@@ -105,7 +107,7 @@ def _check_compare(options: argparse.Namespace) -> None:
         options.parser.error(f"name a task: {', '.join(TASKS)}, or all")
 
 
-def _explain(commands: Any) -> None:
+def _explain(commands: Commands) -> None:
     about = "report how every parameter of a model would be learned, and what is left out"
     examples = """
     braintrace explain net.py:Network --input 16,3 --batch-size 16
@@ -129,7 +131,7 @@ def _explain(commands: Any) -> None:
     option("--html", type=Path, metavar="FILE", help="write the report as a page, too")
 
 
-def _bench(commands: Any) -> None:
+def _bench(commands: Commands) -> None:
     about = "measure time and memory of a gradient against the length of the sequence"
     examples = """
     braintrace bench
@@ -155,7 +157,7 @@ def _bench(commands: Any) -> None:
     option("--quick", action="store_true", help="small and short")
 
 
-def _network_and_task(option: Callable[..., Any], updates: str) -> None:
+def _network_and_task(option: Callable[..., object], updates: str) -> None:
     below = "(default: see below)"
     option("--cell", type=cell, metavar="CELL", help=f"{', '.join(CELLS)} {below}")
     option("--updates", type=positive, metavar="N", help=f"weight updates {updates} {below}")
@@ -165,7 +167,7 @@ def _network_and_task(option: Callable[..., Any], updates: str) -> None:
     option("--lr", type=number, metavar="RATE", help=f"learning rate of Adam {below}")
 
 
-def _out(option: Callable[..., Any], what: str) -> None:
+def _out(option: Callable[..., object], what: str) -> None:
     option("--out", type=Path, default=Path("out"), metavar="DIR",
            help=f"for {what} (default: %(default)s)")  # fmt: skip
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from ._commands import SEEDS
 from ._comparison import Plan, Result, Row, Seed, compare
 from ._figures import draw_compare
-from ._names import CELLS, TASKS
+from ._names import CELLS, RULES, TASKS
 from ._output import INTERRUPTED, save_figure, save_record
-from ._rules import BASELINES, DEFAULTS, names, parse
+from ._rules import BASELINES, DEFAULTS, parse
 from .tasks import MAKE
 
 QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1, "tests": 64, "points": 2, "rounds": 3}
@@ -88,7 +88,7 @@ def _listing() -> str:
     lines += ["", "Baselines"]
     lines += [f"  {name:14}{about}" for name, about in BASELINES.items()]
     lines += ["", "Rules, with the defaults of this command for their options"]
-    for name in names():
+    for name in RULES:
         if name not in BASELINES:
             defaults = ",".join(f"{k}={value}" for k, value in DEFAULTS.get(name, {}).items())
             lines.append(f"  {name:14}{defaults}".rstrip())

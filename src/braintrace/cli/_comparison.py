@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import brainstate
 import jax
@@ -18,8 +17,8 @@ import numpy as np
 
 from ._gradient import REFUSALS, Compiled, agreement, matching_window, time_in_turns
 from ._network import Network, Weights, network
-from ._progress import progress_bar, stage
-from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice
+from ._progress import Bar, progress_bar, stage
+from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, Options
 from ._training import Run, Training, held_out
 from .tasks import Batch, Task
 
@@ -81,7 +80,7 @@ class Row:
 
     label: str
     rule: str
-    options: dict[str, Any]
+    options: Options
     window: int | None = None
     block: int | None = None
     refused: str | None = None
@@ -150,7 +149,7 @@ class Trainer:
         cell = [{path: g for path, g in grads.items() if path[0] == "cell"} for grads in both]
         return Agreement(*agreement(*cell), *agreement(*both))
 
-    def train(self, gradient: Compiled, row: Row, seed: int, bar: Any) -> None:
+    def train(self, gradient: Compiled, row: Row, seed: int, bar: Bar) -> None:
         """Train one rule from the weights of a seed on its batches."""
         plan, measure = self.plan, self.plan.task.measure
         keys = jax.random.split(jax.random.key(seed), plan.updates)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
 
 from .._errors import dotted, message
 from ..learner import compile
-from ._rules import BASELINES, IMMEDIATE, parse
-from ._source import Failure, Mistake, load_model
+from ._rules import BASELINES, IMMEDIATE, Options, parse
+from ._source import Failure, Mistake, load_module, make_model
 
 EXAMPLE = "example_input"
 
@@ -25,14 +26,21 @@ def run(options: argparse.Namespace) -> int:
     search_path = list(sys.path)
     try:
         name, rule_options = _rule(options.rule)
-        module, make = load_model(options.model)
-        inputs = _inputs(options, module)
-        report = _compiled(make(), name, inputs, options.batch_size, rule_options, module).report
+        module, word = load_module(options.model)
+        inputs, model = _inputs(options, module), make_model(module, word)
+        try:
+            learner = compile(model, name, *inputs, batch_size=options.batch_size, **rule_options)
+        except Exception as error:
+            shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(jnp.asarray, inputs))
+            what = f"the model does not compile with {name} on inputs {shapes}."
+            do = "see above; --input and --batch-size set the arguments of a step"
+            raise Failure(what, error, str(module.__file__), do) from error
     except (Mistake, Failure) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, Mistake) else 1
     finally:
         sys.path[:] = search_path
+    report = learner.report
     if options.verbose or options.level > 1:
         report.show(level=options.level)
     report.draw()
@@ -57,19 +65,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(
-    model: Any, name: str, inputs: tuple, batch: int | None, options: dict[str, Any], module: Any
-) -> Any:
-    try:
-        return compile(model, name, *inputs, batch_size=batch, **options)
-    except Exception as error:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(jnp.asarray, inputs))
-        what = f"the model does not compile with {name} on inputs {shapes}."
-        do = "see above; --input and --batch-size set the arguments of a step"
-        raise Failure(what, error, module.__file__, do) from error
-
-
-def _inputs(options: argparse.Namespace, module: Any) -> tuple[Any, ...]:
+def _inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, ...]:
     """The arguments of a step."""
     if options.input:
         try:
@@ -87,7 +83,7 @@ def _inputs(options: argparse.Namespace, module: Any) -> tuple[Any, ...]:
             example = example()
         except Exception as error:
             do = "fix it, or pass --input SHAPE"
-            raise Failure(f"{EXAMPLE}() failed.", error, module.__file__, do) from error
+            raise Failure(f"{EXAMPLE}() failed.", error, str(module.__file__), do) from error
     if example is None:
         raise Mistake(
             "there is no input.",
@@ -97,7 +93,7 @@ def _inputs(options: argparse.Namespace, module: Any) -> tuple[Any, ...]:
     return example if isinstance(example, tuple) else (example,)
 
 
-def _rule(text: str) -> tuple[str, dict[str, Any]]:
+def _rule(text: str) -> tuple[str, Options]:
     try:
         (choice,) = parse([text])
         if choice.name in BASELINES and choice.name != IMMEDIATE:

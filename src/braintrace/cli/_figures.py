@@ -6,7 +6,7 @@ Every function returns a figure, and raises ModuleNotFoundError where matplotlib
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ._comparison import Result, Row
     from ._session import Session
 
+Figure: TypeAlias = Any  # of matplotlib
+Axes: TypeAlias = Any
+
 # Distinct for readers with colour-blindness too; baselines are grey and dashed.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7B3FA0")
 GREYS = ("#222222", "#777777", "#B0B0B0")
@@ -26,17 +29,17 @@ MARKS = "so^Dvx"
 NAMES = {"bptt": "BPTT", "d_rtrl": "D-RTRL"}
 
 
-def _figure(size: tuple[float, float], columns: int, **options: Any) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
+def _figure(size: tuple[float, float], columns: int, **options: Any) -> tuple[Figure, Any]:
+    from matplotlib import figure as matplotlib_figure
 
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=size, dpi=150, layout="constrained")
     axes = figure.subplots(1, columns, **options)
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _losses(axes: Any, losses: list[float], width: int, colour: str, label: str | None) -> None:
+def _losses(axes: Axes, losses: list[float], width: int, colour: str, label: str | None) -> None:
     """The losses of all updates, and their mean over the last `width` ones."""
     axes.plot(np.arange(1, len(losses) + 1), losses, color=colour, alpha=0.2, lw=0.8)
     if losses:
@@ -47,7 +50,7 @@ def _losses(axes: Any, losses: list[float], width: int, colour: str, label: str 
 
 def draw_demo(
     task: Task, losses: dict[str, list[float]], memory: dict[str, dict[int, float]]
-) -> Any:
+) -> Figure:
     """The losses of every update, and bytes by sequence length, both by name."""
     from matplotlib.ticker import NullFormatter
 
@@ -78,7 +81,7 @@ def draw_demo(
     return figure
 
 
-def draw_train(session: Session) -> Any:
+def draw_train(session: Session) -> Figure:
     """The loss of a training run, and its score on held-out sequences."""
     s, measure = session.settings, session.task.measure
     figure, (left, right) = _figure((10, 4), 2)
@@ -94,7 +97,7 @@ def draw_train(session: Session) -> Any:
     return figure
 
 
-def draw_bench(result: BenchResult) -> Any:
+def draw_bench(result: BenchResult) -> Figure:
     """Memory and time against the length of the sequence."""
     from matplotlib.ticker import NullLocator
 
@@ -122,7 +125,7 @@ def draw_bench(result: BenchResult) -> Any:
     return figure
 
 
-def draw_compare(result: Result) -> Any:
+def draw_compare(result: Result) -> Figure:
     """Learning curves, final scores and memory of every rule."""
     plan, measure = result.plan, result.plan.task.measure
     rows = [row for row in result.rows if row.refused is None]
@@ -192,7 +195,7 @@ def _looks(rows: list[Row]) -> dict[str, tuple[str, str]]:
     return looks
 
 
-def _curve(axes: Any, row: Row, look: tuple[str, str], scale: float) -> None:
+def _curve(axes: Axes, row: Row, look: tuple[str, str], scale: float) -> None:
     colour, style = look
     scores = scale * np.array([seed.scores for seed in row.seeds])
     at = row.seeds[0].at

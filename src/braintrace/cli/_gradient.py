@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import CompilationError, NotSupportedError
-from ..learner import MultiStepData, compile
-from ._network import Network, Weights
+from ..learner import ETraceAlgorithm, MultiStepData, compile
+from ._network import Network, Path, Weights
 from ._rules import BPTT, TRUNCATED, Choice
 from .tasks import Array, Batch, Task
 
+Program = tuple[jax.stages.Compiled, list[tuple[brainstate.State, Path | None]], list[int]]
 Gradient = Callable[[Array, Array], tuple[Weights, Array]]
 # What a rule raises that cannot be compiled, or cannot learn from a loss alone.
 REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, RuntimeError)
@@ -41,14 +42,14 @@ class Compiled:
         brainstate.nn.init_all_states(network, batch_size=size)
         self.choice, self.network, self.task, self.size = choice, network, task, size
         self.carry = carry
-        self.learner: Any = network
+        self.learner: Network | ETraceAlgorithm = network
         if choice.name in (BPTT, TRUNCATED):
             self._gradient = reverse(network, task, choice.window)
         else:
             self._gradient, self.learner = online(network, task, choice, size)
 
     @cached_property
-    def _program(self) -> tuple[Any, list[tuple[Any, Any]], list[int]]:
+    def _program(self) -> Program:
         """The program, its states with the paths of weights, which of the states it returns."""
         shapes = jax.eval_shape(lambda key: self.task.batch(key, self.size), jax.random.key(0))
         example = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
@@ -131,7 +132,9 @@ def _windows(a: Array, steps: int) -> Array:
     return full.reshape(-1, steps, *a.shape[1:])
 
 
-def online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gradient, Any]:
+def online(
+    network: Network, task: Task, choice: Choice, size: int
+) -> tuple[Gradient, ETraceAlgorithm]:
     """The gradient of a rule, and its learner."""
     x = jnp.zeros((size, task.inputs))
     learner = compile(network, choice.name, x, batch_size=size, **choice.options)
@@ -161,7 +164,7 @@ def online(network: Network, task: Task, choice: Choice, size: int) -> tuple[Gra
 def time_in_turns(
     jobs: list[tuple[Compiled, Batch, list[float]]],
     rounds: int,
-    after_round: Callable[[], None] = lambda: None,
+    after_round: Callable[[], object] = lambda: None,
 ) -> None:
     """Append the seconds of each gradient to its list, in turns so that all meet the same load."""
     weights = [gradient.network.weights for gradient, _, _ in jobs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -11,7 +12,8 @@ from .. import nn
 from ._cells import CELLS, MakeCell
 from .tasks import Task
 
-Weights = dict[Any, Any]
+Path = tuple[str, ...]
+Weights = dict[Path, Any]  # pytrees of arrays
 
 
 class Network(brainstate.nn.Module):
@@ -27,7 +29,7 @@ class Network(brainstate.nn.Module):
         return self.readout(self.cell(x))
 
     @property
-    def parameters(self) -> Any:
+    def parameters(self) -> Mapping[Path, brainstate.State]:
         """The states of the weights by path."""
         return self.states(brainstate.ParamState)
 

@@ -21,7 +21,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 PACKAGES = ("jax", "jaxlib", "brainstate", "saiunit", "optax", "numpy", "scikit-learn")
 
 
-def save_figure(draw: Callable[..., Any], path: Path, *content: Any) -> None:
+def save_figure(draw: Callable[..., Any], path: Path, *content: object) -> None:
     """Write `draw(*content)`, or say what to install: a run must not end on a picture."""
     try:
         figure = draw(*content)
@@ -35,7 +35,7 @@ def save_figure(draw: Callable[..., Any], path: Path, *content: Any) -> None:
         print(f"Figure: {path}")
 
 
-def save_json(path: Path, content: dict[str, Any]) -> None:
+def save_json(path: Path, content: dict[str, object]) -> None:
     """Replace a file at once, so that no half of it is ever there; nan and inf become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -46,7 +46,7 @@ def save_json(path: Path, content: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def save_record(path: Path, content: dict[str, Any]) -> None:
+def save_record(path: Path, content: dict[str, object]) -> None:
     """Write measurements, with the versions and the machine they were made on."""
     packages = {"braintrace": __version__, "python": platform.python_version()}
     machine = {

@@ -71,8 +71,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n{usage}\n")
 
 
-def _number(read: Callable[[str], Any], valid: Callable[[Any], bool], what: str) -> Any:
-    def parse(text: str) -> Any:
+def _number(
+    read: Callable[[str], float], valid: Callable[[float], bool], what: str
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         try:
             value = read(text)
         except ValueError:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 LINES = 5
 # Short, and the bar takes what is left: the text after it fits into 80 columns.
@@ -26,8 +26,16 @@ def stage(what: str) -> Iterator[None]:
         print(took, file=sys.stderr, flush=True)
 
 
-def progress_bar(total: int, what: str = "update", done: int = 0, every: int | None = None) -> Any:
-    """A bar with `set_postfix_str`, `update` and `close`: tqdm, or a plain one without it.
+class Bar(Protocol):
+    """What the commands use of a tqdm bar."""
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None: ...
+    def update(self, n: int) -> object: ...
+    def close(self) -> None: ...
+
+
+def progress_bar(total: int, what: str = "update", done: int = 0, every: int | None = None) -> Bar:
+    """A bar of tqdm, or a plain one without it.
 
     Its clock starts now, from `done` on: what compiles comes before. `every` is the distance of
     lines where standard error is not a terminal.
@@ -43,7 +51,7 @@ def progress_bar(total: int, what: str = "update", done: int = 0, every: int | N
 
 
 class _TextBar:
-    """What the commands use of a tqdm bar."""
+    """A bar of plain characters."""
 
     def __init__(self, total: int, what: str, done: int):
         self.total, self.what, self.done, self.text = total, what, done, ""

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..learner._compile import RULES, parameters_of
+from . import _names
 from ._names import unknown
 from ._parser import BETWEEN
+
+Options = dict[str, Any]  # arguments of a rule by name
 
 BPTT, TRUNCATED, IMMEDIATE = "bptt", "tbptt", "no_trace"
 BASELINES = {
@@ -20,7 +23,7 @@ BASELINES = {
 BLOCK = 8
 
 # Options without a default, or whose default is too short for sequences of this length.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Options] = {
     "pp_prop": {"decay_or_rank": 0.95},
     "eprop": {"kappa_filter_decay": 0.9},
     "rflo": {"random_feedback_key": 0},
@@ -44,15 +47,9 @@ class Choice:
 
     label: str
     name: str
-    options: dict[str, Any]
+    options: Options
     window: int | None = None
     block: int | None = BLOCK
-
-
-def names() -> list[str]:
-    """Names of baselines and rules, aliases left out."""
-    first = {rule: name for name, rule in reversed(RULES.items())}
-    return [*BASELINES, *(n for n, r in RULES.items() if first[r] == n and n not in BASELINES)]
 
 
 def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
@@ -70,7 +67,7 @@ def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
                 raise ValueError(f"{item!r} is an option without a rule.")
             rules[-1] += ("," if ":" in rules[-1] else ":") + item
         else:
-            rules += names() if item == "all" else [item]
+            rules += _names.RULES if item == "all" else [item]
     return [_choice(text, block) for text in dict.fromkeys(rules)]
 
 
@@ -78,8 +75,8 @@ def _choice(text: str, default: int | None) -> Choice:
     name, _, rest = text.partition(":")
     name = name.lower()
     if name not in BASELINES and name not in RULES:
-        raise ValueError(unknown("rule", name, names()))
-    values: dict[str, Any] = {}
+        raise ValueError(unknown("rule", name, _names.RULES))
+    values: Options = {}
     for item in BETWEEN.split(rest) if rest else ():
         option, sign, value = item.partition("=")
         if not sign:
@@ -94,7 +91,7 @@ def _choice(text: str, default: int | None) -> Choice:
     return Choice(text, name, options, window, block or default)
 
 
-def _steps(text: str, option: str, values: dict[str, Any]) -> int | None:
+def _steps(text: str, option: str, values: Options) -> int | None:
     """Take a number of steps out of the options."""
     steps = values.pop(option, None)
     if steps is not None and (type(steps) is not int or steps < 1):
@@ -102,7 +99,7 @@ def _steps(text: str, option: str, values: dict[str, Any]) -> int | None:
     return steps
 
 
-def _check(name: str, options: dict[str, Any]) -> None:
+def _check(name: str, options: Options) -> None:
     """Refuse options that the rule does not have."""
     own = {BPTT: [], TRUNCATED: ["window"], IMMEDIATE: []}.get(name, ["window", "block"])
     takes = parameters_of(RULES[name]) if name in RULES else []
@@ -112,7 +109,7 @@ def _check(name: str, options: dict[str, Any]) -> None:
             raise ValueError(unknown(f"option of {name}", option, [*own, *allowed]))
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

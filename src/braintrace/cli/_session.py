@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -139,7 +140,7 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
         handlers.clear()
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
         restore()
         print("\nstopping after this update; once more stops at once", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,29 +42,19 @@ class Failure(Exception):
         super().__init__(message(what, where=where, why=why, do=do))
 
 
-def load_model(text: str) -> tuple[ModuleType, Callable[[], brainstate.nn.Module]]:
-    """The module of `FILE:NAME`, and a function that makes the model.
+def load_module(text: str) -> tuple[ModuleType, str]:
+    """The file of `FILE:NAME` as a module, and the name.
+
+    Its folder stays importable, for its functions may import, too.
 
     Raises:
-        Mistake: there is no such file or name.
+        Mistake: there is no such file.
         Failure: the file raised an error.
     """
-    path, word = _split(text)
-    module = _load(path, word)
-    value, arguments = _look_up(module, word)
-    return module, lambda: _make(value, arguments, word, module)
-
-
-def _split(text: str) -> tuple[str, str]:
-    """File and name; a path may hold colons, and so may the arguments after a name."""
+    # A path may hold colons, and so may the arguments after a name.
     colons = [i for i, letter in enumerate(text) if letter == ":"]
-    files = [i for i in colons if Path(text[:i]).is_file()]
-    path, _, word = text.rpartition(":")
-    return (text[: files[-1]], text[files[-1] + 1 :]) if files else (path, word)
-
-
-def _load(path: str, word: str) -> ModuleType:
-    """The file as a module; its folder stays importable, for its functions may import, too."""
+    last = max((i for i in colons if Path(text[:i]).is_file()), default=text.rfind(":"))
+    path, word = text[: max(last, 0)], text[last + 1 :]
     if not path or not word:
         what = f"{path or word!r} is not FILE:NAME."
         raise Mistake(what, "a file may hold several models", "write net.py:Network")
@@ -87,11 +76,16 @@ def _load(path: str, word: str) -> ModuleType:
     finally:
         if before is not None:
             sys.modules[file.stem] = before
-    return module
+    return module, word
 
 
-def _look_up(module: ModuleType, word: str) -> tuple[Any, Arguments | None]:
-    """What a word names in the module, and the arguments written after it."""
+def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
+    """The module that a word names, or that the function or class of this name returns.
+
+    Raises:
+        Mistake: there is no such name, or it is no model.
+        Failure: the function raised an error.
+    """
     name, arguments = _read(word)
     if not hasattr(module, name):
         base = brainstate.nn.Module
@@ -105,17 +99,12 @@ def _look_up(module: ModuleType, word: str) -> tuple[Any, Arguments | None]:
             why=f"it defines {', '.join(names) or 'no class and no model'}",
             do="name one of these, or a function that returns a model",
         )
-    return getattr(module, name), arguments
-
-
-def _make(value: Any, arguments: Arguments | None, word: str, module: ModuleType) -> Any:
-    """The model: the value itself, or what it returns."""
+    value = getattr(module, name)
     if arguments is not None or (callable(value) and not isinstance(value, brainstate.nn.Module)):
         args, kwargs = arguments or ([], {})
         try:
             value = value(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            name = word.partition("(")[0]
             do = f"fix this line, or pass it what it needs: '{name}(3, units=20)'"
             raise Failure(f"{word} raised an error.", error, str(module.__file__), do) from error
     if not isinstance(value, brainstate.nn.Module):

@@ -89,7 +89,7 @@ class Run:
         self.training, self.gradient, self.key = training, gradient, key
         self.weights, self.moments = weights, training.start(weights)
         self.done = 0
-        self.losses: list[Any] = []
+        self.losses: list[Any] = []  # numbers, or arrays that are not waited for
         self.at: list[int] = []
         self.scores: list[float] = []
 

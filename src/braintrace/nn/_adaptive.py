@@ -49,7 +49,7 @@ class ALIFCell(SpikingCell):
 
     def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Create the membrane `V` and the adaptation `a`, a plain number, both at zero."""
-        self.V = brainstate.HiddenState(self.rest(batch_size))
+        super().init_state(batch_size)
         self.a = brainstate.HiddenState(batched(ZERO, self.out_size, batch_size))
 
     def update(self, x: UnitArray) -> jax.Array:
@@ -81,6 +81,8 @@ class AdLIFCell(SpikingCell):
             with this a.
     """
 
+    state_names = ("V", "w")
+
     def __init__(
         self,
         in_size: Size,
@@ -99,11 +101,6 @@ class AdLIFCell(SpikingCell):
         self.a = self.per_neuron("a", a)
         self.b = self.voltage("b", self.per_neuron("b", b))
         _expect_stable(self.a, self.alpha(), self.rho())
-
-    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Create the membrane `V` and the slow voltage `w`, both at zero."""
-        self.V = brainstate.HiddenState(self.rest(batch_size))
-        self.w = brainstate.HiddenState(self.rest(batch_size))
 
     def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""
@@ -143,6 +140,8 @@ class GIFCell(SpikingCell):
         (4,)
     """
 
+    state_names = ("V", "I1", "I2")
+
     def __init__(
         self,
         in_size: Size,
@@ -162,12 +161,6 @@ class GIFCell(SpikingCell):
         self.rho_2 = self.decay("tau_2", tau_2, train_tau)
         self.A_1 = self.voltage("A_1", self.per_neuron("A_1", A_1))
         self.A_2 = self.voltage("A_2", self.per_neuron("A_2", A_2))
-
-    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Create the membrane `V` and the currents `I1` and `I2`, all at zero."""
-        self.V = brainstate.HiddenState(self.rest(batch_size))
-        self.I1 = brainstate.HiddenState(self.rest(batch_size))
-        self.I2 = brainstate.HiddenState(self.rest(batch_size))
 
     def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import brainstate
 import jax
 import saiunit as u
 
@@ -51,10 +50,6 @@ class LIFCell(SpikingCell):
     ):
         super().__init__(in_size, out_size, **options)
         self.alpha = self.decay("tau", tau, train_tau)
-
-    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Create the membrane `V`, at rest."""
-        self.V = brainstate.HiddenState(self.rest(batch_size))
 
     def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""

@@ -42,10 +42,11 @@ class Options(TypedDict, total=False):
 class SpikingCell(Layer):
     """A layer of spiking neurons, the base of the spiking cells and of your own.
 
-    A cell writes `init_state(batch_size)`, which creates its states, and `update(x)`, which
-    advances one step and returns the new spikes. A state `V` is the membrane before its reset:
-    `spikes(V)` are the spikes of the last step whenever they are asked for, so no state holds
-    them twice. Voltages are distances from rest; those without a unit count in that of `V_th`.
+    A cell writes `update(x)`, which advances one step and returns the new spikes, and names its
+    states in `state_names`; where not all start at rest, it writes `init_state(batch_size)`. A
+    state `V` is the membrane before its reset: `spikes(V)` are the spikes of the last step whenever
+    they are asked for, so no state holds them twice. Voltages are distances from rest; those
+    without a unit count in that of `V_th`.
 
     Args:
         in_size: size of the input.
@@ -65,10 +66,8 @@ class SpikingCell(Layer):
             has another kind of unit.
 
     Example:
-        >>> import brainstate, jax.numpy as jnp, braintrace
+        >>> import jax.numpy as jnp, braintrace
         >>> class Integrator(braintrace.nn.SpikingCell):
-        ...     def init_state(self, batch_size=None, **kwargs):
-        ...         self.V = brainstate.HiddenState(self.rest(batch_size))
         ...     def update(self, x):
         ...         z = self.spikes(self.V.value)
         ...         self.V.value = self.after_reset(self.V.value, z) + self.current(x, z)
@@ -78,6 +77,8 @@ class SpikingCell(Layer):
         >>> learner(jnp.ones(3)).shape
         (4,)
     """
+
+    state_names: tuple[str, ...] = ("V",)
 
     def __init__(
         self,
@@ -107,6 +108,11 @@ class SpikingCell(Layer):
             )
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
+
+    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
+        """Create the states at rest, with a leading batch axis if there is a `batch_size`."""
+        for name in self.state_names:
+            setattr(self, name, brainstate.HiddenState(self.rest(batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Set the states to the values that `init_state` gives them."""

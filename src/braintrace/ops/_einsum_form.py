@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._operator import ETPPrimitive, Params, Rules, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins
 
 Array = jax.Array
@@ -66,7 +65,7 @@ class EinsumForm:
         free = [size[l] for l in self.y if l not in self.w]
         return x.reshape((*free, *(size.get(l, 1) for l in self.w)))
 
-    def pull(self, x: Array, c: Array, like: Any) -> Array:
+    def pull(self, x: Array, c: Array, like: Shape) -> Array:
         """The gradient of w, summed over a leading axis of x and c."""
         place = {l: i + 1 for i, l in enumerate(dict.fromkeys(self.x + self.w + self.y))}
         index = lambda letters: [place[l] for l in letters]
@@ -103,7 +102,7 @@ def biased(form: EinsumForm) -> Callable[..., Array]:
 def biased_features(form: EinsumForm) -> Callable[..., Weights]:
     """The features of `biased(form)`, whatever its other static parameters."""
 
-    def features(x: Array, shapes: Shapes, **static: Any) -> Weights:
+    def features(x: Array, shapes: Shapes, **static: object) -> Weights:
         return with_bias_features(form.features(x), shapes)
 
     return features
@@ -120,26 +119,26 @@ def with_bias_features(weight: Array, shapes: Shapes) -> Weights:
 def biased_rules(form: EinsumForm) -> Rules:
     """Hand-written forms for `biased(form)`."""
 
-    def pull(x: Array, c: Array, shapes: Shapes, **static: Any) -> Weights:
+    def pull(x: Array, c: Array, shapes: Shapes, **static: object) -> Weights:
         out = {"weight": form.pull(x, c, shapes["weight"])}
         if "bias" in shapes:
             bias = shapes["bias"]
             out["bias"] = _as_gradient(c.sum(tuple(range(c.ndim - len(bias.shape)))), bias)
         return out
 
-    def part(weights: Weights, axis: int, start: int, stop: int, **static: Any) -> Array | None:
+    def part(weights: Weights, axis: int, start: int, stop: int, **static: object) -> Array | None:
         letter = form.x[axis]
         if letter not in form.w or letter in form.y:
             return None
         return lax.slice_in_dim(weights["weight"], start, stop, axis=form.w.index(letter))
 
-    def of_part(x: Array, rows: Array, **static: Any) -> Array:
+    def of_part(x: Array, rows: Array, **static: object) -> Array:
         return form.apply(x, rows)
 
     return Rules(features=biased_features(form), pull=pull, part=part, of_part=of_part)
 
 
-def _as_gradient(value: Array, like: Any) -> Array:
+def _as_gradient(value: Array, like: Shape) -> Array:
     real = not jnp.issubdtype(like.dtype, jnp.complexfloating)
     return (value.real if real else value).astype(like.dtype)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,40 +12,49 @@ import numpy as np
 from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
-from ._operator import ETPPrimitive, Rules, Shapes, Weights, register_primitive
+from ._operator import Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, attach, expect_axes, hooked, operand
 
 Array = jax.Array
 
 
-def _one_hot(x: Array, shapes: Shapes) -> Array:
-    table = shapes["weight"]
+def row_rules(look_up: Callable[..., Array], one_hot: Callable[..., Array]) -> Rules:
+    """The rules of `look_up(x, table)`: a product of `one_hot(x, table)` with the table.
+
+    Their input is indices, or their one-hot rows (perhaps filtered in time).
+    """
+
+    def form(rows: Array) -> EinsumForm:
+        lead = string.ascii_lowercase[: rows.ndim - 1]
+        return EinsumForm(f"{lead}y", "yz", f"{lead}z")
+
+    def represent(x: Array, shapes: Shapes, **static: object) -> Array:
+        return one_hot(x, shapes["weight"], **static)
+
+    def linear(x: Array, weights: Weights, **static: object) -> Array:
+        table = weights["weight"]
+        return form(x).apply(x, table) if is_inexact(x.dtype) else look_up(x, table, **static)
+
+    def features(x: Array, shapes: Shapes, **static: object) -> Weights:
+        rows = x if is_inexact(x.dtype) else represent(x, shapes, **static)
+        return {"weight": form(rows).features(rows)}
+
+    return Rules(linear=linear, features=features, represent=represent)
+
+
+def _rows(x: Array, weight: Array) -> Array:
+    return jnp.take(weight, jnp.clip(x, 0, weight.shape[0] - 1), axis=0, mode="clip")
+
+
+def _one_hot(x: Array, table: Shape) -> Array:
     return jax.nn.one_hot(jnp.clip(x, 0, table.shape[0] - 1), table.shape[0], dtype=table.dtype)
 
 
-def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
-    form = EinsumForm.parse(equation)
-
-    def function(x: Array, weight: Array) -> Array:
-        return jnp.take(weight, jnp.clip(x, 0, weight.shape[0] - 1), axis=0, mode="clip")
-
-    def linear(x: Array, weights: Weights) -> Array:
-        # The input is indices, or their `represent` (perhaps filtered in time).
-        table = weights["weight"]
-        return form.apply(x, table) if is_inexact(x.dtype) else function(x, table)
-
-    def features(x: Array, shapes: Shapes) -> Weights:
-        rows = x if is_inexact(x.dtype) else _one_hot(x, shapes)
-        return {"weight": form.features(rows)}
-
-    rules = Rules(linear=linear, features=features, represent=_one_hot)
-    return register_primitive(name, function, batched=batched, rules=rules)
-
-
+_RULES = row_rules(_rows, _one_hot)
 etp_emb, etp_emb_v = twins(
-    _primitive("etp_emb", "bv,vd->bd", batched=True),
-    _primitive("etp_emb_v", "v,vd->d", batched=False),
+    register_primitive("etp_emb", _rows, batched=True, rules=_RULES),
+    register_primitive("etp_emb_v", _rows, rules=_RULES),
 )
 
 

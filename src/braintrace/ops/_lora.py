@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -35,7 +33,7 @@ def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
         y = alpha * form.apply(form.apply(x, lora_b), lora_a)
         return y if bias is None else y + bias
 
-    def linear(x: Array, weights: Weights, **static: Any) -> Array:
+    def linear(x: Array, weights: Weights, **static: object) -> Array:
         return dense(x, weights["weight"], weights.get("bias"))
 
     rules = Rules(effective=_effective, linear=linear, features=biased_features(form))

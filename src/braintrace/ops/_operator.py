@@ -107,7 +107,7 @@ class ETPPrimitive(DerivedPrimitive):
         """
         self._not_used(rules)
 
-    def _not_used(self, rules: Mapping[str, Any]) -> None:
+    def _not_used(self, rules: Mapping[str, object]) -> None:
         for name, rule in rules.items():
             if not _is_hand_written(name):
                 near = _did_you_mean(name, _HAND_WRITTEN)

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Atom, Equation, is_inexact
+from .._jaxpr import Atom, Equation
 from ._conv import _features
 from ._einsum_form import EinsumForm, biased_rules, weight_and_bias
+from ._embedding import row_rules
 from ._matmul import etp_mm, etp_mv
-from ._operator import ETPPrimitive, Rules, Weights, register_primitive
+from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
 
 Array = jax.Array
 
@@ -63,8 +64,8 @@ plain_dot = register_primitive(
 
 
 def dot_operator(
-    params: Mapping[str, Any], left: Any, right: Any, weight_first: bool, out: Any
-) -> tuple[ETPPrimitive, dict[str, Any]]:
+    params: Mapping[str, Any], left: Atom, right: Atom, weight_first: bool, out: Atom
+) -> tuple[ETPPrimitive, Params]:
     """The operator for a `dot_general`, and its static parameters.
 
     Args:
@@ -101,7 +102,7 @@ def dot_operator(
     return plain_dot, static
 
 
-def transposed(params: Mapping[str, Any], permutation: Sequence[int]) -> dict[str, Any]:
+def transposed(params: Mapping[str, Any], permutation: Sequence[int]) -> Params:
     """The static parameters of a product whose result is transposed."""
     inputs, y = params["equation"].split("->")
     order = tuple(params["order"][i] for i in permutation)
@@ -121,21 +122,17 @@ def takes_bias(eqn: Equation, bias: Atom) -> bool:
 # ------------------------------------------------------------------------------- convolutions
 
 
-def _conv(x: Array, weight: Array, **params: Any) -> Array:
-    return lax.conv_general_dilated(x, weight, **params)
-
-
-def _conv_features(x: Array, shapes: dict[str, Any], **params: Any) -> Weights | None:
+def _conv_features(x: Array, shapes: Shapes, **params: Any) -> Weights | None:
     dropped = ("precision", "preferred_element_type")
     return _features(x, shapes, **{k: v for k, v in params.items() if k not in dropped})
 
 
 plain_conv = register_primitive(
-    "unmarked_conv", _conv, batched=True, rules=Rules(features=_conv_features)
+    "unmarked_conv", lax.conv_general_dilated, batched=True, rules=Rules(features=_conv_features)
 )
 
 
-def conv_static(params: Mapping[str, Any]) -> dict[str, Any]:
+def conv_static(params: Mapping[str, Any]) -> Params:
     """The static parameters of the operator for a `conv_general_dilated`."""
     return {k: v for k, v in params.items() if k not in ("lhs_shape", "rhs_shape", "out_sharding")}
 
@@ -147,42 +144,21 @@ def _gather(x: Array, weight: Array, **params: Any) -> Array:
     return lax.gather(weight, x, **params)
 
 
-def _rows(x: Array, shapes: dict[str, Any], **params: Any) -> Array:
+def _one_hot(x: Array, table: Shape, mode: Any = None, **static: object) -> Array:
     """Indices as one-hot rows; one outside of the table is none, or the nearest if clipped."""
-    table, index = shapes["weight"], x[..., 0]
-    if lax.GatherScatterMode.from_any(params.get("mode")) == lax.GatherScatterMode.CLIP:
+    index = x[..., 0]
+    if lax.GatherScatterMode.from_any(mode) == lax.GatherScatterMode.CLIP:
         index = jnp.clip(index, 0, table.shape[0] - 1)
     return jax.nn.one_hot(index, table.shape[0], dtype=table.dtype)
 
 
-def _row_form(rank: int) -> EinsumForm:
-    lead = string.ascii_lowercase[: rank - 1]
-    return EinsumForm(f"{lead}y", "yz", f"{lead}z")
-
-
-def _row_linear(x: Array, weights: Weights, **params: Any) -> Array:
-    table = weights["weight"]
-    if is_inexact(x.dtype):  # what `represent` made of the indices, perhaps filtered in time
-        return _row_form(x.ndim).apply(x, table)
-    return _gather(x, table, **params)
-
-
-def _row_features(x: Array, shapes: dict[str, Any], **params: Any) -> Weights:
-    rows = x if is_inexact(x.dtype) else _rows(x, shapes, **params)
-    return {"weight": _row_form(rows.ndim).features(rows)}
-
-
-plain_rows = register_primitive(
-    "unmarked_rows",
-    _gather,
-    rules=Rules(linear=_row_linear, features=_row_features, represent=_rows),
-)
+plain_rows = register_primitive("unmarked_rows", _gather, rules=row_rules(_gather, _one_hot))
 plain_gather = register_primitive("unmarked_gather", _gather)
 
 
 def gather_operator(
-    params: Mapping[str, Any], table: Any, indices: Any
-) -> tuple[ETPPrimitive, dict[str, Any]]:
+    params: Mapping[str, Any], table: Atom, indices: Atom
+) -> tuple[ETPPrimitive, Params]:
     """The operator for a `gather` from a trained array: rows of a table, or anything else."""
     dims, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
     rank = len(indices.shape) - 1

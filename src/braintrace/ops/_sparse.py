@@ -33,7 +33,7 @@ def _presynaptic(x: Array, structure: Structure) -> Array:
 
 
 def _multiply(
-    x: Array, weight: Array, bias: Array | None = None, *, structure: Structure, **static: Any
+    x: Array, weight: Array, bias: Array | None = None, *, structure: Structure, **static: object
 ) -> Array:
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
@@ -43,17 +43,17 @@ def _multiply(
     return y if bias is None else y + bias
 
 
-def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: Any) -> Weights:
+def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: object) -> Weights:
     inputs = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
     return with_bias_features(inputs, shapes)
 
 
-def _free(key: str, y: tuple[int, ...], **static: Any) -> tuple[int, ...] | None:
+def _free(key: str, y: tuple[int, ...], **static: object) -> tuple[int, ...] | None:
     return y[:-1] if key == "weight" else None
 
 
 def _primitive(name: str, rank: int) -> ETPPrimitive:
-    def spread(key: str, values: Array, lead: int, *, structure: Structure, **static: Any):
+    def spread(key: str, values: Array, lead: int, *, structure: Structure, **static: object):
         # A non-zero is tied to the one output unit of its column.
         if key != "weight":
             return None

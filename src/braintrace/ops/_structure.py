@@ -92,7 +92,7 @@ def _expand(pointers: np.ndarray, size: int) -> np.ndarray:
     return major
 
 
-def _refuse(matrix: Any, why: str) -> TypeError:
+def _refuse(matrix: object, why: str) -> TypeError:
     return type_error(
         f"sparse_matmul: cannot use a {type(matrix).__name__} as sparse_mat.",
         why=why,

@@ -94,13 +94,9 @@ def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     return tuple(result)
 
 
-def _squeeze(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    gone = eqn.params["dimensions"]
-    return tuple(a for i, a in enumerate(axes[0] or ()) if i not in gone)
-
-
-def _reduce(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    return tuple(a for i, a in enumerate(axes[0] or ()) if i not in eqn.params["axes"])
+def _drop(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
+    dropped = eqn.params["dimensions" if eqn.name == "squeeze" else "axes"]
+    return tuple(a for i, a in enumerate(axes[0] or ()) if i not in dropped)
 
 
 def _slice(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
@@ -165,17 +161,13 @@ _RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "transpose": _transpose,
     "reshape": _reshape,
-    "squeeze": _squeeze,
     "slice": _slice,
     "dynamic_slice": _slice,
     "gather": _gather,
     "concatenate": _concatenate,
     "dot_general": _dot_general,
     "conv_general_dilated": _conv,
-    "reduce_sum": _reduce,
-    "reduce_max": _reduce,
-    "reduce_min": _reduce,
-    "reduce_prod": _reduce,
+    **dict.fromkeys(("squeeze", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _drop),
 }
 
 

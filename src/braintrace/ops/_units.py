@@ -58,7 +58,7 @@ def operand(op: str, label: str, value: Any) -> Operand:
     return Operand(label, _array(op, label, value), unit)
 
 
-def _array(op: str, label: str, value: Any) -> Array:
+def _array(op: str, label: str, value: object) -> Array:
     if isinstance(value, _ARRAYS):
         return jnp.asarray(value)
     do = f"pass {label}.value" if hasattr(value, "value") else f"pass jax.numpy.asarray({label})"
@@ -69,7 +69,7 @@ def _array(op: str, label: str, value: Any) -> Array:
     )
 
 
-def hooked(op: str, label: str, value: Any, hook: str, fn: Hook) -> Operand:
+def hooked(op: str, label: str, value: AnyArray, hook: str, fn: Hook) -> Operand:
     """Split an argument and apply the user's hook to its array."""
     raw = operand(op, label, value)
     return raw if fn is None else _apply(op, raw, hook, fn)
@@ -125,7 +125,7 @@ def bind(
     *weights: Operand,
     bias: Operand | None,
     unit: u.Unit,
-    **static: Any,
+    **static: object,
 ) -> UnitArray:
     """Apply a primitive with an optional bias to plain arrays; the result has `unit`."""
     values = [floating(x, weights[0]), *(w.value for w in weights)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import brainstate
 import jax
@@ -14,7 +13,8 @@ import numpy as np
 
 from .._errors import not_supported, type_error, value_error
 from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
-from ._recording import Name, Path, Recording, TraceRecord, lookup, path_of
+from ..ops._units import UnitArray
+from ._recording import Name, Path, PyTree, Recording, TraceRecord, lookup, path_of
 from ._traces import norm, trace_readers
 
 MEMORY = 1 << 30
@@ -22,7 +22,7 @@ MEMORY = 1 << 30
 
 def record(
     learner: ETraceAlgorithm,
-    *sequences: Any,
+    *sequences: PyTree,
     step_fn: Callable[..., jax.Array] | None = None,
     states: Iterable[Name] | None = None,
     weights: Iterable[Name] | None = None,
@@ -70,8 +70,8 @@ def record(
     touched = brainstate.transform.StatefulFunction(lambda *s: call(*s)).get_states(*first)
     listener, params = Listener(learner), floating(learner.param_states)
 
-    def step(*slices: Any) -> dict[str, Any]:
-        out: dict[str, Any] = {"losses": None, "signals": {}, "gradients": {}}
+    def step(*slices: PyTree) -> dict[str, PyTree]:
+        out: dict[str, PyTree] = {"losses": None, "signals": {}, "gradients": {}}
         if step_fn is None:
             outputs = learner(*slices)
         else:
@@ -114,7 +114,7 @@ class _Place:
     index: int
     alone: bool
 
-    def read(self) -> Any:
+    def read(self) -> UnitArray:
         value = self.state.value
         return value if self.alone else jax.tree.leaves(value)[self.index]
 
@@ -134,7 +134,7 @@ def _places(learner: ETraceAlgorithm, wanted: Iterable[Name] | None) -> dict[Pat
     return {path_of(w): lookup(places, w, "hidden state", "the model") for w in wanted}
 
 
-def _loss(step_fn: Callable[..., jax.Array], slices: Any) -> jax.Array:
+def _loss(step_fn: Callable[..., jax.Array], slices: PyTree) -> jax.Array:
     loss = step_fn(*slices)
     if isinstance(loss, tuple) or jnp.shape(loss) != ():
         kind = "a tuple" if isinstance(loss, tuple) else f"shape {jnp.shape(loss)}"
@@ -150,7 +150,7 @@ def _sample(a: jax.Array, batch: int | None, sample: int) -> jax.Array:
     return a[sample] if jnp.ndim(a) and jnp.shape(a)[0] == batch else a
 
 
-def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
+def _check(learner: object, step_fn: object, entries: int, sample: int | None) -> None:
     if isinstance(learner, ETraceVmap):
         raise not_supported(
             "a learner mapped over samples is not recorded.",
@@ -186,7 +186,7 @@ def _check(learner: Any, step_fn: Any, entries: Any, sample: Any) -> None:
         _check_number("sample", sample, 0, learner.batch_size)
 
 
-def _check_number(name: str, value: Any, low: int, below: int | None) -> None:
+def _check_number(name: str, value: int, low: int, below: int | None) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < low or (below is not None and value >= below):
         raise value_error(
@@ -196,7 +196,7 @@ def _check_number(name: str, value: Any, low: int, below: int | None) -> None:
         )
 
 
-def _check_memory(shapes: Any, limit: int) -> None:
+def _check_memory(shapes: PyTree, limit: int) -> None:
     size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(shapes))
     if size > limit:
         raise value_error(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 
 from .._errors import dotted, value_error
 
 Array = jax.Array
+PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
 Name = str | Path  # a path, or its keys joined by dots
 T = TypeVar("T")
@@ -49,8 +50,8 @@ class Recording:
     """
 
     length: int
-    outputs: Any
-    states: Mapping[Path, Any]
+    outputs: PyTree
+    states: Mapping[Path, PyTree]
     groups: tuple[tuple[Path, ...], ...]
     traces: Mapping[Path, TraceRecord]
     losses: Array | None

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..learner import ETraceAlgorithm
-from ._recording import Name, Path, lookup, path_of
+from ._recording import Name, Path, PyTree, lookup, path_of
 
 Array = jax.Array
 
@@ -31,7 +30,7 @@ class TraceReader:
         return norm(arrays), jnp.stack(entries) if entries else jnp.zeros((0,))
 
 
-def norm(tree: Any) -> Array:
+def norm(tree: PyTree) -> Array:
     """The Euclidean length of all arrays as one vector."""
     return jnp.sqrt(sum(jnp.sum(jnp.abs(a) ** 2) for a in jax.tree.leaves(tree)))
 

@@ -10,8 +10,11 @@ import jax
 from .._control import Apply, bind_quietly, opened, quiet, run
 from ._sequence import (
     Grads,
+    Module,
     Path,
+    PyTree,
     StepFn,
+    Weights,
     at,
     check,
     parameters,
@@ -24,10 +27,10 @@ from ._sequence import (
 
 
 def bptt_grad(
-    model: brainstate.nn.Module,
+    model: Module,
     step_fn: StepFn,
-    *sequences: Any,
-    weights: Any = None,
+    *sequences: PyTree,
+    weights: Weights = None,
     reduction: str = "sum",
 ) -> Grads:
     """Differentiate the loss of a sequence by ordinary reverse mode through all its steps.
@@ -60,7 +63,7 @@ def bptt_grad(
     states = parameters(model, weights)
     loss = total_loss(model, step_fn, sequences, reduction)
 
-    def total() -> Any:
+    def total() -> jax.Array:
         for state in states.values():
             _ = state.value  # a parameter the step never reads has the gradient zero
         return loss()
@@ -82,7 +85,9 @@ def bptt_grad(
     return jax.tree.map(jax.numpy.asarray, grads)
 
 
-def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any]) -> Grads:
+def _forward(
+    model: Module, step_fn: StepFn, sequences: PyTree, states: dict[Path, brainstate.State]
+) -> Grads:
     """The gradient of the summed loss in forward mode."""
     program, consts, trace = traced_step(model, step_fn, at(sequences, 0))
     values = {id(s): s.value for s in states.values()}
@@ -90,11 +95,11 @@ def _forward(model: Any, step_fn: StepFn, sequences: Any, states: dict[Path, Any
     opens = opened(program, quiet)
     apply: Apply = lambda eqn, values, feed: (bind_quietly(eqn, values), {})
 
-    def total(theta: Any) -> Any:
+    def total(theta: jax.Array) -> jax.Array:
         inputs = jax.tree.unflatten(tree, unvector(theta, leaves))
         start = jax.tree.leaves([inputs.get(id(s), s.value) for s in trace.states])
 
-        def step(carry: list[Any], slices: Any) -> Any:
+        def step(carry: list[jax.Array], slices: PyTree) -> tuple[list[jax.Array], jax.Array]:
             args = [*jax.tree.leaves(slices), *carry]
             loss, *new = run(program, consts, args, apply, opens)[0]
             return new, loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from .._errors import dotted, type_error, value_error
 from ..learner import ETraceAlgorithm, MultiStepData
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
-from ._sequence import Grads, Path, StepFn, at, check, restored
+from ._sequence import Grads, Path, PyTree, StepFn, at, check, restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Comparison:
 def compare(
     learner: ETraceAlgorithm,
     step_fn: StepFn,
-    *sequences: Any,
+    *sequences: PyTree,
     chunk_size: int | None = None,
     block_size: int | None = None,
     against: str = "bptt",
@@ -105,17 +105,17 @@ def compare(
 def online_grad(
     learner: ETraceAlgorithm,
     step_fn: StepFn,
-    *sequences: Any,
+    *sequences: PyTree,
     chunk_size: int | None = None,
     block_size: int | None = None,
 ) -> Grads:
     """The learner's summed gradient from zero traces; learner and model are left as they were."""
     chunk = chunk_size or 1
 
-    def window(*slices: Any) -> Any:
+    def window(*slices: PyTree) -> jax.Array:
         return _window_losses(learner, step_fn, slices)
 
-    def step(*slices: Any) -> Any:
+    def step(*slices: PyTree) -> jax.Array:
         return step_fn(learner, *slices)
 
     with restored(learner, learner.model4compile):
@@ -145,7 +145,7 @@ def comparison(gradients: Grads, reference: Grads, against: str = "reference") -
     return Comparison(against, gradients, reference, errors, cosines)
 
 
-def _flat(tree: Any) -> np.ndarray:
+def _flat(tree: PyTree) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
 
 
@@ -153,12 +153,12 @@ class _Called(Exception):
     pass
 
 
-def _window_losses(learner: ETraceAlgorithm, step_fn: StepFn, slices: tuple[Any, ...]) -> Any:
+def _window_losses(learner: ETraceAlgorithm, step_fn: StepFn, slices: PyTree) -> jax.Array:
     """Call the learner once on all steps of a window, then `step_fn` on its results."""
     length = len(jax.tree.leaves(slices)[0])
     calls: list[tuple] = []
 
-    def note(*args: Any, **kwargs: Any) -> Any:
+    def note(*args: PyTree, **kwargs: PyTree) -> NoReturn:
         calls.append((args, kwargs))
         raise _Called
 

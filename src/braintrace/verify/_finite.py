@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import brainstate
@@ -11,14 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import value_error
-from ._sequence import Grads, Path, StepFn, check, parameters, restored, states_of, total_loss
+from ._sequence import (
+    Grads,
+    Module,
+    Path,
+    PyTree,
+    StepFn,
+    Weights,
+    check,
+    parameters,
+    restored,
+    states_of,
+    total_loss,
+)
 
 
 def finite_difference_grad(
-    model: brainstate.nn.Module,
+    model: Module,
     step_fn: StepFn,
-    *sequences: Any,
-    weights: Any = None,
+    *sequences: PyTree,
+    weights: Weights = None,
     reduction: str = "sum",
     eps: float = 1e-5,
     entries: Mapping[Path, Iterable[int]] | None = None,
@@ -57,7 +70,7 @@ def finite_difference_grad(
         loss = total_loss(model, step_fn, doubled, reduction)
         total: Any = brainstate.transform.jit(loss)
 
-        def at(path: Path, value: Any) -> float:
+        def at(path: Path, value: PyTree) -> float:
             with restored(model):
                 for p, s in states_of(model).items():
                     s.value = value if p == path else start[p]
@@ -66,11 +79,13 @@ def finite_difference_grad(
         grads = {}
         for path, state in states.items():
             own = None if entries is None else set(entries.get(path, ()))
-            grads[path] = _of_parameter(lambda v, p=path: at(p, v), state.value, eps, own)
+            grads[path] = _of_parameter(partial(at, path), state.value, eps, own)
         return grads
 
 
-def _of_parameter(loss: Any, value: Any, eps: float, entries: set[int] | None) -> Any:
+def _of_parameter(
+    loss: Callable[[PyTree], float], value: PyTree, eps: float, entries: set[int] | None
+) -> PyTree:
     leaves, tree = jax.tree.flatten(value)
     out, count = [], 0
     for k, leaf in enumerate(leaves):
@@ -95,13 +110,13 @@ def _of_parameter(loss: Any, value: Any, eps: float, entries: set[int] | None) -
     return jax.tree.unflatten(tree, out)
 
 
-def _moved(leaf: Any, i: int, by: Any) -> Any:
+def _moved(leaf: jax.Array, i: int, by: complex) -> jax.Array:
     array = np.array(leaf)
     array.flat[i] += by
     return jnp.asarray(array)
 
 
-def _double(leaf: Any) -> Any:
+def _double(leaf: jax.Array) -> jax.Array:
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jnp.asarray(leaf, jnp.complex128)

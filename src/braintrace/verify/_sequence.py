@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -16,12 +16,18 @@ from .._jaxpr import Program, flatten
 from ..graph import explicit
 from ..learner import check_takes
 
+PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
-StepFn = Callable[..., Any]
-Grads = dict[Path, Any]
+StepFn = Callable[..., jax.Array]
+Module: TypeAlias = brainstate.nn.Module
+Weights: TypeAlias = (
+    brainstate.State | Mapping[Path, brainstate.State] | Iterable[brainstate.State] | None
+)
+Loss = Callable[[], jax.Array]
+Grads = dict[Path, PyTree]
 
 
-def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str = "sum") -> int:
+def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "sum") -> int:
     """Refuse what cannot be stepped through; returns the number of steps."""
     if not isinstance(model, brainstate.nn.Module):
         raise type_error(
@@ -37,7 +43,7 @@ def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str =
         )
     if reduction not in ("sum", "mean"):
         raise value_error(
-            f"unpaths reduction {reduction!r}.",
+            f"unknown reduction {reduction!r}.",
             why="the gradients of the steps are added, or averaged",
             do="choose 'sum' or 'mean'",
         )
@@ -59,7 +65,7 @@ def check(model: Any, step_fn: Any, sequences: tuple[Any, ...], reduction: str =
     return int(lengths.pop())  # type: ignore[arg-type]
 
 
-def at(sequences: Any, t: int | slice) -> Any:
+def at(sequences: PyTree, t: int | slice) -> PyTree:
     """The slices of step t, or of a range of steps."""
     return jax.tree.map(lambda a: a[t], sequences)
 
@@ -67,7 +73,7 @@ def at(sequences: Any, t: int | slice) -> Any:
 def checked_loss(step_fn: StepFn) -> StepFn:
     """`step_fn` that insists on one real number."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: PyTree) -> jax.Array:
         loss = step_fn(*args)
         if np.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), np.floating):
             raise value_error(
@@ -80,18 +86,18 @@ def checked_loss(step_fn: StepFn) -> StepFn:
     return call
 
 
-def total_loss(model: Any, step_fn: StepFn, sequences: Any, reduction: str) -> Callable[[], Any]:
+def total_loss(model: Module, step_fn: StepFn, sequences: PyTree, reduction: str) -> Loss:
     """The loss of a sequence from the present states, a function of nothing else."""
     loss = checked_loss(step_fn)
 
-    def total() -> Any:
+    def total() -> jax.Array:
         losses = brainstate.transform.for_loop(lambda *s: loss(model, *s), *sequences)
         return losses.sum() if reduction == "sum" else losses.sum() / len(losses)
 
     return total
 
 
-def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any, Any]:
+def traced_step(model: Module, step_fn: StepFn, slices: PyTree) -> tuple[Program, Any, Any]:
     """The program of one step from (slices, states) to (loss, states), and what brainstate saw."""
     loss = checked_loss(step_fn)
     stateful = brainstate.transform.StatefulFunction(
@@ -106,12 +112,12 @@ def traced_step(model: Any, step_fn: StepFn, slices: Any) -> tuple[Program, Any,
     return explicit(program, 1, carried, loss=0) or program, consts, trace
 
 
-def states_of(model: Any) -> dict[Path, brainstate.State]:
+def states_of(model: Module) -> dict[Path, brainstate.State]:
     """All states of the model, by path."""
     return dict(model.states().items())
 
 
-def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
+def parameters(model: Module, weights: Weights = None) -> dict[Path, brainstate.State]:
     """The states to differentiate, by path; default all parameters."""
     if weights is None:
         return dict(model.states(brainstate.ParamState).items())
@@ -128,13 +134,13 @@ def parameters(model: Any, weights: Any = None) -> dict[Path, brainstate.State]:
     return {paths[id(s)]: s for s in states}
 
 
-def vector(arrays: Sequence[Any]) -> jax.Array:
+def vector(arrays: Sequence[jax.Array]) -> jax.Array:
     """Arrays as one real vector: each array's real part, then its imaginary part if it has one."""
     parts = [p.ravel() for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
     return jnp.concatenate(parts) if parts else jnp.zeros(0)
 
 
-def unvector(flat: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+def unvector(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays of a real vector; the inverse of `vector`."""
     out, start = [], 0
     for a in like:
@@ -148,7 +154,7 @@ def unvector(flat: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
 
 
 @contextlib.contextmanager
-def restored(*modules: Any) -> Iterator[None]:
+def restored(*modules: Module) -> Iterator[None]:
     """Put every state of the modules, and the default random key, back afterwards."""
     states = [s for m in modules for s in m.states().values()] + [brainstate.random.DEFAULT]
     saved = [s.value for s in states]
