@@ -12,7 +12,7 @@ import jax
 
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
-from ._gradient import REFUSALS, Compiled, time_in_turns
+from ._gradient import REFUSALS, Compiled, Job, time_in_turns
 from ._network import network
 from ._output import INTERRUPTED, save_figure, save_record
 from ._progress import progress_bar
@@ -116,13 +116,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(result: Result) -> None:
     """Measure everything; Ctrl-C leaves the points so far."""
     try:
-        gradients = _compile(result)
-        batches = {t: Noise(t).batch(jax.random.key(t), result.batch) for t in result.lengths}
-        jobs = [
-            (gradient, batches[point.length], point.seconds)
-            for point, gradient in zip(result.points, gradients, strict=True)
-            if not point.left_out
-        ]
+        jobs = _compile(result)
         bar = progress_bar(result.repeats + 1, "running, round")
         time_in_turns(jobs, result.repeats, lambda: bar.update(1))
         bar.close()
@@ -131,26 +125,28 @@ def measure(result: Result) -> None:
         print(file=sys.stderr)
 
 
-def _compile(result: Result) -> list[Compiled]:
-    gradients: list[Compiled] = []
+def _compile(result: Result) -> list[Job]:
+    """The points, not timed yet, and the gradients to time."""
+    jobs: list[Job] = []
     bar = progress_bar(len(result.choices) * len(result.lengths), "compiling")
     for length in result.lengths:
+        task = Noise(length)
+        batch = task.batch(jax.random.key(length), result.batch)
         for choice in result.choices:
             bar.set_postfix_str(f"{choice.label}, T = {length}")
-            task = Noise(length)
             model = network(CELL, task, result.units, seed=0)
             started = time.perf_counter()
             gradient = Compiled(choice, model, task, result.batch)
             working = gradient.working
             seconds = time.perf_counter() - started
-            left_out = working > result.memory_limit
-            result.points.append(
-                Point(choice.label, length, seconds, working, gradient.stored, left_out=left_out)
-            )
-            gradients.append(gradient)
+            point = Point(choice.label, length, seconds, working, gradient.stored)
+            point.left_out = working > result.memory_limit
+            result.points.append(point)
+            if not point.left_out:
+                jobs.append((gradient, batch, point.seconds))
             bar.update(1)
     bar.close()
-    return gradients
+    return jobs
 
 
 def table(result: Result) -> str:

@@ -6,6 +6,7 @@ Every function returns a figure, and raises ModuleNotFoundError where matplotlib
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -185,14 +186,9 @@ def draw_compare(result: Result) -> Figure:
 
 def _looks(rows: list[Row]) -> dict[str, tuple[str, str]]:
     """Colour and line style by label."""
-    looks, counts = {}, [0, 0]
-    for row in rows:
-        baseline = row.rule in BASELINES
-        n, counts[baseline] = counts[baseline], counts[baseline] + 1
-        colours = GREYS if baseline else COLOURS
-        style = STYLES[(n if baseline else n // len(COLOURS)) % len(STYLES)]
-        looks[row.label] = colours[n % len(colours)], style
-    return looks
+    baselines = zip(cycle(GREYS), cycle(STYLES), strict=True)
+    others = ((colour, style) for style in cycle(STYLES) for colour in COLOURS)
+    return {row.label: next(baselines if row.rule in BASELINES else others) for row in rows}
 
 
 def _curve(axes: Axes, row: Row, look: tuple[str, str], scale: float) -> None:

@@ -161,10 +161,11 @@ def online(
     return gradient, learner
 
 
+Job = tuple[Compiled, Batch, list[float]]
+
+
 def time_in_turns(
-    jobs: list[tuple[Compiled, Batch, list[float]]],
-    rounds: int,
-    after_round: Callable[[], object] = lambda: None,
+    jobs: list[Job], rounds: int, after_round: Callable[[], object] = lambda: None
 ) -> None:
     """Append the seconds of each gradient to its list, in turns so that all meet the same load."""
     weights = [gradient.network.weights for gradient, _, _ in jobs]

@@ -17,26 +17,6 @@ from .tasks import Array, Batch, Task
 LARGEST = 1.0  # norm of a gradient; a larger one is scaled down
 
 
-def adam(rate: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`start(weights) -> moments` and `step(weights, moments, grads) -> (weights, moments)`.
-
-    Raises:
-        MissingExtra: optax is not installed.
-    """
-    try:
-        import optax
-    except ModuleNotFoundError as error:
-        raise MissingExtra("Adam", "optax", "tasks") from error
-    rule = optax.chain(optax.clip_by_global_norm(LARGEST), optax.adam(rate))
-
-    @jax.jit
-    def step(weights, moments, grads):
-        moves, moments = rule.update(grads, moments, weights)
-        return optax.apply_updates(weights, moves), moments
-
-    return rule.init, step
-
-
 def held_out(task: Task, count: int) -> Batch:
     """At most `count` held-out sequences."""
     return jax.jit(lambda: task.test(count))()
@@ -64,12 +44,28 @@ class Training:
 
     Attributes:
         draw: the training batch of a random key.
+        start: the first moments of Adam for weights.
+        step: `(weights, moments, grads) -> (weights, moments)`.
         score: the held-out score of weights.
+
+    Raises:
+        MissingExtra: optax is not installed.
     """
 
     def __init__(self, network: Network, task: Task, size: int, rate: float, held_out: Batch):
+        try:
+            import optax
+        except ModuleNotFoundError as error:
+            raise MissingExtra("Adam", "optax", "tasks") from error
+        adam = optax.chain(optax.clip_by_global_norm(LARGEST), optax.adam(rate))
+
+        @jax.jit
+        def step(weights, moments, grads):
+            moves, moments = adam.update(grads, moments, weights)
+            return optax.apply_updates(weights, moves), moments
+
         self.draw = jax.jit(lambda key: task.batch(key, size))
-        self.start, self.step = adam(rate)
+        self.start, self.step = adam.init, step
         self.score = _scorer(network, task, held_out)
 
 

@@ -17,7 +17,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -246,14 +246,16 @@ class Operator:
         """Shapes of what is recorded."""
         return self.recorded(self.operands)
 
-    @cached_property
-    def _static(self) -> Params:
-        return {k: v for k, v in self.params.items() if k != "mapped"}
-
     @property
     def plain(self) -> bool:
         """Whether the operator is used as written, not under vmap: hand-written rules apply."""
         return not self.params.get("mapped")
+
+    def _rule(self, name: str) -> Callable[..., Any]:
+        """A hand-written rule, bound to the static parameters; None of everything without one."""
+        rule = getattr(self.primitive.rules, name) if self.plain else None
+        static = {k: v for k, v in self.params.items() if k != "mapped"}
+        return partial(rule, **static) if rule else lambda *args: None
 
     def call(self, x: Array | None, weights: Weights) -> Array:
         """y as a function of the input and the weights."""
@@ -272,8 +274,8 @@ class Operator:
 
     def effective(self, weights: Weights) -> Weights:
         """The operand the trace belongs to, as a function of the weights alone."""
-        rule = self.primitive.rules.effective
-        return rule(weights, **self._static) if rule and self.plain else dict(weights)
+        effective = self._rule("effective")(weights)
+        return dict(weights) if effective is None else effective
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -283,15 +285,13 @@ class Operator:
 
     def apply(self, x: Array | None, effective: Weights) -> Array:
         """y as a function of the input and the effective weights."""
-        rule = self.primitive.rules.linear
-        if rule and self.plain:
-            return rule(x, effective, **self._static)
-        return self.call(x, effective)
+        y = self._rule("linear")(x, effective)
+        return self.call(x, effective) if y is None else y
 
     def represent(self, x: Array | None) -> Array | None:
         """The input as an array that can be filtered in time."""
-        rule = self.primitive.rules.represent
-        return rule(x, self.shapes, **self._static) if rule and self.plain else x
+        array = self._rule("represent")(x, self.shapes)
+        return x if array is None else array
 
     @property
     def is_representable(self) -> bool:
@@ -304,14 +304,11 @@ class Operator:
 
     def part(self, weights: Weights, axis: int, start: int, stop: int) -> Array | None:
         """The weights that a part of the input meets; None where they are not one slice."""
-        rule = self.primitive.rules.part
-        return rule(weights, axis, start, stop, **self._static) if rule and self.plain else None
+        return self._rule("part")(weights, axis, start, stop)
 
     def of_part(self, x: Array, rows: Array) -> Array:
         """y of a part of the input alone, without a bias."""
-        rule = self.primitive.rules.of_part
-        assert rule is not None
-        return rule(x, rows, **self._static)
+        return self._rule("of_part")(x, rows)
 
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
         """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
@@ -323,12 +320,9 @@ class Operator:
         self, x: Array | None, c: Array, effective: Weights, keys: Sequence[str]
     ) -> Weights:
         """`pull` of many inputs and cotangents, summed over the leading axis of both."""
-        rule = self.primitive.rules.pull
         if x is None or c.shape[0] == 1:
             grads = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
-        elif rule and self.plain:
-            grads = rule(x, c, self.shapes, **self._static)
-        else:
+        elif (grads := self._rule("pull")(x, c, self.shapes)) is None:
             each = lambda w: jax.vmap(lambda v: self.apply(v, {**effective, **w}))(x)
             out, vjp = jax.vjp(each, {k: effective[k] for k in keys})
             grads = vjp(c.astype(out.dtype))[0]
@@ -408,12 +402,8 @@ class Operator:
 
     def free_shape(self, key: str) -> tuple[int, ...]:
         """Sizes of the output axes that no axis of this weight is tied to."""
-        rule = self.primitive.rules.free
-        if rule and self.plain:
-            shape = rule(key, self.y.shape, **self._static)
-            if shape is not None:
-                return shape
-        return tuple(self.y.shape[a] for a in self.free_axes(key))
+        shape = self._rule("free")(key, self.y.shape)
+        return tuple(self.y.shape[a] for a in self.free_axes(key)) if shape is None else shape
 
     def trace_shape(self, key: str) -> tuple[int, ...]:
         """Shape of a weight's trace: free positions, then the weight."""
@@ -424,11 +414,9 @@ class Operator:
 
         The result broadcasts against (*lead, *free, *weight.shape, *rest).
         """
-        rule = self.primitive.rules.spread
-        if rule and self.plain:
-            out = rule(key, values, lead, **self._static)
-            if out is not None:
-                return out
+        out = self._rule("spread")(key, values, lead)
+        if out is not None:
+            return out
         free = self.free_axes(key)
         tied = sorted(self.ties[key], key=lambda pair: pair[1])
         n = len(self.y.shape)
@@ -445,11 +433,9 @@ class Operator:
         self, x: Array | None, effective: Weights, keys: Sequence[str] | None = None
     ) -> Weights:
         """dy/dw in trace coordinates, broadcastable to `trace_shape`, for these or all weights."""
-        rule = self.primitive.rules.features
-        if rule and self.plain:
-            out = rule(x, self.shapes, **self._static)
-            if out is not None:
-                return out
+        out = self._rule("features")(x, self.shapes)
+        if out is not None:
+            return out
         x = self.represent(x)
         keys = tuple(self.shapes) if keys is None else keys
         return {k: self._derived_features(k, x, effective) for k in keys}

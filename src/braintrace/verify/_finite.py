@@ -22,7 +22,6 @@ from ._sequence import (
     check,
     parameters,
     restored,
-    states_of,
     total_loss,
 )
 
@@ -62,17 +61,18 @@ def finite_difference_grad(
             do="name them by their path in the model",
         )
     with jax.enable_x64(True), restored(model):
-        for state in states_of(model).values():
+        model_states = dict(model.states().items())
+        for state in model_states.values():
             state.value = jax.tree.map(_double, state.value)
         doubled = jax.tree.map(_double, sequences)
-        start = {path: s.value for path, s in states_of(model).items()}
+        start = {path: s.value for path, s in model_states.items()}
 
         loss = total_loss(model, step_fn, doubled, reduction)
         total: Any = brainstate.transform.jit(loss)
 
         def at(path: Path, value: PyTree) -> float:
             with restored(model):
-                for p, s in states_of(model).items():
+                for p, s in model_states.items():
                     s.value = value if p == path else start[p]
                 return float(total())
 

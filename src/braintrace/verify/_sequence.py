@@ -112,11 +112,6 @@ def traced_step(model: Module, step_fn: StepFn, slices: PyTree) -> tuple[Program
     return explicit(program, 1, carried, loss=0) or program, consts, trace
 
 
-def states_of(model: Module) -> dict[Path, brainstate.State]:
-    """All states of the model, by path."""
-    return dict(model.states().items())
-
-
 def parameters(model: Module, weights: Weights = None) -> dict[Path, brainstate.State]:
     """The states to differentiate, by path; default all parameters."""
     if weights is None:
