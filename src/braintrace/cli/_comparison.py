@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 
 import brainstate
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._gradient import REFUSALS, Compiled, agreement, matching_window, time_in_turns
+from ._gradient import REFUSALS, Compiled, Job, agreement, matching_window, time_in_turns
 from ._network import Network, Weights, network
 from ._progress import Bar, progress_bar, stage
 from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, Options
@@ -107,17 +107,16 @@ def compare(plan: Plan, choices: list[Choice]) -> Result:
         rows = [row for row in result.rows if row.refused is None]
         with stage(f"{plan.name}, timing the gradients"):
             trainer = Trainer(plan, gradients[BPTT])
-            trainer.warm_up()
-            seconds: list[list[float]] = [[] for _ in rows]
-            timed = list(zip(rows, seconds, strict=True))
-            jobs = [(gradients[row.label], trainer.fixed, times) for row, times in timed]
+            jobs: list[Job] = [(gradients[row.label], trainer.fixed, []) for row in rows]
             time_in_turns(jobs, plan.rounds)
-            for row, times in timed:
-                row.milliseconds = 1e3 * statistics.median(times)
+            for row, (_, _, seconds) in zip(rows, jobs, strict=True):
+                row.milliseconds = 1e3 * statistics.median(seconds)
         bar = progress_bar(plan.updates * plan.seeds * len(rows), plan.name)
         for seed in range(plan.seeds):
             for row in rows:
-                _attempt(row, partial(trainer.train, gradients[row.label], row, seed, bar))
+                if row.refused is None:
+                    with _refusals(row):
+                        trainer.train(gradients[row.label], row, seed, bar)
         bar.close()
         result.finished = True
     except KeyboardInterrupt:
@@ -135,10 +134,8 @@ class Trainer:
         # Gradients are compared on held-out sequences; these are repeated if there are too few.
         index = jnp.arange(plan.batch) % xs.shape[1]
         self.fixed: Batch = (jnp.take(xs, index, axis=1), jnp.take(ys, index, axis=1))
-
-    def warm_up(self) -> None:
-        """Compile what all runs share, so that the clock of the progress bar counts training."""
-        weights, training = self.plan.network(0).weights, self.training
+        # Compile what all runs share, so that the clock of the progress bar counts training.
+        weights, training = plan.network(0).weights, self.training
         training.score(weights)
         training.step(weights, training.start(weights), weights)
         training.draw(jax.random.key(0))
@@ -181,20 +178,18 @@ def _prepare(plan: Plan, choices: list[Choice], rows: list[Row]) -> dict[str, Co
             gradients[choice.label] = gradient
         return gradients[choice.label]
 
-    def build(choice: Choice, row: Row) -> None:
-        if choice.name == TRUNCATED and choice.window is None:
-            choice = _matched(plan.task.length, compiled)
-            row.label, row.window = choice.label, choice.window
-        gradient = compiled(choice)
-        row.working_bytes, row.kept_bytes = gradient.working, gradient.stored
-
     bar = progress_bar(len(choices), f"{plan.name}, compiling")
     compiled(Choice(BPTT, BPTT, {}))
     for choice in choices:
         block = None if choice.name in BASELINES else choice.block
         row = Row(choice.label, choice.name, choice.options, choice.window, block)
         rows.append(row)
-        _attempt(row, partial(build, choice, row))
+        with _refusals(row):
+            if choice.name == TRUNCATED and choice.window is None:
+                choice = _matched(plan.task.length, compiled)
+                row.label, row.window = choice.label, choice.window
+            gradient = compiled(choice)
+            row.working_bytes, row.kept_bytes = gradient.working, gradient.stored
         bar.update(1)
     bar.close()
     return gradients
@@ -211,9 +206,10 @@ def _matched(length: int, compiled: Callable[[Choice], Compiled]) -> Choice:
     return at(matching_window(lambda w: compiled(limits.get(w) or at(w)).working, wanted, length))
 
 
-def _attempt(row: Row, action: Callable[[], None]) -> None:
-    if row.refused is None:
-        try:
-            action()
-        except REFUSALS as error:
-            row.refused = str(error) or type(error).__name__
+@contextmanager
+def _refusals(row: Row) -> Iterator[None]:
+    """Write a refusal into the row."""
+    try:
+        yield
+    except REFUSALS as error:
+        row.refused = str(error) or type(error).__name__

@@ -88,7 +88,6 @@ def _train(session: Session, folder: Path, every: int) -> int:
                 print(error, file=sys.stderr)  # the rule cannot learn from a loss alone
                 return 1
             _save(session, folder)  # early: it shows whether the folder can be written
-        saved = session.done
         bar = progress_bar(s.updates, done=session.done, every=2 * s.score_every)
         while session.done < s.updates and not stopped:
             _advance(session, seconds)
@@ -96,10 +95,8 @@ def _train(session: Session, folder: Path, every: int) -> int:
             bar.update(1)
             if session.done % every == 0:
                 _save(session, folder)
-                saved = session.done
         bar.close()
-        if saved != session.done:
-            _save(session, folder)
+        _save(session, folder)
         if stopped:
             default = folder == Path("out") / f"train_{s.task}"
             out = "" if default else f" --out {shlex.quote(str(folder))}"
