@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import saiunit as u
 
 from ..ops import matmul
-from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial, over_leading
+from ._cell import Cell
+from ._shapes import KAIMING, ZERO, Init, Size, UnitArray, initial, over_leading
 from ._time import steps_per
 
 _TAU = 5.0 * u.ms
 
 
-class LeakyRateReadout(Layer):
+class LeakyRateReadout(Cell):
     """Leaky integration of a weighted input, `r = exp(-dt / tau) r + x @ W`.
 
     The time step is `brainstate.environ.get_dt()` at construction.
@@ -38,6 +39,8 @@ class LeakyRateReadout(Layer):
         (2,)
     """
 
+    state_names = ("r",)
+
     def __init__(
         self,
         in_size: Size,
@@ -47,21 +50,12 @@ class LeakyRateReadout(Layer):
         r_init: Init = ZERO,
         name: str | None = None,
     ):
-        super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
+        super().__init__(in_size, out_size, r_init, name=name)
         self.tau, self.r_init = tau, r_init
         taus = initial(tau, self.out_size, "LeakyRateReadout: tau")
         self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", taus))
         shape = (self.in_size[-1], self.out_size[-1])
         self.W = brainstate.ParamState(initial(w_init, shape, "LeakyRateReadout: w_init"))
-
-    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Create the state, with a leading batch axis if there is a `batch_size`."""
-        self.r = brainstate.HiddenState(batched(self.r_init, self.out_size, batch_size))
-
-    def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Set the state to its initial value."""
-        self.r.value = batched(self.r_init, self.out_size, batch_size)
 
     def update(self, x: UnitArray) -> UnitArray:
         """Advance one step; returns the new state."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from .._errors import not_supported, type_error, value_error
 from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
-from ..ops._units import UnitArray
 from ._recording import Name, Path, PyTree, Recording, TraceRecord, lookup, path_of
 from ._traces import norm, trace_readers
 
@@ -114,7 +113,7 @@ class _Place:
     index: int
     alone: bool
 
-    def read(self) -> UnitArray:
+    def read(self) -> PyTree:
         value = self.state.value
         return value if self.alone else jax.tree.leaves(value)[self.index]
 
