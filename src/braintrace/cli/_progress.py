@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 LINES = 5
 # Short, and the bar takes what is left: the text after it fits into 80 columns.
@@ -26,14 +25,6 @@ def stage(what: str) -> Iterator[None]:
         print(took, file=sys.stderr, flush=True)
 
 
-class Bar(Protocol):
-    """What the commands use of a tqdm bar."""
-
-    def set_postfix_str(self, text: str, refresh: bool = True) -> None: ...
-    def update(self, n: int) -> object: ...
-    def close(self) -> None: ...
-
-
 def progress_bar(total: int, what: str = "update", done: int = 0, every: int | None = None) -> Bar:
     """A bar of tqdm, or a plain one without it.
 
@@ -45,13 +36,13 @@ def progress_bar(total: int, what: str = "update", done: int = 0, every: int | N
     try:
         from tqdm import tqdm
     except ImportError:
-        return _TextBar(total, what, done)
+        return Bar(total, what, done)
     return tqdm(total=total, desc=what, initial=done, file=sys.stderr, bar_format=FORM,
                 dynamic_ncols=True)  # fmt: skip
 
 
-class _TextBar:
-    """A bar of plain characters."""
+class Bar:
+    """What the commands use of a tqdm bar, in plain characters."""
 
     def __init__(self, total: int, what: str, done: int):
         self.total, self.what, self.done, self.text = total, what, done, ""
@@ -71,7 +62,7 @@ class _TextBar:
         print(file=sys.stderr)
 
 
-class _Lines(_TextBar):
+class _Lines(Bar):
     """A line now and then."""
 
     def __init__(self, total: int, what: str, done: int, every: int | None):

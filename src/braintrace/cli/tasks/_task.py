@@ -39,12 +39,10 @@ class Task:
     title: str
 
     def __init__(self, length: int):
-        if not self.shortest <= length <= self.longest:
-            no_limit = self.longest == math.inf
-            limits = (
-                f"at least {self.shortest}" if no_limit else f"{self.shortest} to {self.longest}"
-            )
-            raise ValueError(f"{self.name} needs {limits} steps.")
+        if length < self.shortest:
+            raise ValueError(f"{self.name} needs at least {self.shortest} steps.")
+        if length > self.longest:
+            raise ValueError(f"{self.name} has at most {self.longest} steps.")
         self.length = length
 
     @property
