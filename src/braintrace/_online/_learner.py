@@ -123,8 +123,6 @@ class Online:
     gradient; by the carry it is zero.
     """
 
-    __module__ = "braintrace"
-
     def __init__(
         self,
         step: Callable[..., Any],

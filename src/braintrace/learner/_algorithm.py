@@ -81,8 +81,6 @@ Instead = Callable[..., tuple[list[Any], Values]]  # (rule, graph, call, values,
 class EligibilityTrace(brainstate.ShortTermState):
     """The trace of one relation: a dict of arrays."""
 
-    __module__ = "braintrace"
-
 
 class ETraceAlgorithm(
     CheckpointMixin, SignalMixin, SequenceDriverMixin, TraceViewsMixin, brainstate.nn.Module
@@ -93,8 +91,6 @@ class ETraceAlgorithm(
     like the model: the call advances states and traces, and `brainstate.transform.grad` through it
     gives the gradient of the rule.
     """
-
-    __module__ = "braintrace"
 
     def __init__(
         self,
@@ -493,5 +489,3 @@ class ETraceAlgorithm(
 
 class ETraceVjpAlgorithm(ETraceAlgorithm):
     """A learner whose gradient is taken by reverse mode inside a step or a window."""
-
-    __module__ = "braintrace"

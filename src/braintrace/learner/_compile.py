@@ -89,8 +89,6 @@ def options_of(config: ETraceConfig) -> dict[str, Any]:
 class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
-    __module__ = "braintrace"
-
     vmapped_fn: Any
 
     def _saved(self) -> tuple[Any, int | None]:

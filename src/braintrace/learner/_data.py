@@ -40,9 +40,6 @@ class MultiStepData:
         return cls(*children)
 
 
-SingleStepData.__module__ = MultiStepData.__module__ = "braintrace"
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """Arguments of a learner call without their wrappers.

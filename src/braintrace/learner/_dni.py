@@ -44,7 +44,6 @@ class DNI(ParamDimVjpAlgorithm):
         (4,)
     """
 
-    __module__ = "braintrace"
     signals = ("bootstrapped",)
     calls_in_blocks = False  # each adds the guess at its own end
 

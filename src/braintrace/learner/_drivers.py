@@ -43,8 +43,6 @@ class SequenceDriverMixin:
     only runs.
     """
 
-    __module__ = "braintrace"
-
     optimizer: Any = None
     optimized: list[int] | None = None  # ids of the states that it updates
     optimizer_state: brainstate.State | None = None

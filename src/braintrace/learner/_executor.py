@@ -38,8 +38,6 @@ class ETraceGraphExecutor:
         fold: follow weights with a factor that varies.
     """
 
-    __module__ = "braintrace"
-
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -151,8 +149,6 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
 
     Takes the arguments of `ETraceGraphExecutor`, and `vjp_method` as second.
     """
-
-    __module__ = "braintrace"
 
     def __init__(
         self,

@@ -21,8 +21,6 @@ class GradExpon(brainstate.nn.Module):
         tau_or_decay: a time constant with unit (decay `exp(-dt / tau)`), or a decay in (0, 1).
     """
 
-    __module__ = "braintrace"
-
     def __init__(self, grad_shape: Any, tau_or_decay: Any):
         super().__init__()
         self.decay = _decay(tau_or_decay)

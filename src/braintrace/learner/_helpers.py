@@ -39,8 +39,6 @@ class KappaFilter(_Filter):
         [0.5, 0.5]
     """
 
-    __module__ = "braintrace"
-
     def __init__(self, init_value: Any, kappa: float):
         super().__init__(init_value)
         self.kappa = check_fraction("kappa", kappa)
@@ -59,8 +57,6 @@ class PresynapticTrace(_Filter):
         init_value: array, or tree of arrays, to begin with.
         leak: decay in (0, 1).
     """
-
-    __module__ = "braintrace"
 
     def __init__(self, init_value: Any, leak: float):
         super().__init__(init_value)
@@ -81,8 +77,6 @@ class FixedRandomFeedback:
         key: seed or key.
         init_scale: standard deviation of the entries.
     """
-
-    __module__ = "braintrace"
 
     def __init__(self, n_target: int, n_layer: int, key: Any, init_scale: float = 0.1):
         entries = jax.random.normal(key_of("key", key), (n_target, n_layer))

@@ -30,13 +30,9 @@ class ParamDimVjpAlgorithm(
         (4,)
     """
 
-    __module__ = "braintrace"
-
 
 class D_RTRL(ParamDimVjpAlgorithm):
     """Diagonal real-time recurrent learning: `ParamDimVjpAlgorithm` with its defaults."""
-
-    __module__ = "braintrace"
 
 
 class IODimVjpAlgorithm(
@@ -48,8 +44,6 @@ class IODimVjpAlgorithm(
     decay_or_rank=None,
 ):
     """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights)."""
-
-    __module__ = "braintrace"
 
     def _made(self, arguments: dict[str, Any]) -> LearningRule:
         config = arguments.get("config")
@@ -84,8 +78,6 @@ class IODimVjpAlgorithm(
 class pp_prop(IODimVjpAlgorithm):
     """Pre- and postsynaptic factors: `IODimVjpAlgorithm` with its defaults."""
 
-    __module__ = "braintrace"
-
 
 ES_D_RTRL = pp_prop
 
@@ -107,8 +99,6 @@ class EProp(
         (4,)
     """
 
-    __module__ = "braintrace"
-
 
 class RFLO(
     ParamDimVjpAlgorithm,
@@ -117,8 +107,6 @@ class RFLO(
     attributes="leak fast_solve trace_dtype chunked_trace",
 ):
     """Random feedback, local and online: a trace per weight, and random feedback from read-outs."""
-
-    __module__ = "braintrace"
 
 
 class SnAp(
@@ -135,8 +123,6 @@ class SnAp(
     on it is RTRL, and its gradient that of BPTT.
     """
 
-    __module__ = "braintrace"
-
 
 class OSTLRecurrent(
     SnAp,
@@ -147,7 +133,6 @@ class OSTLRecurrent(
 ):
     """Online spatio-temporal learning with recurrent connections: `SnAp` of order one."""
 
-    __module__ = "braintrace"
     regime, n = "with-H", 1
 
 
@@ -160,7 +145,6 @@ class OSTLFeedforward(
 ):
     """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory."""
 
-    __module__ = "braintrace"
     regime = "without-H"
 
 
@@ -172,8 +156,6 @@ class OTTT(
 ):
     """Online training through time: filtered inputs meet the derivative within the step."""
 
-    __module__ = "braintrace"
-
 
 class OTPE(
     RuleLearner,
@@ -182,8 +164,6 @@ class OTPE(
     attributes="mode leak trace_clip_abs",
 ):
     """Online training with postsynaptic estimates: traces that all decay alike."""
-
-    __module__ = "braintrace"
 
 
 class STLLR(
@@ -196,8 +176,6 @@ class STLLR(
 
     The second pairing is no derivative, so windows are refused.
     """
-
-    __module__ = "braintrace"
 
 
 class RTRL(RuleLearner, rule="rtrl", arguments="name vjp_method memory_limit at_once"):
@@ -215,8 +193,6 @@ class RTRL(RuleLearner, rule="rtrl", arguments="name vjp_method memory_limit at_
         True
     """
 
-    __module__ = "braintrace"
-
 
 class RandomProjectionVjpAlgorithm(
     RuleLearner,
@@ -232,13 +208,9 @@ class RandomProjectionVjpAlgorithm(
     and the states. Random signs are drawn from the key, further ones after a reset.
     """
 
-    __module__ = "braintrace"
-
 
 class UORO(RandomProjectionVjpAlgorithm):
     """Unbiased online recurrent optimisation: `RandomProjectionVjpAlgorithm` with its defaults."""
-
-    __module__ = "braintrace"
 
 
 class KFRTRL(RuleLearner, rule="kf_rtrl", arguments="key name vjp_method eps"):
@@ -250,13 +222,9 @@ class KFRTRL(RuleLearner, rule="kf_rtrl", arguments="key name vjp_method eps"):
     own if they are independent; further signs are drawn after a reset.
     """
 
-    __module__ = "braintrace"
-
 
 class NoTrace(RuleLearner, rule="no_trace", arguments="name vjp_method"):
     """The baseline: the gradient within each step, and no memory.
 
     With windows (`vjp_method='multi-step'`) it is truncated backpropagation through time.
     """
-
-    __module__ = "braintrace"

@@ -70,7 +70,6 @@ class RuleLearner(ETraceVjpAlgorithm):
         memory_limit: bytes that the traces may need; None takes the rule's own limit.
     """
 
-    __module__ = "braintrace"
     _row: Any = None  # of the table of rules
 
     def __init_subclass__(
@@ -201,8 +200,6 @@ class RuleLearner(ETraceVjpAlgorithm):
 
 class TracesLearner(RuleLearner):
     """A learner of a rule whose coordinates can be given in place of its own."""
-
-    __module__ = "braintrace"
 
     def _made(self, arguments: dict[str, Any]) -> LearningRule:
         value, config = super()._made(arguments), arguments.get("config")

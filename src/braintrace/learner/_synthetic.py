@@ -30,8 +30,6 @@ class SyntheticGradient:
         seed: of the initial matrices.
     """
 
-    __module__ = "braintrace"
-
     def __init__(
         self,
         group_shapes: Mapping[int, Sequence[int]],

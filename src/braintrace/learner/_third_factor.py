@@ -38,7 +38,6 @@ class ThreeFactor(
         (7, 4)
     """
 
-    __module__ = "braintrace"
     signals = ("modulatory",)
 
     def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -62,7 +61,6 @@ class OSTTP(
     variables; the traces are those of `OSTLRecurrent`. Windows are refused.
     """
 
-    __module__ = "braintrace"
     n = 1
 
     def _set_up(
@@ -95,7 +93,6 @@ class DECOLLE(
     trace (the read-out that is used in the end) keep the gradient of the loss. Windows are refused.
     """
 
-    __module__ = "braintrace"
     signals = ("local_loss",)
 
     def _set_up(
