@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import jax
@@ -30,6 +30,7 @@ Array = jax.Array
 SourceInfo = source_info_util.SourceInfo
 Pull = Callable[[list[Array]], tuple[Array, ...]]
 Params = dict[str, Any]  # the static parameters of an equation
+PyTree: TypeAlias = Any  # nested containers of arrays
 
 # Calls that mean nothing beyond the equations inside them.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}

@@ -274,7 +274,7 @@ class Online:
             targets have a leading axis of time, `mask` (T,) weighs the losses. Gradients have the
             structure of `params`, None where it has no floating array.
         """
-        chosen = _options(self.window, block_size, memory_budget, keep_traces)
+        chosen = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
 
         def gradient(
@@ -329,7 +329,7 @@ class Online:
             `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
         """
         every = check_count("update_every", update_every, "steps")
-        chosen = _options(self.window, block_size, memory_budget, keep_traces)
+        chosen = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
 
         def train(
@@ -416,8 +416,10 @@ class _Arrays:
         return Position(self.states, carry.traces, carry.steps)
 
 
-def _options(window: int | None, block_size: Any, memory_budget: Any, keep: bool) -> Options:
-    """How a sequence is run, from what the user says."""
+def sized_options(
+    window: int | None, block_size: int | None, memory_budget: int | None, keep: bool
+) -> Options:
+    """How a sequence is run, with the user's sizes checked."""
     count = lambda name, value, what: None if value is None else check_count(name, value, what)
     block = count("block_size", block_size, "steps")
     return Options(window, block, count("memory_budget", memory_budget, "bytes"), keep)

@@ -3,6 +3,7 @@
 from .._precision import brainstate as _loaded  # noqa: F401
 from ._brainstate import ModuleInfo as ModuleInfo
 from ._brainstate import extract_module_info as extract_module_info
+from ._brainstate import write_leaves as write_leaves
 from ._etrace_graph import ETraceGraph as ETraceGraph
 from ._etrace_graph import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
 from ._etrace_graph import add_hidden_perturbation_in_module as add_hidden_perturbation_in_module
@@ -38,4 +39,4 @@ from ._weights import states_of as states_of
 from ._weights import tree_of as tree_of
 from ._weights import values_of as values_of
 from ._weights import weights_of as weights_of
-from ._weights import write_leaves as write_leaves
+from ._weights import write_weights as write_weights

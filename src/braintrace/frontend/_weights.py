@@ -10,7 +10,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._errors import dotted, message
+from .._errors import dotted, type_error, value_error
+from .._jaxpr import PyTree
+from ._brainstate import write_leaves
+
+Array = jax.Array
 
 
 def floating(params: Any) -> dict:
@@ -36,13 +40,11 @@ def weights_of(weights: Any, params: Any) -> Any:
     listed = isinstance(items, (list, tuple))
     if not listed or not items or not all(isinstance(w, brainstate.State) for w in items):
         names = [w for w in items if isinstance(w, str)] if listed else []
-        raise (ValueError if listed and not items else TypeError)(
-            _text(
-                f"weights is {weights!r}.",
-                "it holds the states to differentiate",
-                "pass a State, a list or a dict of them, or nothing for all parameters; "
-                + _choices(params, names),
-            )
+        raise (value_error if listed and not items else type_error)(
+            f"weights is {weights!r}.",
+            why="it holds the states to differentiate",
+            do="pass a State, a list or a dict of them, or nothing for all parameters; "
+            + _choices(params, names),
         )
     bad = {
         name: w
@@ -51,13 +53,11 @@ def weights_of(weights: Any, params: Any) -> Any:
     }
     if bad:
         kinds = (f"{dotted(n)} (a {type(w).__name__} of {_kinds(w)})" for n, w in bad.items())
-        raise ValueError(
-            _text(
-                f"no weight: {', '.join(kinds)}.",
-                "a weight is a brainstate.ParamState of floating numbers; other states change "
-                "from step to step or have no gradient",
-                _choices(params, map(dotted, bad)),
-            )
+        raise value_error(
+            f"no weight: {', '.join(kinds)}.",
+            why="a weight is a brainstate.ParamState of floating numbers; other states change "
+            "from step to step or have no gradient",
+            do=_choices(params, map(dotted, bad)),
         )
     return weights
 
@@ -67,13 +67,11 @@ def check_read(weights: Mapping[Any, Any], params: Any, read: Iterable[brainstat
     known = {id(s) for s in (*params.values(), *read)}
     bad = [name for name, s in weights.items() if id(s) not in known]
     if bad:
-        raise ValueError(
-            _text(
-                f"weights holds {', '.join(map(dotted, bad))}, which nothing reads.",
-                "it is no parameter of the model, and step_fn does not use it: its gradient would "
-                "be zero",
-                _choices(params, map(dotted, bad)),
-            )
+        raise value_error(
+            f"weights holds {', '.join(map(dotted, bad))}, which nothing reads.",
+            why="it is no parameter of the model, and step_fn does not use it: its gradient would "
+            "be zero",
+            do=_choices(params, map(dotted, bad)),
         )
 
 
@@ -125,20 +123,13 @@ def tree_of(weights: Any, leaves: Sequence[Any]) -> Any:
     return rebuild([t.unflatten([next(items) for _ in range(t.num_leaves)]) for t in trees])
 
 
-def write_leaves(weights: Any, leaves: Sequence[Any]) -> None:
+def write_weights(weights: Any, leaves: Sequence[Array]) -> None:
     """Store new arrays in the states of `weights`."""
     states, _ = states_of(weights)
-    items = iter(leaves)
-    for s in states:
-        tree: Any = jax.tree.structure(s.value)
-        s.value = tree.unflatten([next(items) for _ in range(tree.num_leaves)])
+    write_leaves([(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))], leaves)
 
 
-def values_of(weights: Any) -> Any:
+def values_of(weights: Any) -> PyTree:
     """The values of the states in `weights`, in their places."""
     states, rebuild = states_of(weights)
     return rebuild([s.value for s in states])
-
-
-def _text(what: str, why: str, do: str) -> str:
-    return message(what, why=why, do=do)

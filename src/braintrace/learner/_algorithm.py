@@ -45,16 +45,6 @@ from ..rules import (
     credit_of,
     with_signal,
 )
-from ._batch import (
-    Shapes,
-    check_states,
-    no_batch,
-    resized_states,
-    shared_batch,
-    state_shapes,
-    with_batch,
-)
-from ._beginning import LAST, begin_again, strengthen
 from ._checks import (
     USE_LESS_MEMORY,
     check_arguments,
@@ -70,6 +60,18 @@ from ._checks import (
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
 from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
+from ._reset import (
+    LAST,
+    Shapes,
+    begin_again,
+    check_states,
+    no_batch,
+    resized_states,
+    shared_batch,
+    state_shapes,
+    strengthen,
+    with_batch,
+)
 from ._run import RunInfo
 from ._signal import SignalMixin
 from ._views import TraceViewsMixin
@@ -298,6 +300,7 @@ class ETraceAlgorithm(
     # ------------------------------------------------------------------------------- sequences
 
     calls_in_blocks = True  # whether many calls may be evaluated at once
+    _learner = property(lambda self: self)
 
     @contextmanager
     def _placing(self, called: list[bool], mappable: bool = False) -> Iterator[None]:
@@ -429,11 +432,6 @@ class ETraceAlgorithm(
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""
         return self.executor.show_graph(verbose, return_msg)
-
-    @property
-    def param_states(self) -> Any:
-        """All parameters of the model, by path."""
-        return self.model4compile.states(brainstate.ParamState)
 
     @property
     def hidden_states(self) -> dict[Path, brainstate.State]:

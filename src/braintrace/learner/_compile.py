@@ -17,41 +17,31 @@ import numpy as np
 from .._errors import not_supported, type_error, value_error
 from ..checkpoint import CheckpointMixin
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
+from . import _presets
 from ._algorithm import ETraceAlgorithm
-from ._beginning import LAST, begin_again
 from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
 from ._presets import (
-    D_RTRL,
+    DECOLLE,
     KFRTRL,
-    OTPE,
-    OTTT,
-    RFLO,
+    OSTTP,
     RTRL,
     STLLR,
     UORO,
-    EProp,
     IODimVjpAlgorithm,
     NoTrace,
-    OSTLFeedforward,
-    OSTLRecurrent,
     ParamDimVjpAlgorithm,
-    SnAp,
-    pp_prop,
+    ThreeFactor,
 )
+from ._reset import LAST, begin_again
 from ._rule_learner import RuleLearner
-from ._third_factor import DECOLLE, OSTTP, ThreeFactor
 
-_CLASSES: dict[str, type[ETraceAlgorithm]] = {
-    c.__name__: c
-    for c in (
-        *(D_RTRL, pp_prop, EProp, RFLO, OSTLRecurrent, OSTLFeedforward, OTTT, OTPE, OSTTP, SnAp),
-        *(RTRL, ThreeFactor, DECOLLE, STLLR, DNI, UORO, KFRTRL, NoTrace),
-    )
+RULES: dict[str, type[ETraceAlgorithm]] = {
+    name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
+    for name, row in BY_NAME.items()
 }
-RULES = {name: _CLASSES[row.learner] for name, row in BY_NAME.items()}
 
 
 def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
@@ -104,11 +94,6 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         return f"{type(self).__name__} over {self._n_samples} samples of\n{self.module!r}"
 
     @property
-    def param_states(self) -> Any:
-        """All parameters of the model, by path."""
-        return self.module.param_states
-
-    @property
     def report(self) -> Any:
         """What the compiler found, for one sample."""
         return self.module.report
@@ -117,10 +102,6 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     def graph(self) -> Any:
         """The compiled graph of one sample."""
         return self.module.graph
-
-    @property
-    def _has_own_signal(self) -> bool:
-        return self.module._has_own_signal
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """One step of every sample; axis 0 of all inputs counts the samples."""
@@ -249,7 +230,7 @@ def compile(
         )
     if isinstance(verbose, bool) or verbose not in (0, 1, 2):
         raise value_error(
-            f"verbose={verbose!r}.", why="known levels are 0, 1, 2", do="choose one of them"
+            f"verbose={verbose!r}.", why="the levels are 0, 1, 2", do="choose one of them"
         )
     _check_options(RuleLearner if isinstance(algorithm, LearningRule) else rule, options)
     make: Any = rule
@@ -339,14 +320,14 @@ def _check_samples(inputs: Any, n_samples: int) -> None:
 
 def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     if isinstance(algorithm, str):
-        found = RULES.get(algorithm.strip().lower())
-        if found is None:
+        name = algorithm.strip().lower()
+        if name not in RULES:
             raise value_error(
                 f"unknown rule {algorithm!r}.",
-                why=f"known names are {', '.join(sorted(RULES))}",
+                why=f"there are {', '.join(sorted(RULES))}",
                 do="choose one of them, or pass a learner class",
             )
-        return found
+        return RULES[name]
     if isinstance(algorithm, LearningRule):
         return RULES.get(algorithm.name, RuleLearner)
     if isinstance(algorithm, ETraceConfig):

@@ -5,36 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..engine import Values
-from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph
-from ..rules import ETraceConfig
+from ..graph import Graph
+from ..rules import ETraceConfig, LearningRule
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
 from ._synthetic import SyntheticGradient, guessed, no_synthesizer, run_window
 
 
-class DNI(ParamDimVjpAlgorithm):
+class DNI(
+    ParamDimVjpAlgorithm,
+    rule="d_rtrl",
+    arguments="synthesizer name vjp_method fast_solve trace_dtype chunked_trace control_flow "
+    "snap_max_jacobian_elements",
+    attributes="synthesizer fast_solve trace_dtype chunked_trace",
+    vjp_method="multi-step",
+):
     """D-RTRL in windows, with synthetic gradients for the parameters that have no trace.
 
     What has a trace is credited by later losses when they come. For any other parameter that
     reaches a state the past is lost; it gets in advance what a `SyntheticGradient` expects later
     losses to say about the states at the end of the window.
-
-    Args:
-        model: the network, one step in `update`, states initialised.
-        synthesizer: a `SyntheticGradient`, or attach one after compiling.
-        name: name of the learner.
-        vjp_method: 'multi-step', or 'single-step'.
-        fast_solve: accepted; there is one path.
-        trace_dtype: storage type of the traces.
-        chunked_trace: accepted; there is one path.
-        control_flow: which control flow around operators stays closed, none by default.
-        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
 
     Example:
         >>> import braintrace, jax.numpy as jnp
@@ -44,34 +39,12 @@ class DNI(ParamDimVjpAlgorithm):
         (4,)
     """
 
+    synthesizer: SyntheticGradient | None
     signals = ("bootstrapped",)
     calls_in_blocks = False  # each adds the guess at its own end
 
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        synthesizer: SyntheticGradient | None = None,
-        name: str | None = None,
-        vjp_method: str = "multi-step",
-        fast_solve: bool = True,
-        trace_dtype: Any = None,
-        chunked_trace: bool = True,
-        control_flow: ControlFlowPolicy | None = None,
-        snap_max_jacobian_elements: int = MOST_ENTRIES,
-    ):
-        self.synthesizer = synthesizer
-        config = ETraceConfig(learning_signal="bootstrapped")
-        super().__init__(
-            model,
-            name,
-            vjp_method,
-            fast_solve,
-            trace_dtype,
-            chunked_trace,
-            control_flow,
-            config,
-            snap_max_jacobian_elements=snap_max_jacobian_elements,
-        )
+    def _made(self, arguments: dict[str, Any]) -> LearningRule:
+        return super()._made({**arguments, "config": ETraceConfig(learning_signal="bootstrapped")})
 
     @property
     def _has_own_signal(self) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._online import Options, Stream, check_mask, ticking, window_sizes
+from .._errors import type_error, value_error
+from .._jaxpr import PyTree
+from .._online import Options, Stream, check_mask, sized_options, ticking, window_sizes
 from ..frontend import (
     Split,
     Traced,
@@ -21,19 +24,12 @@ from ..frontend import (
     tree_of,
     weights_of,
 )
+from ..graph import Path
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
 from ._run import RunInfo, SequenceRun, sequence_run
-from ._sequences import (
-    check_choice,
-    check_takes,
-    chunk_of,
-    count_of,
-    length_of,
-    loss_of,
-    text,
-)
+from ._sequences import check_choice, check_takes, length_of, loss_of
 
 
 class SequenceDriverMixin:
@@ -47,17 +43,20 @@ class SequenceDriverMixin:
     optimized: list[int] | None = None  # ids of the states that it updates
     optimizer_state: brainstate.State | None = None
 
-    def _check_windows(self, chunk: int) -> None:
-        """Refuse windows where they cannot be taken."""
+    # What a class with these methods has.
+    __call__: Callable[..., PyTree]
+    forget_past: Callable[[], None]  # zeroes the traces, so that a new sequence can start
+    _learner: Any  # the learner of one call; a mapped one has another inside
+    # Lets calls of the learner be placeholders; each appends to the list.
+    _placing: Callable[[list[bool]], AbstractContextManager[None]]
 
     @property
-    def _has_own_signal(self) -> bool:
-        """Whether a call has a gradient that does not come from its loss."""
-        return False
+    def param_states(self) -> Mapping[Path, brainstate.State]:
+        """All parameters of the model, by path."""
+        return self._learner.model4compile.states(brainstate.ParamState)
 
-    def forget_past(self) -> None:
-        """Zero the traces, so that what comes counts as a new sequence."""
-        raise NotImplementedError
+    def _check_windows(self, chunk: int) -> None:
+        """Refuse windows where they cannot be taken."""
 
     def etrace_grad(
         self,
@@ -114,23 +113,15 @@ class SequenceDriverMixin:
             TypeError, ValueError: sequences, mask or options do not fit together.
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
-        chunk = chunk_of(chunk_size)
+        chunk = _chunk(chunk_size)
         length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_grad")
         check_choice("reduction", reduction, ("mean", "sum"))
         check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        count_of("block_size", block_size, "steps")
-        count_of("memory_budget", memory_budget, "bytes")
-        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
-
+        options = sized_options(None, block_size, memory_budget, keep_traces)
+        weights = weights_of(weights, self.param_states)
         with ticking(progress, -(-length // chunk)) as tick:
             run = self._sequence(_losses_of(step_fn, has_aux, chunk), stream, weights, chunk)
-            options = Options(
-                block_size=block_size,
-                memory_budget=memory_budget,
-                keep=keep_traces,
-                tick=tick,
-                mean=reduction == "mean",
-            )
+            options = replace(options, tick=tick, mean=reduction == "mean")
             leaves, (losses, aux) = run.gradient(options)
         if not keep_traces:
             self.forget_past()
@@ -183,19 +174,17 @@ class SequenceDriverMixin:
             TypeError, ValueError: sequences, mask or options do not fit together.
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
-        chunk = chunk_of(chunk_size)
+        chunk = _chunk(chunk_size)
         every = check_count("update_every", update_every, "steps")
         if every % chunk:
-            raise ValueError(
-                text(
-                    f"update_every={every} is not a multiple of chunk_size={chunk}.",
-                    "the weights must not change within a window",
-                    "make it a multiple",
-                )
+            raise value_error(
+                f"update_every={every} is not a multiple of chunk_size={chunk}.",
+                why="the weights must not change within a window",
+                do="make it a multiple",
             )
         length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
         check_choice("reduction", reduction, ("mean", "sum"))
-        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
+        weights = weights_of(weights, self.param_states)
         with ticking(progress, -(-length // chunk)) as tick:
             run = self._sequence(_losses_of(step_fn, has_aux, chunk), stream, weights, chunk, every)
             update = optimizer_of(optimizer, weights, self)
@@ -209,7 +198,7 @@ class SequenceDriverMixin:
             optimizer: an optax transformation, or an optimizer of braintools.
             weights: the states that it will update; default all floating parameters.
         """
-        weights = weights_of(weights, self.param_states)  # type: ignore[attr-defined]
+        weights = weights_of(weights, self.param_states)
         self.optimizer = self.optimizer_state = None
         optimizer_of(optimizer, weights, self)
 
@@ -218,24 +207,20 @@ class SequenceDriverMixin:
     ) -> tuple[int, Stream]:
         """Length of the sequences, and their arrays with the mask."""
         if step_fn is None or not callable(step_fn):
-            raise TypeError(
-                text(
-                    f"{name} needs step_fn.",
-                    "the loss is the user's",
-                    "pass step_fn=lambda x, y: loss(learner(x), y)",
-                )
+            raise type_error(
+                f"{name} needs step_fn.",
+                why="the loss is the user's",
+                do="pass step_fn=lambda x, y: loss(learner(x), y)",
             )
         length = length_of(sequences)
         _check_slices(step_fn, len(sequences), name)
         counted = check_mask(mask, length)
         self._check_windows(chunk)
         if chunk > 1 and getattr(self, "vjp_method", None) != "multi-step":
-            raise ValueError(
-                text(
-                    f"chunk_size={chunk} on a learner that is not multi-step.",
-                    "a window needs reverse mode inside the window",
-                    "build the learner with vjp_method='multi-step'",
-                )
+            raise value_error(
+                f"chunk_size={chunk} on a learner that is not multi-step.",
+                why="a window needs reverse mode inside the window",
+                do="build the learner with vjp_method='multi-step'",
             )
         return length, Stream(sequences, counted)
 
@@ -255,30 +240,18 @@ class SequenceDriverMixin:
             return_outputs: whether to return what `step_fn` returned, stacked over time.
         """
         length_of(sequences)
-        chunk = chunk_of(chunk_size)
+        chunk = _chunk(chunk_size)
         self._check_windows(chunk)
         if step_fn is None:
             wrap = MultiStepData if chunk > 1 else lambda x: x
-            call = lambda *slices: self(*map(wrap, slices))  # type: ignore[operator]
+            call: Callable[..., PyTree] = lambda *slices: self(*map(wrap, slices))
         else:
             _check_slices(step_fn, len(sequences), "etrace_evolve")
             call = step_fn
-        run = self._sequence(call, Stream(sequences), None, chunk)
-        results = run.outputs(Options())
+        results = self._sequence(call, Stream(sequences), None, chunk).outputs(Options())
         return results if return_outputs else None
 
     # --------------------------------------------------------------------------------- planning
-
-    @property
-    def _learner(self) -> Any:
-        """The learner of one call; a mapped one has another inside."""
-        return self
-
-    @contextmanager
-    def _placing(self, called: list[bool]) -> Iterator[None]:
-        """Let calls of the learner be placeholders; each leaves an entry in `called`."""
-        raise NotImplementedError
-        yield
 
     def _sequence(
         self, step: Callable, stream: Stream, weights: Any, chunk: int, every: int | None = None
@@ -335,6 +308,11 @@ class SequenceDriverMixin:
         return sequence_run(learner, chosen, stream, window, placed, splits, bool(reasons))
 
 
+def _chunk(chunk_size: int | None) -> int:
+    """Steps per window."""
+    return 1 if chunk_size is None else check_count("chunk_size", chunk_size, "steps")
+
+
 def _check_slices(step_fn: Callable[..., Any], count: int, name: str) -> None:
     check_takes(
         step_fn,
@@ -352,12 +330,10 @@ def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[A
         loss, aux = loss_of(step_fn(*slices), has_aux)
         expected = jax.tree.leaves(slices)[0].shape[:1] if chunk > 1 else ()
         if jnp.shape(loss) != expected:
-            raise ValueError(
-                text(
-                    f"step_fn returned a loss of shape {jnp.shape(loss)}, expected {expected}.",
-                    "each step has one loss",
-                    "reduce the loss over the batch and features in step_fn",
-                )
+            raise value_error(
+                f"step_fn returned a loss of shape {jnp.shape(loss)}, expected {expected}.",
+                why="each step has one loss",
+                do="reduce the loss over the batch and features in step_fn",
             )
         return loss, aux
 

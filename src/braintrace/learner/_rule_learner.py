@@ -55,6 +55,7 @@ _ARGUMENTS: dict[str, tuple[Any, str]] = {
         "        is allocated.",
     ),
     "modulator": (None, "what is used when a call gives none."),
+    "synthesizer": (None, "a `SyntheticGradient`, or attach one after compiling."),
 }
 
 

@@ -23,7 +23,15 @@ from .._online import (
     run_outputs,
     run_updates,
 )
-from ..frontend import Split, Traced, leaves_of, states_of, values_of, write_leaves
+from ..frontend import (
+    Split,
+    Traced,
+    leaves_of,
+    states_of,
+    values_of,
+    write_leaves,
+    write_weights,
+)
 from ._optimizers import Optimizer
 from ._step import CallBody, Cells, SplitBody
 
@@ -99,7 +107,7 @@ class SequenceRun:
         key = ("train", every, fingerprint(optimizer.program, optimizer.consts))
         arrays = (optimizer.own, optimizer.consts)
         (trained, own), results = self._call(key, options, run, arrays)
-        write_leaves(self.weights, trained)
+        write_weights(self.weights, trained)
         optimizer.write(own)
         return results
 
@@ -133,7 +141,7 @@ class SequenceRun:
         found, at, results = compiled(
             trained, fixed, moving, jnp.asarray(count), self.stream, own, [t.value for t in etraces]
         )
-        write_cells([self.states[i] for i in self.cells.changed], at.states)
+        write_leaves([self.states[i] for i in self.cells.changed], at.states)
         for state, value in zip(etraces, at.traces, strict=True):
             state.value = value
         if self.split:
@@ -220,13 +228,3 @@ def _holders(state: brainstate.State) -> tuple[int, int]:
     value = state.value
     leaves = jax.tree.leaves(value)
     return sys.getrefcount(value), max(map(sys.getrefcount, leaves), default=0)
-
-
-def write_cells(cells: list[Cell], arrays: list[Any]) -> None:
-    """Store new arrays in states."""
-    new: dict[int, tuple[brainstate.State, list[Any]]] = {}
-    for (state, index), array in zip(cells, arrays, strict=True):
-        flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
-        flat[index] = array
-    for state, flat in new.values():
-        state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)

@@ -1,7 +1,8 @@
-"""The batch axis of a compiled learner: finding it, changing it, and noticing that it changed."""
+"""Resetting a learner: states get their initial values, for the same batch size or another."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,9 @@ import jax.numpy as jnp
 from .._errors import value_error
 from ..frontend import ETraceGraph
 
+Module: Any = brainstate.nn.Module
 Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the leaf
+LAST = 1 << 20  # the order of a `reset_state` that comes after those of the model
 
 
 def shared_batch(graph: ETraceGraph, example: Any) -> int | None:
@@ -91,3 +94,56 @@ def check_states(states: Mapping[tuple, brainstate.State], expected: Shapes) -> 
 
 def _text(shapes: dict[int, tuple[int, ...]]) -> str:
     return ", ".join(map(str, shapes.values()))
+
+
+def strengthen(model: Any) -> None:
+    """Make weakly typed states strong, as a step does: two types would be two compilations."""
+    for state in model.states().values():
+        if any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state.value)):
+            state.value = jax.tree.map(_strong, state.value)
+
+
+def _strong(leaf: Any) -> Any:
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+
+def begin_again(model: Any, batch_size: int | None = None) -> None:
+    """Give the states of all modules without `reset_state` the values of their `init_state`.
+
+    The state objects stay: compiled programs and mapped models hold on to them. What is made to
+    last, such as weights, keeps its value.
+    """
+    nodes = list(model.nodes(Module).values())
+    maps = [n for n in nodes if isinstance(n, brainstate.nn.Map)]
+    mapped = {id(n) for m in maps for n in m.module.nodes(Module).values()}
+    for node in nodes:
+        kind = type(node)
+        if kind.reset_state is Module.reset_state and kind.init_state is not Module.init_state:
+            _begin(node, None if id(node) in mapped else batch_size, id(node) in mapped)
+
+
+def _begin(node: Any, batch_size: int | None, mapped: bool) -> None:
+    held = dict(vars(node))
+    old: dict[Any, Any] = dict(node.states().items())
+    named = batch_size is not None and _takes_batch_size(node.init_state)
+    node.init_state(**({"batch_size": batch_size} if named else {}))
+    new: dict[Any, Any] = dict(node.states().items())
+    for name in {path[0] for path in old}:
+        setattr(node, name, held[name])
+    for path, state in old.items():
+        made = new.get(path, state)
+        if made is not state and not isinstance(state, brainstate.LongTermState):
+            state.value = jax.tree.map(_repeated, made.value, state.value) if mapped else made.value
+
+
+def _takes_batch_size(method: Any) -> bool:
+    """A module that does not take one makes its states for the batch that it knows."""
+    parameters = inspect.signature(method).parameters
+    several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return several or "batch_size" in parameters
+
+
+def _repeated(one: Any, every: Any) -> Any:
+    """The value of one sample for all of them; a module may have made all of them itself."""
+    whole = jnp.shape(every)
+    return jnp.broadcast_to(one, whole) if jnp.shape(one) == whole[1:] else one
