@@ -2,9 +2,11 @@
 
 from ._blocks import step_bytes as step_bytes
 from ._blocks import varying_bytes as varying_bytes
+from ._checks import Wording as Wording
 from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask
 from ._checks import check_memory as check_memory
+from ._checks import check_relations as check_relations
 from ._learner import Carry as Carry
 from ._learner import Online as Online
 from ._learner import online as online

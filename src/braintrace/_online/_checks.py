@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,15 +17,11 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import is_traced
-from ..graph import DiagnosticKind, Graph, ParameterReport
+from .._jaxpr import deep_equations, is_traced
+from ..graph import DiagnosticKind, Graph, ParameterReport, bits_of
 from ._blocks import nbytes
 from ._tree import Layout
 
-_USE_AN_OPERATOR = (
-    "write braintrace.matmul(x, w) (or another operator of braintrace) instead of x @ w for the "
-    "weights to be trained online"
-)
 _USE_ANOTHER_RULE = (
     "use rtrl (exact, memory parameters x states), change the model, or leave out strict=True: in "
     "one window over the whole sequence nothing is left out"
@@ -32,11 +29,49 @@ _USE_ANOTHER_RULE = (
 _USE_LESS_MEMORY = (
     "use d_rtrl, snap with a small n or windows, make the batch smaller, or raise memory_limit"
 )
-_HINTS = {
-    DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
-    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR: _USE_AN_OPERATOR,
-    DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
+_MARKED = {
+    "dot_general": "braintrace.nn.Linear or braintrace.matmul(x, w) for the plain product",
+    "conv_general_dilated": "braintrace.nn.Conv2d or braintrace.conv for the plain convolution",
+    "gather": "braintrace.nn.Embedding or braintrace.embedding for the plain indexing",
 }
+_HINTS = {
+    DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE: "keep the weight in a brainstate.ParamState",
+    DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
+    DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH: (
+        "let the operator's output reach a state unit by unit: no product of matrices and no sum "
+        "over units between them; or use RTRL or windows"
+    ),
+    DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT: (
+        "compute the operator's weight from parameters alone, and multiply inputs or outputs by "
+        "what varies"
+    ),
+}
+_NO_OPERATOR = (DiagnosticKind.PARAMETER_UNUSED, DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a front end speaks of a step with nothing to learn online: messages and advice."""
+
+    no_state: str
+    no_relation: str
+    no_operator: str
+    use_an_operator: str
+    recognise: str
+
+
+_FOR_FUNCTIONS = Wording(
+    no_state=message(
+        "the step has no floating state.",
+        why="online learning follows states from step to step",
+        do="return the recurrent arrays as the new state: step(params, state, x) -> (state, out)",
+    ),
+    no_relation="no parameter reaches a state through an operator that is followed.",
+    no_operator="the step uses no operator of braintrace",
+    use_an_operator="write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
+    "x @ w for the weights to be trained online",
+    recognise="leave out marked_only=True: then plain JAX is recognised",
+)
 
 
 def check_exact(
@@ -74,26 +109,31 @@ def check_memory(
     )
 
 
-def check_relations(graph: Graph, everything: bool) -> None:
-    """Refuse a step that has nothing to learn online."""
+def check_relations(graph: Graph, everything: bool, words: Wording = _FOR_FUNCTIONS) -> None:
+    """Refuse a step that has nothing to learn online; `everything`: operators are not needed."""
     if not graph.step.hidden:
-        raise CompilationError(
-            message(
-                "the step has no floating state.",
-                why="online learning follows states from step to step",
-                do="return the recurrent arrays as the new state: step(params, state, x) -> "
-                "(state, out)",
-            )
-        )
-    if graph.relations or (everything and any(graph.influenced)):
+        raise CompilationError(words.no_state)
+    influenced = any(graph.influenced)
+    if graph.relations or (everything and influenced):
         return
-    told = [d for d in graph.records if d.primitive or d.kind in _HINTS]
-    hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS)
+    hints = {**_HINTS, **dict.fromkeys(_NO_OPERATOR, words.use_an_operator)}
+    records = [d for d in graph.records if d.primitive or d.kind in hints]
+    advice = list(dict.fromkeys(hints[d.kind] for d in records if d.kind in hints))
+    plain = lambda eqn: any(bits_of(a, graph.links.plain) for a in eqn.inputs)
+    equations = (e for e in deep_equations(graph.step.program) if e.name in _MARKED and plain(e))
+    eqn = next(equations, None)
+    where = None if eqn is None else eqn.where()
+    if eqn is not None:
+        advice = [f"use {_MARKED[eqn.name]} at {where}"]
+    if influenced:
+        exact = "the rule 'rtrl', which accepts the model (memory parameters x states)"
+        advice = [*(advice or [words.use_an_operator]), f"or {words.recognise}", f"or {exact}"]
     raise CompilationError(
         message(
-            "no parameter reaches a state through an operator that is followed.",
-            why="; ".join(d.message for d in told) or "the step uses no operator of braintrace",
-            do="; ".join(hints) or _USE_AN_OPERATOR,
+            words.no_relation,
+            where=where,
+            why="; ".join(d.message.rstrip(".") for d in records) or words.no_operator,
+            do="; ".join(advice) or words.use_an_operator,
         )
     )
 

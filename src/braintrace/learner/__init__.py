@@ -20,7 +20,6 @@ from ._helpers import FixedRandomFeedback as FixedRandomFeedback
 from ._helpers import GradExpon as GradExpon
 from ._helpers import KappaFilter as KappaFilter
 from ._helpers import PresynapticTrace as PresynapticTrace
-from ._listen import Listener as Listener
 from ._presets import D_RTRL as D_RTRL
 from ._presets import DECOLLE as DECOLLE
 from ._presets import ES_D_RTRL as ES_D_RTRL
@@ -42,6 +41,7 @@ from ._presets import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorit
 from ._presets import SnAp as SnAp
 from ._presets import ThreeFactor as ThreeFactor
 from ._presets import pp_prop as pp_prop
+from ._probe import signal_probe as signal_probe
 from ._rule_learner import RuleLearner as RuleLearner
 from ._sequences import check_takes as check_takes
 from ._sequences import length_of as length_of

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._errors import dotted, value_error
 from .._jaxpr import deep_equations
-from .._online import check_memory
+from .._online import check_memory, check_relations
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
@@ -34,6 +34,7 @@ from ..graph import (
     ControlFlowPolicy,
     Graph,
     Outside,
+    Path,
     Traces,
 )
 from ..report import CompilationReport
@@ -46,20 +47,20 @@ from ..rules import (
     with_signal,
 )
 from ._checks import (
+    FOR_MODULES,
     USE_LESS_MEMORY,
     check_arguments,
     check_exact,
     check_layout,
     check_lockstep,
     check_precision,
-    check_relations,
     check_trace,
     shape_of,
     shape_of_example,
 )
 from ._data import Call, unwrap
 from ._drivers import SequenceDriverMixin
-from ._executor import ETraceVjpGraphExecutor, Path, check_vjp_method, unflatten
+from ._executor import ETraceVjpGraphExecutor, check_vjp_method, values_of
 from ._reset import (
     LAST,
     Shapes,
@@ -173,7 +174,8 @@ class ETraceAlgorithm(
         step_args, step_kwargs = call.step
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
-            check_relations(self.executor.graph, self.rule.per_parameter)
+            analysis = self.executor.graph.analysis
+            check_relations(analysis, self.rule.per_parameter, FOR_MODULES)
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self._check_graph()
             self.init_etrace_state()
@@ -235,30 +237,21 @@ class ETraceAlgorithm(
                 check_exact(self.report, type(self).__name__)
         for state in self.param_states.values():
             _ = state.value  # a parameter the step never reads still has a gradient, zero
-        values = Values(
-            info.consts,
-            call.leaves,
-            info.leaves("params"),
-            info.leaves("hidden"),
-            info.leaves("others"),
-            besides.leaves,
-        )
+        values = values_of(info, call.leaves, besides.leaves)
         check_trace(values.hidden)
-        told = (besides.timed, jax.tree.structure(besides.step))
+        of_rule = (besides.timed, jax.tree.structure(besides.step))
         _ = self.executor.mode.value
         if self._instead is not None:
-            outs, new = self._instead(self.rule, graph, call, values, *told)
-            info.write("hidden", new.hidden)
-            info.write("others", new.others)
-            return unflatten(info, outs)
-        traces = [t.value for t in self.etraces.values()]
-        outs, new, traces = self._run(graph, call, *told)(values, traces)
+            outs, new = self._instead(self.rule, graph, call, values, *of_rule)
+        else:
+            traces = [t.value for t in self.etraces.values()]
+            outs, new, traces = self._run(graph, call, *of_rule)(values, traces)
+            for state, value in zip(self.etraces.values(), traces, strict=True):
+                state.value = value
+            self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
         info.write("hidden", new.hidden)
         info.write("others", new.others)
-        for state, value in zip(self.etraces.values(), traces, strict=True):
-            state.value = value
-        self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
-        return unflatten(info, outs)
+        return jax.tree.unflatten(info.out_tree, outs)
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         single, rule = self.vjp_method == "single-step", self.rule

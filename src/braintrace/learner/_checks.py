@@ -19,17 +19,13 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import deep_equations, is_of_outer_trace, is_traced
+from .._jaxpr import is_of_outer_trace, is_traced
+from .._online import Wording
 from .._online import check_exact as refuse_inexact
-from ..frontend import ETraceGraph
-from ..graph import DiagnosticKind, Graph, bits_of
+from ..graph import Graph
 from ..report import CompilationReport
 from ._data import Call
 
-_USE_AN_OPERATOR = (
-    "use a layer of braintrace.nn, or write braintrace.matmul(x, w) (or another operator of "
-    "braintrace) instead of x @ w for the weights to be trained online"
-)
 _BE_EXACT = (
     "use RTRL (exact for what `update` computes, memory parameters x states), change the model (a "
     "weight of a plain product goes into braintrace.matmul, a bias too; what step_fn does before "
@@ -40,25 +36,20 @@ USE_LESS_MEMORY = (
     "use D_RTRL, SnAp with a small n or windows (vjp_method='multi-step'), make the batch smaller, "
     "or raise memory_limit"
 )
-_MARKED = {
-    "dot_general": "braintrace.nn.Linear or braintrace.matmul(x, w) for the plain product",
-    "conv_general_dilated": "braintrace.nn.Conv2d or braintrace.conv for the plain convolution",
-    "gather": "braintrace.nn.Embedding or braintrace.embedding for the plain indexing",
-}
-_HINTS = {
-    DiagnosticKind.PARAMETER_UNUSED: _USE_AN_OPERATOR,
-    DiagnosticKind.RELATION_EXCLUDED_NO_OPERATOR: _USE_AN_OPERATOR,
-    DiagnosticKind.RELATION_EXCLUDED_NO_PARAMSTATE: "keep the weight in a brainstate.ParamState",
-    DiagnosticKind.RELATION_EXCLUDED_NON_TEMPORAL: "let the operator's output reach a hidden state",
-    DiagnosticKind.RELATION_EXCLUDED_SHAPE_MISMATCH: (
-        "let the operator's output reach a state unit by unit: no product of matrices and no sum "
-        "over units between them; or use RTRL or windows (vjp_method='multi-step')"
+FOR_MODULES = Wording(
+    no_state=message(
+        "the model has no hidden state.",
+        why="online learning follows states from step to step; `update` reads and writes none",
+        do="keep the recurrent variables in brainstate.HiddenState and call "
+        "brainstate.nn.init_all_states(model) before compiling",
     ),
-    DiagnosticKind.RELATION_EXCLUDED_TIME_VARYING_WEIGHT: (
-        "compute the operator's weight from parameters alone, and multiply inputs or outputs by "
-        "what varies"
-    ),
-}
+    no_relation="no weight reaches a hidden state through an ETP operator (eligibility trace "
+    "propagation: an operator whose weights the compiler tracks).",
+    no_operator="`update` uses no ETP operator",
+    use_an_operator="use a layer of braintrace.nn, or write braintrace.matmul(x, w) (or another "
+    "operator of braintrace) instead of x @ w for the weights to be trained online",
+    recognise="braintrace.compile(..., unmarked=True), which recognises plain JAX",
+)
 
 
 def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None:
@@ -68,48 +59,6 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
     """
     judged = [p for p in report.parameters.values() if among is None or p.path in among]
     refuse_inexact((p for p in judged if p.how != "none"), rule, _BE_EXACT)
-
-
-def check_relations(graph: ETraceGraph, everything: bool = False) -> None:
-    """Refuse a model that has nothing to learn online."""
-    if not graph.module_info.step.hidden:
-        raise CompilationError(
-            message(
-                "the model has no hidden state.",
-                why="online learning follows states from step to step; `update` reads and "
-                "writes none",
-                do="keep the recurrent variables in brainstate.HiddenState and call "
-                "brainstate.nn.init_all_states(model) before compiling",
-            )
-        )
-    if everything and any(graph.analysis.influenced):
-        return
-    if not graph.hidden_param_op_relations:
-        raise CompilationError(_no_relation(graph))
-
-
-def _no_relation(graph: ETraceGraph) -> str:
-    told = [d for d in graph.diagnostics if d.primitive or d.kind in _HINTS]
-    hints = dict.fromkeys(_HINTS[d.kind] for d in told if d.kind in _HINTS) or {_USE_AN_OPERATOR: 0}
-    plain, where = graph.analysis.links.plain, None
-    for eqn in deep_equations(graph.analysis.step.program):
-        if eqn.name in _MARKED and any(bits_of(a, plain) for a in eqn.inputs):
-            where = eqn.where()
-            hints = {f"use {_MARKED[eqn.name]} at {where}": 0}
-            break
-    do = "; ".join(hints)
-    if any(graph.analysis.influenced):
-        do += (
-            "; or braintrace.compile(..., unmarked=True), which recognises plain JAX; or the rule "
-            "'rtrl', which accepts the model (memory parameters x states)"
-        )
-    return message(
-        "no weight reaches a hidden state through an ETP operator (eligibility trace propagation: "
-        "an operator whose weights the compiler tracks).",
-        where=where,
-        why="; ".join(d.message.rstrip(".") for d in told) or "`update` uses no ETP operator",
-        do=do,
-    )
 
 
 def check_arguments(example: Any, given: Any) -> None:
@@ -160,16 +109,6 @@ def check_trace(arrays: Sequence[Any]) -> None:
             why="it would store values in its states that do not outlive jax.checkpoint, "
             "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
             do="use that of brainstate.transform: checkpoint, jit, vmap, grad, scan",
-        )
-
-
-def check_windows(rule: str, vjp_method: str, reason: str | None) -> None:
-    """Refuse windows where a rule has no meaning inside them."""
-    if reason is not None and vjp_method == "multi-step":
-        raise value_error(
-            f"{rule} has no windows (vjp_method='multi-step').",
-            why=f"{reason}; inside a window reverse mode is the only signal",
-            do="use vjp_method='single-step'",
         )
 
 

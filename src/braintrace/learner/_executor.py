@@ -1,9 +1,9 @@
-"""Tracing a model call by call, and reusing what was learnt about it."""
+"""Tracing a model call by call, and reusing its analyses and compiled programs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Self
 
 import brainstate
@@ -13,14 +13,14 @@ from .._errors import type_error, value_error
 from .._jaxpr import fingerprint
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
 from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
-from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, check_policy
+from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
 
-Path = tuple[Any, ...]
+Array = jax.Array
 
 
-# Analyses and compiled programs kept, the oldest goes first: a model whose program differs at every
-# call must not fill memory.
-_MOST_KEPT = 64
+# Analyses and compiled programs that are cached, the oldest goes first: a model whose program
+# differs at every call must not fill memory.
+_MOST_CACHED = 64
 
 
 class ETraceGraphExecutor:
@@ -60,8 +60,8 @@ class ETraceGraphExecutor:
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
         self.mode = brainstate.State(())  # of another structure while calls are replaced
         self._graph: ETraceGraph | None = None
-        self._known: dict[Any, Graph] = {}
-        self._runs: dict[Any, Callable] = {}
+        self._analyses: dict[Hashable, Graph] = {}
+        self._runs: dict[Hashable, Callable] = {}
 
     @property
     def is_compiled(self) -> bool:
@@ -73,7 +73,7 @@ class ETraceGraphExecutor:
         if self._graph is None:
             raise value_error(
                 "the graph is not compiled yet.",
-                why="shapes are known only from example inputs",
+                why="shapes come from example inputs",
                 do="call compile_graph(*example_inputs) first",
             )
         return self._graph
@@ -93,7 +93,7 @@ class ETraceGraphExecutor:
         """Trace and analyse the model on example inputs."""
         info = self._info(args, kwargs)
         self._graph = graph_of(info, True, *self._options, self.unmarked)
-        self._known[_key(info)] = self._graph.analysis
+        self._analyses[_key(info)] = self._graph.analysis
 
     def _info(self, args: Any, kwargs: Any) -> ModuleInfo:
         return extract_module_info(self.model, *args, control_flow=self.control_flow, **kwargs)
@@ -104,7 +104,7 @@ class ETraceGraphExecutor:
             return self
         other = copy.copy(self)
         other.model = model
-        other._known, other._runs = dict(self._known), dict(self._runs)
+        other._analyses, other._runs = dict(self._analyses), dict(self._runs)
         return other
 
     def adopt(self, analysis: Graph) -> None:
@@ -119,21 +119,23 @@ class ETraceGraphExecutor:
     def forget(self) -> None:
         """Drop the compiled graph."""
         self._graph = None
-        self._known.clear()
+        self._analyses.clear()
 
     def trace(self, *args: Any, **kwargs: Any) -> tuple[ModuleInfo, Graph]:
         """Trace the model at its present states and surroundings."""
         info = self._info(args, kwargs)
         key = _key(info)
-        if key not in self._known:
-            _keep(self._known, key, graph_of(info, False, *self._options, self.unmarked).analysis)
-        return info, self._known[key]
+        if key not in self._analyses:
+            _store(
+                self._analyses, key, graph_of(info, False, *self._options, self.unmarked).analysis
+            )
+        return info, self._analyses[key]
 
-    def compiled(self, key: Any, run: Callable, donate: int | None = None) -> Callable:
+    def compiled(self, key: Hashable, run: Callable, donate: int | None = None) -> Callable:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
         key = (key, donate)
         if key not in self._runs:
-            _keep(self._runs, key, jax.jit(run, donate_argnums=donate))
+            _store(self._runs, key, jax.jit(run, donate_argnums=donate))
         return self._runs[key]
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
@@ -180,21 +182,21 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
             operator's input and tail, per hidden group the block Jacobian (*varshape, S, S).
         """
         info, graph = self.trace(*args, **kwargs)
-        values = values_of(info, args, kwargs)
+        values = values_of(info, tuple(jax.tree.leaves((args, kwargs))))
         flat = evaluate_plain(graph, values)
         inputs = inputs_of(graph, values)
         seen = observe(graph, values.consts, inputs)
         hiddens = {leaf.path: flat[leaf.output] for leaf in graph.step.hidden}
         others = {leaf.path: flat[leaf.output] for leaf in graph.step.others}
-        out = unflatten(info, flat[: graph.step.n_outs])
+        out = jax.tree.unflatten(info.out_tree, flat[: graph.step.n_outs])
         jacobians = group_jacobians(graph, values.consts, inputs)
         return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
 
 
-def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(kept) >= _MOST_KEPT:
-        del kept[next(iter(kept))]
-    kept[key] = value
+def _store(cache: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    if len(cache) >= _MOST_CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = value
 
 
 def check_vjp_method(vjp_method: str) -> str:
@@ -208,22 +210,14 @@ def check_vjp_method(vjp_method: str) -> str:
     return vjp_method
 
 
-def values_of(info: ModuleInfo, args: Any, kwargs: Any) -> Values:
+def values_of(
+    info: ModuleInfo, arguments: tuple[Array, ...], extra: tuple[Array, ...] = ()
+) -> Values:
     """The present arrays of a traced call."""
-    return Values(
-        info.consts,
-        tuple(jax.tree.leaves((args, kwargs))),
-        info.leaves("params"),
-        info.leaves("hidden"),
-        info.leaves("others"),
-    )
+    states = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
+    return Values(info.consts, arguments, *states, extra)
 
 
-def unflatten(info: ModuleInfo, outs: list[Any]) -> Any:
-    """Outputs of the step in the structure `update` returned."""
-    return jax.tree.unflatten(info.out_tree, outs)
-
-
-def _key(info: ModuleInfo) -> Any:
+def _key(info: ModuleInfo) -> Hashable:
     leaves = (info.step.params, info.step.hidden, info.step.others)
     return fingerprint(info.step.program, info.consts), leaves, info.arg_tree

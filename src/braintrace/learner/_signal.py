@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 
-from .._errors import type_error
+from .._errors import type_error, value_error
 from ..engine import OWN
 from ..graph import HiddenGroup
 from ..rules import OfGroup, Rule
-from ._checks import check_windows
 
 Array = jax.Array
 
@@ -46,7 +45,12 @@ class SignalMixin:
         reason = self.windows
         if reason is None and self.takes:
             reason = "what a call gives the rule belongs to its steps"
-        check_windows(type(self).__name__, self.vjp_method, reason)
+        if reason is not None and self.vjp_method == "multi-step":
+            raise value_error(
+                f"{type(self).__name__} has no windows (vjp_method='multi-step').",
+                why=f"{reason}; inside a window reverse mode is the only signal",
+                do="use vjp_method='single-step'",
+            )
         if self._overrides_signal and not rule.takes_signal:
             raise type_error(
                 f"{type(self).__name__} has a learning signal and no trace for it.",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported, type_error, value_error
-from ..learner import ETraceAlgorithm, ETraceVmap, Listener, floating, length_of
+from ..learner import ETraceAlgorithm, ETraceVmap, floating, length_of, signal_probe
 from ._recording import Name, Path, PyTree, Recording, TraceRecord, lookup, path_of
 from ._traces import norm, trace_readers
 
@@ -67,7 +67,7 @@ def record(
     first = jax.tree.map(lambda a: a[0], sequences)
     call = learner if step_fn is None else step_fn
     touched = brainstate.transform.StatefulFunction(lambda *s: call(*s)).get_states(*first)
-    listener, params = Listener(learner), floating(learner.param_states)
+    signals_of, params = signal_probe(learner), floating(learner.param_states)
 
     def step(*slices: PyTree) -> dict[str, PyTree]:
         out: dict[str, PyTree] = {"losses": None, "signals": {}, "gradients": {}}
@@ -76,7 +76,7 @@ def record(
         else:
             loss = lambda: _loss(step_fn, slices)
             before = [s.value for s in touched]
-            signals, outputs = listener.signals(loss)
+            signals, outputs = signals_of(loss)
             for state, value in zip(touched, before, strict=True):  # undo that step
                 state.value = value
             gradient = brainstate.transform.grad(
