@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Program, Var
+from .._jaxpr import Program, PyTree, Var
 from ..graph import Graph, reach
 
 BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
@@ -24,7 +24,7 @@ def calls_per_block(
     size: int,
     window: int,
     count: int,
-    traces: Any,
+    traces: PyTree,
     block_size: int | None,
     budget: int | None,
     keep: bool = True,
@@ -54,7 +54,7 @@ def calls_per_block(
     return equal[0] if 2 * equal[0] > most else -(-count // blocks)
 
 
-def nbytes(tree: Any) -> int:
+def nbytes(tree: PyTree) -> int:
     """The bytes of all arrays, or shapes of arrays, in a pytree."""
     return sum(a.size * getattr(a.dtype, "itemsize", 4) for a in jax.tree.leaves(tree))
 
@@ -88,7 +88,7 @@ def varying_bytes(program: Program, constant: Collection[Var]) -> int:
     return sum(v.size * getattr(v.dtype, "itemsize", 4) for v in outputs)
 
 
-def scan_blocks(step: Callable, carry: Any, arrays: Any, count: int, size: int) -> Any:
+def scan_blocks(step: Callable, carry: PyTree, arrays: PyTree, count: int, size: int) -> Any:
     """Scan `step` over blocks of `size` entries, and apply it to a shorter last one."""
     full, rest = divmod(count, size)
     out = []

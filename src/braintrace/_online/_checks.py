@@ -17,7 +17,7 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import deep_equations, is_traced
+from .._jaxpr import PyTree, deep_equations, is_traced
 from ..graph import DiagnosticKind, Graph, ParameterReport, bits_of
 from ._blocks import nbytes
 from ._tree import Layout
@@ -91,7 +91,7 @@ def check_exact(
 
 
 def check_memory(
-    limit: int | None, graph: Graph, traces: Any, rule: str, do: str = _USE_LESS_MEMORY
+    limit: int | None, graph: Graph, traces: PyTree, rule: str, do: str = _USE_LESS_MEMORY
 ) -> None:
     """Refuse traces that need more bytes than allowed, before any is allocated."""
     total = nbytes(traces)
@@ -153,7 +153,7 @@ def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[An
         )
 
 
-def check_traces(traces: Any, wanted: Any, rule: str) -> None:
+def check_traces(traces: PyTree, wanted: PyTree, rule: str) -> None:
     """Refuse traces that are not those of this rule for these shapes."""
     kind = lambda a: (a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
     if jax.tree.map(kind, traces) != jax.tree.map(kind, wanted):
@@ -165,7 +165,7 @@ def check_traces(traces: Any, wanted: Any, rule: str) -> None:
         )
 
 
-def check_result(result: Any, before: Layout) -> tuple[list[Any], Any]:
+def check_result(result: PyTree, before: Layout) -> tuple[list[Any], Any]:
     """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise type_error(
@@ -191,7 +191,7 @@ def check_result(result: Any, before: Layout) -> tuple[list[Any], Any]:
     return leaves, out
 
 
-def length_of(xs: Any) -> int:
+def length_of(xs: PyTree) -> int:
     """The number of steps in sequences, which share it."""
     shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
     lengths = {s[0] if s else 0 for s in shapes}
@@ -204,7 +204,7 @@ def length_of(xs: Any) -> int:
     return lengths.pop()
 
 
-def check_mask(given: Any, length: int) -> Any:
+def check_mask(given: PyTree, length: int) -> Any:
     """A mask as floating numbers, None for none."""
     if given is None:
         return None

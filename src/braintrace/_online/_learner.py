@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message, type_error, value_error
+from .._jaxpr import PyTree
 from ..graph import ControlFlowPolicy, check_policy
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
@@ -42,8 +43,8 @@ class Carry:
     An ordinary pytree: it can be jitted, mapped, sharded, saved and donated.
     """
 
-    state: Any
-    traces: list[Any]
+    state: PyTree
+    traces: list[PyTree]
     steps: Any
 
 
@@ -51,7 +52,7 @@ jax.tree_util.register_dataclass(Carry, data_fields=["state", "traces", "steps"]
 
 
 def online(
-    step: Callable[..., Any],
+    step: Callable[..., PyTree],
     rule: str | LearningRule | ETraceConfig = "d_rtrl",
     *,
     window: int | None = None,
@@ -125,7 +126,7 @@ class Online:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Callable[..., PyTree],
         rule: LearningRule,
         window: int | None,
         strict: bool,
@@ -141,7 +142,9 @@ class Online:
 
     # ------------------------------------------------------------------------------- tracing
 
-    def _plan(self, params: Any, state: Any, inputs: tuple[Any, ...]) -> tuple[Plan, _Arrays]:
+    def _plan(
+        self, params: PyTree, state: PyTree, inputs: tuple[Array, ...]
+    ) -> tuple[Plan, _Arrays]:
         """The analysed step for these shapes, and the arrays of the call."""
         names, trained, fixed = split(params)
         states, hidden, others = split(state)
@@ -185,7 +188,7 @@ class Online:
 
     # -------------------------------------------------------------------------------- calling
 
-    def init(self, params: Any, state: Any, *inputs: Any) -> Carry:
+    def init(self, params: PyTree, state: PyTree, *inputs: PyTree) -> Carry:
         """Analyse the step, and begin: the state with zero traces.
 
         Args:
@@ -197,7 +200,9 @@ class Online:
         plan, _ = self._plan(params, state, inputs)
         return Carry(state, plan.zeros(), np.zeros((), np.int32))
 
-    def __call__(self, params: Any, carry: Carry, *inputs: Any, **extra: Any) -> tuple[Carry, Any]:
+    def __call__(
+        self, params: PyTree, carry: Carry, *inputs: PyTree, **extra: PyTree
+    ) -> tuple[Carry, Any]:
         """One step.
 
         Args:
@@ -211,7 +216,7 @@ class Online:
         """
         plan, arrays, extra = self._fit(params, carry, inputs, extra)
 
-        def one(weights: Weights, at: Position, inputs: Any, extra: Any) -> Any:
+        def one(weights: Weights, at: Position, inputs: PyTree, extra: PyTree) -> Any:
             inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
             window = None if self.window is None else 1
             arrays = Arrays(inputs, extra=extra)
@@ -222,7 +227,7 @@ class Online:
         at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.arrays.inputs, extra)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
-    def scan(self, params: Any, carry: Carry, xs: Any, **extra: Any) -> tuple[Carry, Any]:
+    def scan(self, params: PyTree, carry: Carry, xs: PyTree, **extra: PyTree) -> tuple[Carry, Any]:
         """Many steps, in blocks; differentiated, the sum of the steps' gradients.
 
         Args:
@@ -247,14 +252,14 @@ class Online:
 
     def grad(
         self,
-        loss: Callable[..., Any],
+        loss: Callable[..., PyTree],
         *,
         has_aux: bool = False,
         block_size: int | None = None,
         memory_budget: int | None = None,
         keep_traces: bool = True,
         progress: bool = False,
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., PyTree]:
         """The gradient of the summed losses of a sequence, in memory that does not grow with it.
 
         Keep the function that is returned: it is compiled once.
@@ -278,7 +283,12 @@ class Online:
         checked = _checked(loss, has_aux)
 
         def gradient(
-            params: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra: Any
+            params: PyTree,
+            carry: Carry,
+            xs: PyTree,
+            *targets: PyTree,
+            mask: PyTree = None,
+            **extra: PyTree,
         ) -> Any:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
@@ -300,7 +310,7 @@ class Online:
 
     def train(
         self,
-        loss: Callable[..., Any],
+        loss: Callable[..., PyTree],
         optimizer: Any,
         update_every: int = 1,
         *,
@@ -309,7 +319,7 @@ class Online:
         memory_budget: int | None = None,
         keep_traces: bool = True,
         progress: bool = False,
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., PyTree]:
         """Learn while the sequence runs: update the parameters every few steps.
 
         Keep the function that is returned: it is compiled once.
@@ -333,12 +343,18 @@ class Online:
         checked = _checked(loss, has_aux)
 
         def train(
-            params: Any, opt: Any, carry: Carry, xs: Any, *targets: Any, mask: Any = None, **extra
+            params: PyTree,
+            opt: Any,
+            carry: Carry,
+            xs: PyTree,
+            *targets: PyTree,
+            mask: PyTree = None,
+            **extra,
         ) -> Any:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             layout = plan.signature.params
 
-            def update(grads: list[Any], trained: list[Any], own: Any, at: Position) -> Any:
+            def update(grads: list[Array], trained: list[Array], own: PyTree, at: Position) -> Any:
                 tree = layout.only_trained
                 updates, own = optimizer.update(tree(grads), own, tree(trained))
                 pairs = zip(trained, jax.tree.leaves(updates), strict=True)
@@ -347,7 +363,7 @@ class Online:
             with ticking(progress, arrays.stream.length) as tick:
                 options = replace(chosen, tick=tick)
 
-                def run(weights: Weights, at: Position, stream: Stream, own: Any) -> Any:
+                def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> Any:
                     bodies = bodies_of(plan, checked, stream)
                     trained, own, at, results = run_updates(
                         bodies, weights, at, stream, options, Updates(update, every), own
@@ -366,7 +382,7 @@ class Online:
     # -------------------------------------------------------------------------------- arrays
 
     def _sequence(
-        self, params: Any, carry: Carry, xs: Any, targets: Any, mask: Any, extra: Any
+        self, params: PyTree, carry: Carry, xs: PyTree, targets: PyTree, mask: PyTree, extra: PyTree
     ) -> tuple[Plan, _Arrays]:
         inputs = xs if type(xs) is tuple else (xs,)  # a named tuple is one input
         length = length_of((inputs, targets, extra))
@@ -377,7 +393,7 @@ class Online:
         return plan, replace(arrays, stream=stream)
 
     def _fit(
-        self, params: Any, carry: Carry, inputs: tuple[Any, ...], extra: dict[str, Any]
+        self, params: PyTree, carry: Carry, inputs: tuple[Array, ...], extra: dict[str, PyTree]
     ) -> tuple[Plan, _Arrays, dict[str, Any]]:
         """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
         if not isinstance(carry, Carry):
@@ -409,7 +425,7 @@ class _Arrays:
     """The arrays of a call, out of their pytrees; inputs of one step or of a sequence."""
 
     weights: Weights
-    states: tuple[tuple[Any, ...], tuple[Any, ...]]  # floating ones, others
+    states: tuple[tuple[Array, ...], tuple[Array, ...]]  # floating ones, others
     stream: Stream
 
     def at(self, carry: Carry) -> Position:
@@ -425,10 +441,10 @@ def sized_options(
     return Options(window, block, count("memory_budget", memory_budget, "bytes"), keep)
 
 
-def _checked(loss: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, Any]]:
+def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[Array, PyTree]]:
     """The user's loss as a function to `(loss, aux)`."""
 
-    def checked(out: Any, *targets: Any) -> tuple[Any, Any]:
+    def checked(out: PyTree, *targets: PyTree) -> tuple[Any, Any]:
         result = loss(out, *targets)
         pair = isinstance(result, tuple) and len(result) == 2
         value, aux = result if has_aux and pair else (result, None)
@@ -445,5 +461,5 @@ def _checked(loss: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any
     return checked
 
 
-def _results(results: tuple[Any, Any], has_aux: bool) -> tuple[Any, ...]:
+def _results(results: tuple[Any, Any], has_aux: bool) -> tuple[Array, ...]:
     return results if has_aux else results[:1]

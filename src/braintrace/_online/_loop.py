@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._jaxpr import PyTree
 from ..graph import HiddenParamOpRelation as Relation
 from ._blocks import calls_per_block, joined, scan_blocks
 
@@ -27,7 +28,7 @@ class Position:
     """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
 
     states: Any
-    traces: list[Any]
+    traces: list[PyTree]
     count: Any
 
 
@@ -35,8 +36,8 @@ class Position:
 class Stream:
     """The arrays of a sequence with a leading axis of time, or of calls; without any it is one."""
 
-    arrays: Any
-    mask: Any = None
+    arrays: PyTree
+    mask: PyTree = None
 
     @property
     def length(self) -> int:
@@ -55,7 +56,7 @@ class Stream:
 class Weights:
     """Arrays to differentiate by, and whatever else stays the same over a sequence."""
 
-    trained: list[Any]
+    trained: list[Array]
     fixed: Any
 
 
@@ -97,7 +98,7 @@ class Updates:
     (grads, trained, own, position) -> (trained, own, position).
     """
 
-    update: Callable[[list[Any], list[Any], Any, Position], tuple[list[Any], Any, Position]]
+    update: Callable[[list[Array], list[Array], Any, Position], tuple[list[Array], Any, Position]]
     every: int
 
 
@@ -137,7 +138,7 @@ class Body(Protocol):
     def adds_constants(self) -> bool: ...
 
     def run(
-        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
+        self, record: Any, weights: Weights, at: Position, arrays: PyTree, mode: Mode
     ) -> tuple[Any, Array, Position]:
         """Run a block of calls: results, the losses to differentiate, the position after it.
 
@@ -175,11 +176,11 @@ def run_gradient(
     stream: Stream,
     options: Options,
     record: Any = None,
-) -> tuple[list[Any], Position, Any]:
+) -> tuple[list[Array], Position, Any]:
     """The gradient of the summed losses; the position after; the results of all calls."""
     at = replace(at, count=jnp.asarray(at.count))
     totals = [jnp.zeros_like(p) for p in weights.trained]
-    out: list[Any] = []
+    out: list[Array] = []
     parts = _parts(stream, options.window)
     for part, window in parts:
         if out and window is not None:  # the last window is after all others: effects have an order
@@ -212,8 +213,8 @@ def run_updates(
     stream: Stream,
     options: Options,
     updates: Updates,
-    own: Any,
-) -> tuple[list[Any], Any, Position, Any]:
+    own: PyTree,
+) -> tuple[list[Array], Any, Position, Any]:
     """Change the weights after every so many steps; `own` is the optimizer's state.
 
     Returns:
@@ -265,7 +266,7 @@ def block_gradient(
     stream: Stream,
     keep: bool,
     fresh: Any,
-) -> tuple[list[Any], Position, Any]:
+) -> tuple[list[Array], Position, Any]:
     """The gradient of one block by the trained weights."""
     count, mask = stream.length, stream.mask
     active = substitute = None
@@ -276,7 +277,7 @@ def block_gradient(
             substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
     mode = Mode(keep, fresh, substitute)
 
-    def total(trained: list[Any]) -> tuple[Any, Any]:
+    def total(trained: list[Array]) -> tuple[Any, Any]:
         now = replace(weights, trained=trained)
         results, losses, new = body.run(record, now, at, stream.arrays, mode)
         if mask is not None:
@@ -323,7 +324,7 @@ def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]
     ]
 
 
-def _in_time(results: Any, window: int | None, options: Options) -> Any:
+def _in_time(results: PyTree, window: int | None, options: Options) -> Any:
     """Results of calls, (calls, window, ...), along time."""
     if window is None:
         return results

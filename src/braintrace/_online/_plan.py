@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
-from .._jaxpr import flatten, is_traced, prune
+from .._jaxpr import PyTree, flatten, is_traced, prune
 from ..engine import Values
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, Traces, analyse, certify
 from ..report import CompilationReport, uses_of
@@ -29,8 +30,8 @@ class Signature:
 
     params: Layout
     state: Layout
-    inputs: Any
-    shapes: tuple[Any, ...]
+    inputs: PyTreeDef
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,9 +45,9 @@ class Plan:
     signature: Signature
     graph: Graph
     rule: LearningRule
-    consts: tuple[Any, ...]
-    out_tree: Any
-    trace_shapes: list[Any]
+    consts: tuple[Array, ...]
+    out_tree: PyTreeDef
+    trace_shapes: list[Array]
     windows: bool = False
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
 
@@ -62,7 +63,9 @@ class Plan:
             compiled[key] = jax.jit(function)
         return compiled[key]
 
-    def values(self, trained: Any, fixed: Any, state: Any, inputs: Any, extra: Any = ()) -> Values:
+    def values(
+        self, trained: Any, fixed: Any, state: PyTree, inputs: PyTree, extra: PyTree = ()
+    ) -> Values:
         """The arrays of a step."""
         hidden, others = state
         return Values(
@@ -88,13 +91,13 @@ class Plan:
             graph.groups, graph.relations, graph.records, others, parameters, uses
         )
 
-    def zeros(self) -> list[Any]:
+    def zeros(self) -> list[Array]:
         """Traces before the first step."""
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.trace_shapes)
 
 
 def make_plan(
-    step: Callable[..., Any],
+    step: Callable[..., PyTree],
     rule: LearningRule,
     signature: Signature,
     policy: ControlFlowPolicy | None,
@@ -106,9 +109,9 @@ def make_plan(
     params, state = signature.params, signature.state
     n_inputs = signature.inputs.num_leaves
     sizes = (n_inputs, len(params.arrays), len(params.trained), len(state.trained))
-    trees: list[Any] = []
+    trees: list[PyTreeDef] = []
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: PyTree) -> list[Array]:
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
         given = jax.tree.unflatten(signature.inputs, inputs)
         result = step(params.join(trained, fixed), state.join(hidden, others), *given)
@@ -145,7 +148,7 @@ def make_plan(
     return Plan(signature, graph, rule, tuple(consts), out_tree, shapes, windows)
 
 
-def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:
     """Consecutive pieces of these sizes, and the rest."""
     out, at = [], 0
     for n in sizes:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import trace
+from .._jaxpr import PyTree, trace
 from ..engine import OWN, BlockResult, TimeAxes, map_steps, run_block
 from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
@@ -27,9 +27,9 @@ Loss = Callable[..., tuple[Array, Any]]  # (out, *targets) -> (loss, aux)
 class Arrays:
     """What the steps of a sequence are given, each with a leading axis of time."""
 
-    inputs: tuple[Any, ...]
-    targets: Any = ()
-    extra: Any = None
+    inputs: tuple[Array, ...]
+    targets: PyTree = ()
+    extra: PyTree = None
 
     @property
     def length(self) -> int:
@@ -92,7 +92,7 @@ class PlanBody:
     plan: Plan
     loss: Loss | None
     window: int | None
-    targets: Any = ()  # shapes of those of one step
+    targets: PyTree = ()  # shapes of those of one step
     masked: bool = False
 
     @property
@@ -125,21 +125,21 @@ class PlanBody:
         program, _ = trace(flat, *leaves)
         return bool(affine_equations(program, program.outputs))
 
-    def _one(self, outs: list[Any], targets: Any) -> tuple[Any, Any]:
+    def _one(self, outs: list[Array], targets: PyTree) -> tuple[Any, Any]:
         assert self.loss is not None
         return self.loss(jax.tree.unflatten(self.plan.out_tree, outs), *targets)
 
     def run(
         self, record: Any, weights: Weights, at: Position, arrays: Arrays, mode: Mode
-    ) -> tuple[Any, Any, Position]:
+    ) -> tuple[PyTree, Array, Position]:
         size, calls = self.window or 1, arrays.length
         steps = calls * size
         if self.window is not None:
             arrays = jax.tree.map(lambda a: a.reshape((steps, *a.shape[2:])), arrays)
         ran, new = run_steps(self.plan, record, weights, at, arrays, self.window, mode)
         if self.loss is None:
-            results: Any = ran.outs
-            losses = None
+            results: PyTree = ran.outs
+            losses: PyTree = None
         else:
             results = map_steps(steps, self._one, ran.outs, arrays.targets)
             losses = results[0]

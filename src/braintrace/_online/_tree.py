@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import type_error
+from .._jaxpr import PyTree
+from ..graph import Path
 
-Path = tuple[Any, ...]
 NUMBERS = (bool, int, float, complex)
 
 
@@ -40,7 +41,7 @@ class Layout:
     Two layouts are equal if the same program serves both.
     """
 
-    tree: Any
+    tree: PyTree
     trained: tuple[int, ...]
     arrays: tuple[int, ...]
     static: tuple[tuple[int, type, Any], ...]
@@ -69,7 +70,7 @@ class Layout:
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def split(tree: Any) -> tuple[Layout, list[Any], list[Any]]:
+def split(tree: PyTree) -> tuple[Layout, list[Any], list[Any]]:
     """A pytree's layout, its floating arrays and its other arrays."""
     leaves, structure = jax.tree.flatten(tree)
     trained, arrays, static = [], [], []

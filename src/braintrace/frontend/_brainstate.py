@@ -12,20 +12,19 @@ import saiunit as u
 from jax.tree_util import PyTreeDef
 
 from .._errors import NotSupportedError, dotted, message, type_error, value_error
-from .._jaxpr import Program, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
+from .._jaxpr import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import (
     CompilationRecord,
     ControlFlowPolicy,
     DiagnosticKind,
     DiagnosticLevel,
     Leaf,
+    Path,
     Step,
     check_policy,
 )
 from ._names import named_states
 from ._views import ModuleViews
-
-Path = tuple[Any, ...]
 
 hide_frames_of(brainstate)
 hide_frames_of(u)
@@ -84,9 +83,9 @@ def write_leaves(
 
 def extract_module_info(
     model: brainstate.nn.Module,
-    *args: Any,
+    *args: PyTree,
     control_flow: ControlFlowPolicy | None = None,
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> ModuleInfo:
     """Trace one call of a model and sort its states into parameters, hidden states and others.
 
@@ -270,7 +269,7 @@ def _check_kept(
             )
 
 
-def _describe(value: Any) -> str:
+def _describe(value: PyTree) -> str:
     parts = []
     for x in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity)):
         unit = f" in {x.unit}" if isinstance(x, u.Quantity) else ""

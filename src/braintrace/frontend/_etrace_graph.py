@@ -17,7 +17,7 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import failing_line
+from .._jaxpr import PyTree, failing_line
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
@@ -115,20 +115,20 @@ class ETraceGraph(NamedTuple):
             raise ValueError("the graph was compiled with include_hidden_perturb=False.")
         return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
 
-    def dict(self) -> dict[str, Any]:
+    def dict(self) -> dict[str, PyTree]:
         """The fields by name."""
         return self._asdict()
 
 
 def compile_etrace_graph(
     model: brainstate.nn.Module,
-    *model_args: Any,
+    *model_args: PyTree,
     include_hidden_perturb: bool = True,
     include_recurrent_mixing: bool = False,
     sparse_n: int | None = None,
     snap_max_jacobian_elements: int = MOST_ENTRIES,
     control_flow: ControlFlowPolicy | None = None,
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> ETraceGraph:
     """Trace one step of a model and find its hidden groups and weight relations.
 
@@ -249,11 +249,11 @@ def find_hidden_groups_from_minfo(
 
 def find_hidden_groups_from_module(
     model: brainstate.nn.Module,
-    *args: Any,
+    *args: PyTree,
     include_recurrent_mixing: bool = False,
     sparse_n: int | None = None,
     snap_max_jacobian_elements: int = MOST_ENTRIES,
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
     """The hidden groups of a model, and the group of each state path."""
     info = extract_module_info(model, *args, **kwargs)
@@ -274,7 +274,7 @@ def find_hidden_param_op_relations_from_minfo(
 
 
 def find_hidden_param_op_relations_from_module(
-    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+    model: brainstate.nn.Module, *args: PyTree, **kwargs: PyTree
 ) -> tuple[HiddenParamOpRelation, ...]:
     """The weight relations of a model."""
     return find_hidden_param_op_relations_from_minfo(extract_module_info(model, *args, **kwargs))
@@ -287,7 +287,7 @@ def add_hidden_perturbation_from_minfo(minfo: ModuleInfo) -> HiddenPerturbation:
 
 
 def add_hidden_perturbation_in_module(
-    model: brainstate.nn.Module, *args: Any, **kwargs: Any
+    model: brainstate.nn.Module, *args: PyTree, **kwargs: PyTree
 ) -> HiddenPerturbation:
     """The step of a model with a perturbation added to every new hidden state."""
     return add_hidden_perturbation_from_minfo(extract_module_info(model, *args, **kwargs))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import brainstate
 import jax
 
-from .._jaxpr import Atom, Program, Var, flatten, prune
+from .._jaxpr import Atom, Program, PyTree, Var, flatten, prune
 from ._brainstate import write_leaves
+
+Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,7 +30,7 @@ class Traced:
     """One traced call of a function; `arguments` and `results` are those of the function alone."""
 
     program: Program
-    consts: tuple[Any, ...]
+    consts: tuple[Array, ...]
     arguments: tuple[Var, ...]
     results: tuple[Atom, ...]
     out_tree: jax.tree_util.PyTreeDef
@@ -45,7 +46,7 @@ class Traced:
         write_leaves([(leaf.state, leaf.index) for leaf in leaves], arrays)
 
 
-def trace_function(function: Callable[..., Any], *args: Any, pruned: bool = True) -> Traced:
+def trace_function(function: Callable[..., PyTree], *args: PyTree, pruned: bool = True) -> Traced:
     """Trace a function of arrays and states; `pruned` leaves out what no result depends on."""
     stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
     stateful.make_jaxpr(*args)

@@ -17,8 +17,8 @@ import brainstate
 from brainstate.graph import iter_leaf, iter_node
 
 from .._errors import NamedPath
+from ..graph import Path
 
-Path = tuple[Any, ...]
 _CLASS = re.compile(r"<class '(?:[^']*[.])?(\w+)'>")
 
 

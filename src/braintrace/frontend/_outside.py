@@ -14,12 +14,10 @@ from typing import Any
 import brainstate
 
 from .._errors import dotted
-from .._jaxpr import Equation, Program, Var, deep_equations
-from ..graph import Dropped, Outside, bits_of, indices_of, reach
+from .._jaxpr import Equation, Program, PyTree, Var, deep_equations
+from ..graph import Dropped, Outside, Path, bits_of, indices_of, reach
 from ._function import StateLeaf, Traced
 from ._placeholder import is_placeholder, operands
-
-Path = tuple[Any, ...]
 
 _UNSEEN = Dropped(
     "whatever step_fn does with it outside the learner call: the call stands inside a derivative, "
@@ -110,7 +108,7 @@ class _Walk:
             found |= before & ends
         return found
 
-    def is_its_own(self, n: int, value: Any) -> bool:
+    def is_its_own(self, n: int, value: PyTree) -> bool:
         """Whether a call gets leaf n as the last call left it, and the next step as this call."""
         leaf = self.traced.leaves[n]
         if not leaf.entry.is_inexact:
@@ -177,7 +175,7 @@ class _Walk:
         used = (e for e in self.traced.program.equations if not is_placeholder(e))
         return (e for e in used if any(a is var for a in e.inputs))
 
-    def line(self, value: Any) -> str | None:
+    def line(self, value: PyTree) -> str | None:
         made = (e for e in self.traced.program.equations if any(o is value for o in e.outputs))
         return next((e.where() for e in made), None)
 

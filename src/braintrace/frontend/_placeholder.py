@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Equation, Misplaced, Placeholder, Var, cannot_be_mapped, deep_equations
+from .._jaxpr import Equation, Misplaced, Placeholder, PyTree, Var, cannot_be_mapped, deep_equations
 from ..graph import Graph, affine_equations, bits_of, reach
 from ._function import Traced, trace_function
 
@@ -71,7 +71,7 @@ def placeholder_call(
     return out[:n], tuple(out[n : n + k]), tuple(out[n + k :])
 
 
-def trace_placed(step: Callable[..., Any], slices: Sequence[Any]) -> Traced | None:
+def trace_placed(step: Callable[..., PyTree], slices: Sequence[Any]) -> Traced | None:
     """Trace a step function whose calls are placeholders; None if one cannot stand there."""
     try:
         return trace_function(step, *slices)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from .._errors import dotted, value_error
-from .._jaxpr import Atom, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
+from .._jaxpr import Atom, PyTree, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
 from ..graph import Path, Step
 
 
@@ -118,7 +118,7 @@ class ModuleViews:
         return {v: path for path, vs in self.weight_path_to_invars.items() for v in vs}
 
     def jaxpr_call(
-        self, *args: Any, old_state_vals: Sequence[Any] | None = None, **kwargs: Any
+        self, *args: PyTree, old_state_vals: Sequence[Any] | None = None, **kwargs: PyTree
     ) -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Any, Any]]:
         """Run the step without storing anything.
 

@@ -17,7 +17,7 @@ from ._brainstate import write_leaves
 Array = jax.Array
 
 
-def floating(params: Any) -> dict:
+def floating(params: PyTree) -> dict:
     """The parameters that have a gradient; counters and indices do not."""
     leaves = lambda s: jax.tree.leaves(s.value)
     return {
@@ -27,7 +27,7 @@ def floating(params: Any) -> dict:
     }
 
 
-def weights_of(weights: Any, params: Any) -> Any:
+def weights_of(weights: Any, params: PyTree) -> Any:
     """The states to differentiate, checked; None stands for all floating ones of `params`.
 
     Raises:
@@ -62,7 +62,9 @@ def weights_of(weights: Any, params: Any) -> Any:
     return weights
 
 
-def check_read(weights: Mapping[Any, Any], params: Any, read: Iterable[brainstate.State]) -> None:
+def check_read(
+    weights: Mapping[Any, Any], params: PyTree, read: Iterable[brainstate.State]
+) -> None:
     """Refuse weights, by name, that neither the model has nor a step function reads."""
     known = {id(s) for s in (*params.values(), *read)}
     bad = [name for name, s in weights.items() if id(s) not in known]
@@ -79,7 +81,7 @@ def _kinds(state: brainstate.State) -> str:
     return ", ".join(str(jnp.result_type(a)) for a in jax.tree.leaves(state.value)) or "nothing"
 
 
-def _choices(params: Any, names: Iterable[str]) -> str:
+def _choices(params: PyTree, names: Iterable[str]) -> str:
     """What may be meant: the parameters of the model, those like the given names first."""
     known = [dotted(path) for path in floating(params)]
     near = [m for n in names for m in get_close_matches(n, known, n=1)]
@@ -107,7 +109,7 @@ def named_states(weights: Any, paths: Mapping[Any, brainstate.State]) -> dict[An
     return {known.get(id(s), k): s for s, k in zip(states, own, strict=True)}
 
 
-def leaves_of(weights: Any, tree: Any) -> list[Any]:
+def leaves_of(weights: Any, tree: PyTree) -> list[Any]:
     """The arrays of something shaped like the values of `weights`, in the order of the states."""
     if isinstance(weights, brainstate.State):
         return jax.tree.leaves(tree)

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from .._errors import dotted, value_error
-from .._jaxpr import deep_equations
+from .._jaxpr import PyTree, deep_equations
 from .._online import check_memory, check_relations
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
@@ -78,7 +78,7 @@ from ._signal import SignalMixin
 from ._views import TraceViewsMixin
 
 Array = jax.Array
-Instead = Callable[..., tuple[list[Any], Values]]  # (rule, graph, call, values, extra, names)
+Instead = Callable[..., tuple[list[Array], Values]]  # (rule, graph, call, values, extra, names)
 
 
 class EligibilityTrace(brainstate.ShortTermState):
@@ -152,7 +152,7 @@ class ETraceAlgorithm(
         """Whether `compile_graph` was called."""
         return self.executor.is_compiled
 
-    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+    def compile_graph(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Trace the model on example inputs, find its relations and allocate their traces.
 
         Inputs may be `jax.ShapeDtypeStruct`s. A second call with the same shapes does nothing.
@@ -186,7 +186,7 @@ class ETraceAlgorithm(
     def _check_graph(self) -> None:
         """Refuse a graph that does not fit what the learner was made with."""
 
-    def init_etrace_state(self, *args: Any, **kwargs: Any) -> None:
+    def init_etrace_state(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Allocate zero traces for the compiled graph."""
         graph = self.executor.graph
         info = graph.module_info
@@ -209,7 +209,7 @@ class ETraceAlgorithm(
 
     # -------------------------------------------------------------------------------- calling
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
+    def update(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
         args, kwargs = self._unnamed(args, kwargs)
         if not self.is_compiled:
@@ -266,7 +266,7 @@ class ETraceAlgorithm(
             names,
         )
 
-        def run(values: Values, traces: list[Any]):
+        def run(values: Values, traces: list[PyTree]):
             ran = run_block(graph, rule, values, traces, axes)
             last = replace(
                 values,
@@ -298,8 +298,8 @@ class ETraceAlgorithm(
     @contextmanager
     def _placing(self, called: list[bool], mappable: bool = False) -> Iterator[None]:
         def placed(
-            rule: Any, graph: Graph, call: Call, values: Values, extra: Any, names: Any
-        ) -> tuple[list[Any], Values]:
+            rule: Any, graph: Graph, call: Call, values: Values, extra: PyTree, names: Any
+        ) -> tuple[list[Array], Values]:
             called.append(True)
             marker = Marker(graph, call.timed, call.length, extra, names)
             kinds = (values.params, values.hidden, values.others)
@@ -340,7 +340,7 @@ class ETraceAlgorithm(
     # ------------------------------------------------------------------------------ resetting
 
     @brainstate.nn.call_order(LAST - 1, check_order_boundary=False)
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(self, batch_size: int | None = None, **kwargs: PyTree) -> None:
         """Zero the traces and counters; with `batch_size`, for another number of samples.
 
         The model's own states are not touched: use `reset`, or
@@ -447,7 +447,7 @@ class ETraceAlgorithm(
     def state_id_to_path(self) -> dict[int, Path]:
         return {id(s): p for p, s in self.path_to_states.items()}
 
-    def get_etrace_of(self, weight: brainstate.ParamState | Path | str) -> dict[str, Any]:
+    def get_etrace_of(self, weight: brainstate.ParamState | Path | str) -> dict[str, PyTree]:
         """The traces of a parameter, by relation.
 
         Args:

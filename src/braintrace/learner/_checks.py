@@ -19,7 +19,7 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import is_of_outer_trace, is_traced
+from .._jaxpr import PyTree, is_of_outer_trace, is_traced
 from .._online import Wording
 from .._online import check_exact as refuse_inexact
 from ..graph import Graph
@@ -61,7 +61,7 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
     refuse_inexact((p for p in judged if p.how != "none"), rule, _BE_EXACT)
 
 
-def check_arguments(example: Any, given: Any) -> None:
+def check_arguments(example: PyTree, given: PyTree) -> None:
     """Refuse arguments (trees of shapes) of other shapes or units than the compiled ones."""
     want: Any = jax.tree.structure(example)
     got: Any = jax.tree.structure(given)
@@ -144,7 +144,7 @@ def check_layout(graph: Graph, compiled: Graph) -> None:
         )
 
 
-def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+def shape_of(x: PyTree) -> jax.ShapeDtypeStruct:
     """Shape and type of an input; what is no array or number is refused."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
         raise type_error(
@@ -155,7 +155,7 @@ def shape_of(x: Any) -> jax.ShapeDtypeStruct:
     return _not_empty(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)))
 
 
-def shape_of_example(x: Any) -> jax.ShapeDtypeStruct:
+def shape_of_example(x: PyTree) -> jax.ShapeDtypeStruct:
     """`shape_of` an example input, which may be a shape itself."""
     return _not_empty(x) if isinstance(x, jax.ShapeDtypeStruct) else shape_of(x)
 
@@ -170,7 +170,7 @@ def _not_empty(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return x
 
 
-def _describe(tree: Any) -> str:
+def _describe(tree: PyTree) -> str:
     args, kwargs = tree
     parts = [_describe_one(a) for a in args] + [
         f"{k}={_describe_one(v)}" for k, v in kwargs.items()
@@ -178,7 +178,7 @@ def _describe(tree: Any) -> str:
     return "(" + ", ".join(parts) + ")"
 
 
-def _describe_one(value: Any) -> str:
+def _describe_one(value: PyTree) -> str:
     leaves = jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity))
     parts = []
     for x in leaves:

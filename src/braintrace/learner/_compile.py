@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported, type_error, value_error
+from .._jaxpr import PyTree
 from ..checkpoint import CheckpointMixin
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from . import _presets
@@ -64,7 +65,7 @@ def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
     return by_signal.get(config.learning_signal, by_trace[config.trace_factorization])
 
 
-def options_of(config: ETraceConfig) -> dict[str, Any]:
+def options_of(config: ETraceConfig) -> dict[str, PyTree]:
     """What that class is made with."""
     kind = config.trace_factorization
     if kind == "paired":
@@ -103,7 +104,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         """The compiled graph of one sample."""
         return self.module.graph
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
+    def update(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """One step of every sample; axis 0 of all inputs counts the samples."""
         wrapped = (SingleStepData, MultiStepData)
         nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
@@ -154,7 +155,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     # Last of all `reset_state`s: the model has reset its states as if there were one sample.
     @brainstate.nn.call_order(LAST, check_order_boundary=False)
-    def reset_state(self, *args: Any, **kwargs: Any) -> None:
+    def reset_state(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Give every sample its copy of the reset states."""
         for state, shapes in self._sample_shapes:
             leaves, tree = jax.tree.flatten(state.value)
@@ -176,7 +177,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 def compile(
     model: brainstate.nn.Module,
     algorithm: str | LearningRule | ETraceConfig | type[ETraceAlgorithm],
-    *example_inputs: Any,
+    *example_inputs: PyTree,
     batch_size: int | None = None,
     seed: int | None = None,
     verbose: int = 0,

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 
 from .._errors import value_error
+from .._jaxpr import PyTree
+
+Array = jax.Array
 
 
 @jax.tree_util.register_pytree_node_class
@@ -15,7 +18,7 @@ from .._errors import value_error
 class SingleStepData:
     """An argument of one step; in a window it is reused at every step."""
 
-    data: Any
+    data: PyTree
 
     def tree_flatten(self):
         return (self.data,), None
@@ -30,7 +33,7 @@ class SingleStepData:
 class MultiStepData:
     """An argument whose leading axis counts the steps of a window."""
 
-    data: Any
+    data: PyTree
 
     def tree_flatten(self):
         return (self.data,), None
@@ -48,16 +51,16 @@ class Call:
     says which of them have a leading axis of `length` steps (None: a plain step).
     """
 
-    step: Any
-    leaves: tuple[Any, ...]
+    step: PyTree
+    leaves: tuple[Array, ...]
     timed: tuple[bool, ...]
     length: int | None
 
 
-def unwrap(arguments: Any) -> Call:
+def unwrap(arguments: PyTree) -> Call:
     """Separate wrappers from data; all sequences must have the same, positive length."""
 
-    def wrapped(x: Any) -> bool:
+    def wrapped(x: PyTree) -> bool:
         return isinstance(x, (SingleStepData, MultiStepData))
 
     nodes = jax.tree.leaves(arguments, is_leaf=wrapped)
@@ -97,7 +100,7 @@ def unwrap(arguments: Any) -> Call:
     return Call(step, tuple(jax.tree.leaves(arguments)), tuple(timed), length)
 
 
-def first_entry(x: Any) -> Any:
+def first_entry(x: PyTree) -> Any:
     """The first entry along axis 0; of a shape, that of one entry."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)

@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._jaxpr import PyTree
 from ..engine import Values
 from ..graph import Graph
 from ..rules import ETraceConfig, LearningRule
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
 from ._synthetic import SyntheticGradient, guessed, no_synthesizer, run_window
+
+Array = jax.Array
 
 
 class DNI(
@@ -58,12 +61,12 @@ class DNI(
         """What a `SyntheticGradient` for this learner is made with."""
         return {g.index: (*g.varshape, g.num_state) for g in self.graph.hidden_groups}
 
-    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         if self.synthesizer is None:
             return kwargs, {}
         return kwargs, {"synthesizer": self.synthesizer.param_values()}
 
-    def _check_extra(self, extra: dict[str, Any]) -> None:
+    def _check_extra(self, extra: dict[str, PyTree]) -> None:
         if not extra:
             raise no_synthesizer()
 
@@ -72,7 +75,7 @@ class DNI(
         plain, synthesizer = super()._run(graph, call, extra, names), self.synthesizer
         traced = {i for r in graph.relations for v in r.site.leaves.values() for i in v}
 
-        def run(values: Values, traces: list[Any]):
+        def run(values: Values, traces: list[PyTree]):
             outs, last, traces = plain(values, traces)
             still = replace(
                 values,
@@ -90,7 +93,7 @@ class DNI(
         return self.executor.compiled(key, run)
 
 
-def expecting(outs: list[Any], exits: Any, guess: Any) -> list[Any]:
+def expecting(outs: list[Array], exits: PyTree, guess: PyTree) -> list[Array]:
     """`outs`; whoever differentiates them adds `guess` to the cotangents of `exits`."""
 
     @jax.custom_vjp

@@ -31,6 +31,8 @@ from ._optimizers import optimizer_of
 from ._run import RunInfo, SequenceRun, sequence_run
 from ._sequences import check_choice, check_takes, length_of, loss_of
 
+Array = jax.Array
+
 
 class SequenceDriverMixin:
     """Sequences for anything that is called like a learner.
@@ -60,9 +62,9 @@ class SequenceDriverMixin:
 
     def etrace_grad(
         self,
-        *sequences: Any,
-        step_fn: Callable[..., Any] | None = None,
-        mask: Any = None,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
+        mask: PyTree = None,
         chunk_size: int | None = None,
         weights: Any = None,
         reduction: str = "mean",
@@ -136,11 +138,11 @@ class SequenceDriverMixin:
 
     def etrace_train(
         self,
-        *sequences: Any,
-        step_fn: Callable[..., Any] | None = None,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
         optimizer: Any = None,
         update_every: int = 1,
-        mask: Any = None,
+        mask: PyTree = None,
         chunk_size: int | None = None,
         weights: Any = None,
         reduction: str = "mean",
@@ -203,7 +205,7 @@ class SequenceDriverMixin:
         optimizer_of(optimizer, weights, self)
 
     def _checked(
-        self, sequences: tuple, step_fn: Any, mask: Any, chunk: int, name: str
+        self, sequences: tuple, step_fn: Any, mask: PyTree, chunk: int, name: str
     ) -> tuple[int, Stream]:
         """Length of the sequences, and their arrays with the mask."""
         if step_fn is None or not callable(step_fn):
@@ -226,8 +228,8 @@ class SequenceDriverMixin:
 
     def etrace_evolve(
         self,
-        *sequences: Any,
-        step_fn: Callable[..., Any] | None = None,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
         chunk_size: int | None = None,
         return_outputs: bool = False,
     ) -> Any:
@@ -313,7 +315,7 @@ def _chunk(chunk_size: int | None) -> int:
     return 1 if chunk_size is None else check_count("chunk_size", chunk_size, "steps")
 
 
-def _check_slices(step_fn: Callable[..., Any], count: int, name: str) -> None:
+def _check_slices(step_fn: Callable[..., PyTree], count: int, name: str) -> None:
     check_takes(
         step_fn,
         ["a slice"] * count,
@@ -323,10 +325,10 @@ def _check_slices(step_fn: Callable[..., Any], count: int, name: str) -> None:
     )
 
 
-def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Any, Any]]:
+def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Array, PyTree]]:
     """The user's step as a function to `(loss, aux)`, checked."""
 
-    def step(*slices: Any) -> tuple[Any, Any]:
+    def step(*slices: PyTree) -> tuple[Any, Any]:
         loss, aux = loss_of(step_fn(*slices), has_aux)
         expected = jax.tree.leaves(slices)[0].shape[:1] if chunk > 1 else ()
         if jnp.shape(loss) != expected:

@@ -10,7 +10,7 @@ import brainstate
 import jax
 
 from .._errors import type_error, value_error
-from .._jaxpr import fingerprint
+from .._jaxpr import PyTree, fingerprint
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
 from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
@@ -89,7 +89,7 @@ class ETraceGraphExecutor:
     def state_id_to_path(self) -> dict[int, Path]:
         return {id(s): p for p, s in self.states.items()}
 
-    def compile_graph(self, *args: Any, **kwargs: Any) -> None:
+    def compile_graph(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Trace and analyse the model on example inputs."""
         info = self._info(args, kwargs)
         self._graph = graph_of(info, True, *self._options, self.unmarked)
@@ -121,7 +121,7 @@ class ETraceGraphExecutor:
         self._graph = None
         self._analyses.clear()
 
-    def trace(self, *args: Any, **kwargs: Any) -> tuple[ModuleInfo, Graph]:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> tuple[ModuleInfo, Graph]:
         """Trace the model at its present states and surroundings."""
         info = self._info(args, kwargs)
         key = _key(info)
@@ -174,7 +174,7 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
     def is_multi_step_vjp(self) -> bool:
         return self.vjp_method == "multi-step"
 
-    def solve_h2w_h2h_jacobian(self, *args: Any, **kwargs: Any) -> tuple:
+    def solve_h2w_h2h_jacobian(self, *args: PyTree, **kwargs: PyTree) -> tuple:
         """Run one step without storing anything.
 
         Returns:
@@ -193,7 +193,7 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
 
 
-def _store(cache: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+def _store(cache: dict[Hashable, Any], key: Hashable, value: PyTree) -> None:
     if len(cache) >= _MOST_CACHED:
         del cache[next(iter(cache))]
     cache[key] = value

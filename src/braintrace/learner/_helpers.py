@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import type_error, value_error
+from .._jaxpr import PyTree
 from ..rules import check_fraction, key_of
 
 Array = jax.Array
 
 
 class _Filter(brainstate.ShortTermState):
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(self, batch_size: int | None = None, **kwargs: PyTree) -> None:
         """Zero the filter; with `batch_size`, for another number of samples."""
 
         def zero(a: Any) -> Array:
@@ -42,11 +43,11 @@ class KappaFilter(_Filter):
         [0.5, 0.5]
     """
 
-    def __init__(self, init_value: Any, kappa: float):
+    def __init__(self, init_value: PyTree, kappa: float):
         super().__init__(init_value)
         self.kappa = check_fraction("kappa", kappa)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: PyTree) -> Any:
         """Take in `x`; returns the filtered value."""
         k = self.kappa
         self.value = jax.tree.map(lambda f, x: (1 - k) * x + k * f, self.value, x)
@@ -61,11 +62,11 @@ class PresynapticTrace(_Filter):
         leak: decay in (0, 1).
     """
 
-    def __init__(self, init_value: Any, leak: float):
+    def __init__(self, init_value: PyTree, leak: float):
         super().__init__(init_value)
         self.leak = check_fraction("leak", leak, zero=False)
 
-    def update(self, x: Any) -> Any:
+    def update(self, x: PyTree) -> Any:
         """Take in `x`; returns the trace."""
         self.value = jax.tree.map(lambda a, x: self.leak * a + x, self.value, x)
         return self.value
@@ -85,7 +86,7 @@ class FixedRandomFeedback:
         entries = jax.random.normal(key_of("key", key), (n_target, n_layer))
         self.B = jax.lax.stop_gradient(init_scale * entries)
 
-    def project(self, y: Any) -> Array:
+    def project(self, y: PyTree) -> Array:
         """`y @ B`, (..., n_target) to (..., n_layer)."""
         return y @ jax.lax.stop_gradient(self.B)
 
@@ -98,19 +99,19 @@ class GradExpon(brainstate.nn.Module):
         tau_or_decay: a time constant with unit (decay `exp(-dt / tau)`), or a decay in (0, 1).
     """
 
-    def __init__(self, grad_shape: Any, tau_or_decay: Any):
+    def __init__(self, grad_shape: PyTree, tau_or_decay: Any):
         super().__init__()
         self.decay = _decay(tau_or_decay)
         self.gradients = brainstate.LongTermState(jax.tree.map(jnp.zeros_like, grad_shape))
 
-    def update(self, grads: Any) -> Any:
+    def update(self, grads: PyTree) -> Any:
         """Add new gradients and return the accumulated ones."""
         new = jax.tree.map(lambda a, g: self.decay * a + g, self.gradients.value, grads)
         self.gradients.value = new
         return new
 
 
-def _decay(value: Any) -> float:
+def _decay(value: PyTree) -> float:
     if isinstance(value, u.Quantity):
         ratio = brainstate.environ.get_dt() / value
         return float(jnp.exp(-u.Quantity(ratio).to_decimal(u.UNITLESS)))

@@ -13,6 +13,8 @@ from .._errors import type_error, value_error
 from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import leaves_of, states_of, trace_function, tree_of, values_of
 
+Array = jax.Array
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Optimizer:
@@ -23,13 +25,13 @@ class Optimizer:
     """
 
     program: Program
-    consts: tuple[Any, ...]
-    own: list[Any]
-    write: Callable[[Sequence[Any]], None]
+    consts: tuple[Array, ...]
+    own: list[Array]
+    write: Callable[[Sequence[Array]], None]
 
     def __call__(
-        self, consts: Sequence[Any], grads: list[Any], weights: list[Any], own: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        self, consts: Sequence[Array], grads: list[Array], weights: list[Array], own: list[Array]
+    ) -> tuple[list[Array], list[Array]]:
         """New weights and own arrays."""
         out = evaluate(self.program, consts, [*grads, *weights, *own])
         return out[: len(weights)], out[len(weights) :]
@@ -84,7 +86,7 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
         moved = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), params, changes)
         return [*leaves_of(weights, moved), *jax.tree.leaves(new)]
 
-    def write(arrays: Sequence[Any]) -> None:
+    def write(arrays: Sequence[Array]) -> None:
         if state is not None:
             state.value = jax.tree.unflatten(tree, list(arrays))
 

@@ -8,6 +8,7 @@ import brainstate
 import jax
 
 from .._errors import type_error
+from .._jaxpr import PyTree
 from ..graph import HiddenGroup
 from ..rules import MEMORY_LIMIT, LearningRule, local_loss_of
 from ._rule_learner import RuleLearner, TracesLearner
@@ -263,7 +264,7 @@ class ThreeFactor(
 
     signals = ("modulatory",)
 
-    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         if kwargs.get("modulator") is None and self.modulator is not None:
             kwargs = {**kwargs, "modulator": self.modulator}
         return super()._extra(kwargs)
@@ -292,13 +293,13 @@ class OSTTP(
         self.B_list = list(rule.values["B_list"])
         super()._set_up(model, rule, arguments)
 
-    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _unnamed(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
         args, kwargs = super()._unnamed(args, kwargs)
         if self.is_compiled and len(args) == len(self._example[0]) + 1 and "y_target" not in kwargs:
             args, kwargs = args[:-1], {**kwargs, "y_target": args[-1]}
         return args, kwargs
 
-    def signal_values(self) -> dict[str, Any]:
+    def signal_values(self) -> dict[str, PyTree]:
         """The matrices."""
         return {"B_list": list(self.B_list)}
 
@@ -329,7 +330,7 @@ class DECOLLE(
         self.local_loss, self.observe = local.loss, local.observe
         super()._set_up(model, rule, arguments)
 
-    def signal_values(self) -> dict[str, Any]:
+    def signal_values(self) -> dict[str, PyTree]:
         """The read-outs, where they were given."""
         return {} if self.readouts is None else {"readouts": list(self.readouts)}
 

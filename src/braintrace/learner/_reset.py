@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import value_error
+from .._jaxpr import PyTree
 from ..frontend import ETraceGraph
 
 Module: Any = brainstate.nn.Module
@@ -19,7 +20,7 @@ Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the
 LAST = 1 << 20  # the order of a `reset_state` that comes after those of the model
 
 
-def shared_batch(graph: ETraceGraph, example: Any) -> int | None:
+def shared_batch(graph: ETraceGraph, example: PyTree) -> int | None:
     """The leading axis that inputs and hidden states share, if the operators take a batch."""
     step = graph.module_info.step
     shapes = [step.entry(leaf).shape for leaf in step.hidden]
@@ -40,7 +41,7 @@ def no_batch() -> ValueError:
     )
 
 
-def with_batch(example: Any, old: int, new: int) -> Any:
+def with_batch(example: PyTree, old: int, new: int) -> Any:
     """Shapes of the arguments for another batch size."""
 
     def resize(a):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import brainstate
 
 from .._errors import type_error
+from .._jaxpr import PyTree
 from ..graph import MOST_ENTRIES
 from ..rules import (
     BY_NAME,
@@ -104,7 +105,7 @@ class RuleLearner(ETraceVjpAlgorithm):
             parameters.append(inspect.Parameter(name, kind, default=defaults.get(name, known)))
         signature = inspect.Signature(parameters)
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self: Any, *args: PyTree, **kwargs: PyTree) -> None:
             try:
                 bound = signature.bind(self, *args, **kwargs)
             except TypeError as error:
@@ -120,7 +121,7 @@ class RuleLearner(ETraceVjpAlgorithm):
 
     if TYPE_CHECKING:  # each class has the arguments of its rule
 
-        def __init__(self, model: brainstate.nn.Module, *args: Any, **arguments: Any): ...
+        def __init__(self, model: brainstate.nn.Module, *args: PyTree, **arguments: Any): ...
 
     else:
 
@@ -191,10 +192,10 @@ class RuleLearner(ETraceVjpAlgorithm):
     def _check_graph(self) -> None:
         self.learning_rule.check_groups(self.graph.hidden_groups)
 
-    def _check_extra(self, extra: dict[str, Any]) -> None:
+    def _check_extra(self, extra: dict[str, PyTree]) -> None:
         self.learning_rule.check_call(self.graph.hidden_groups, extra)
 
-    def signal_values(self) -> dict[str, Any]:
+    def signal_values(self) -> dict[str, PyTree]:
         """Arrays that the learning signal finds in `extra`, as they are at each call."""
         return dict(self.learning_rule.values)
 
@@ -240,7 +241,7 @@ def arguments_in(doc: str) -> dict[str, str]:
 
 
 def _misfit(
-    learner: str, signature: inspect.Signature, kwargs: dict[str, Any], error: str
+    learner: str, signature: inspect.Signature, kwargs: dict[str, PyTree], error: str
 ) -> TypeError:
     """The error of arguments that a class does not have, or lacks."""
     names = [n for n in signature.parameters if n != "self"]

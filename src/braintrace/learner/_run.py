@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import fingerprint, is_traced
+from .._jaxpr import PyTree, fingerprint, is_traced
 from .._online import (
     Options,
     Position,
@@ -112,7 +112,7 @@ class SequenceRun:
         return results
 
     def _call(
-        self, key: Any, options: Options, run: Callable[..., Any], own: Any = ()
+        self, key: Any, options: Options, run: Callable[..., PyTree], own: PyTree = ()
     ) -> tuple[Any, Any]:
         """Compile the loop once for all that it depends on, and run it on the present arrays."""
         learner, bodies = self.learner, self.bodies
@@ -199,11 +199,11 @@ def sequence_run(
     single = learner.vjp_method == "single-step"
     bodies: dict[int | None, SplitBody | CallBody] = {}
     for place, (size, t) in enumerate(traced.items()):
-        common = (rule, own_signal, size, cells, numbers[size], place)
+        common = (t, rule, own_signal, cells, numbers[size], place)
         if splits is None:
-            bodies[size] = CallBody(t, *common)
+            bodies[size] = CallBody(*common)
         else:
-            bodies[size] = SplitBody(t, splits[size], *common, one_by_one, single)
+            bodies[size] = SplitBody(*common, splits[size], one_by_one, single)
     return SequenceRun(learner, weights, stream, window, bodies, states, cells, splits is not None)
 
 

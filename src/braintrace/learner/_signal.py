@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from .._errors import type_error, value_error
+from .._jaxpr import PyTree
 from ..engine import OWN
 from ..graph import HiddenGroup
 from ..rules import OfGroup, Rule
@@ -58,7 +59,7 @@ class SignalMixin:
                 do="make it from D_RTRL, pp_prop or SnAp",
             )
 
-    def _told(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def _told(self, extra: dict[str, PyTree]) -> dict[str, PyTree]:
         """What the rule is given at a call."""
         return {**extra, OWN: self.signal_values()} if self._has_signal else extra
 
@@ -71,20 +72,20 @@ class SignalMixin:
         finally:
             self._names = ()
 
-    def _unnamed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _unnamed(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
         n = len(args) - len(self._names)
         return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
 
-    def _check_extra(self, extra: dict[str, Any]) -> None:
+    def _check_extra(self, extra: dict[str, PyTree]) -> None:
         """Refuse a call that does not give the rule what it needs."""
 
-    def _extra(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """The keyword arguments of the model, and those that are for the rule."""
         mine = {k: kwargs[k] for k in self.takes if kwargs.get(k) is not None}
         return {k: v for k, v in kwargs.items() if k not in self.takes}, mine
 
     def learning_signal(
-        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, Any]
+        self, group: HiddenGroup, cotangent: Array, state: Array, extra: dict[str, PyTree]
     ) -> Array:
         """The signal that meets the traces of a group; a class may put its own here.
 
@@ -103,6 +104,6 @@ class SignalMixin:
         of_group = self._signal_of_group
         return cotangent if of_group is None else of_group(group, cotangent, state, extra)
 
-    def signal_values(self) -> dict[str, Any]:
+    def signal_values(self) -> dict[str, PyTree]:
         """Arrays that `learning_signal` finds in `extra`, as they are at each call."""
         return {}

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import Var, evaluate, fingerprint
+from .._jaxpr import PyTree, Var, evaluate, fingerprint
 from .._online import Mode, Position, Weights, step_bytes, varying_bytes
 from ..engine import (
     BlockResult,
@@ -32,6 +32,7 @@ from ..engine import (
 )
 from ..frontend import Marker, Operands, Split, Traced, operands
 from ..graph import HiddenParamOpRelation as Relation
+from ..rules import Rule
 
 Array = jax.Array
 
@@ -46,7 +47,7 @@ class Cells:
     changed: tuple[int, ...]
     trained: tuple[int, ...]
 
-    def values(self, weights: Weights, at: Position) -> list[Any]:
+    def values(self, weights: Weights, at: Position) -> list[Array]:
         """The arrays of all cells, to be differentiated by the weights."""
         values = list(weights.fixed["cells"])
         for i, value in zip(self.trained, weights.trained, strict=True):
@@ -59,27 +60,32 @@ class Cells:
 
 
 @dataclass(frozen=True, eq=False)
-class CallBody:
-    """A step function traced with its real calls of the learner; traces are among its states.
+class _Body:
+    """A traced step function and its rule.
 
     `numbers` are the cells of the leaves of the traced function, `place` is that of its constants.
     """
 
     traced: Traced
-    record: Any
+    record: Rule
     own_signal: bool
-    window: int | None
     cells: Cells
     numbers: tuple[int, ...]
     place: int
+
+
+@dataclass(frozen=True, eq=False)
+class CallBody(_Body):
+    """A step function traced with its real calls of the learner; traces are among its states."""
+
     relations: tuple[Relation, ...] = ()
     one_by_one: bool = True
     adds_constants: bool = True
     step_bytes: int = 1
 
     def run(
-        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
-    ) -> tuple[Any, Any, Position]:
+        self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
+    ) -> tuple[PyTree, Array, Position]:
         traced, n = self.traced, len(self.traced.results)
         values = self.cells.values(weights, at)
         flat = [a[0] for a in jax.tree.leaves(arrays)]
@@ -92,17 +98,10 @@ class CallBody:
 
 
 @dataclass(frozen=True, eq=False)
-class SplitBody:
+class SplitBody(_Body):
     """A step function around its one learner call, evaluated for many calls at once."""
 
-    traced: Traced
     split: Split
-    record: Any
-    own_signal: bool
-    window: int | None
-    cells: Cells
-    numbers: tuple[int, ...]
-    place: int
     one_by_one: bool
     single: bool
 
@@ -113,7 +112,7 @@ class SplitBody:
         program = fingerprint(self.traced.program, self.traced.consts)
         states = (s.hidden, s.others, s.outer, s.call.params["mapped"])
         cells = (self.cells, self.numbers)
-        return program, self.marker, states, cells, self.window, self.one_by_one, self.single
+        return program, self.marker, states, cells, self.one_by_one, self.single
 
     @property
     def marker(self) -> Marker:
@@ -140,8 +139,8 @@ class SplitBody:
         return samples * step_bytes(self.marker.graph) + varying_bytes(self.traced.program, params)
 
     def run(
-        self, record: Any, weights: Weights, at: Position, arrays: Any, mode: Mode
-    ) -> tuple[Any, Any, Position]:
+        self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
+    ) -> tuple[PyTree, Array, Position]:
         traced, program, split = self.traced, self.traced.program, self.split
         sequences = jax.tree.leaves(arrays)
         count, size = sequences[0].shape[0], self.marker.length or 1
@@ -149,7 +148,7 @@ class SplitBody:
         states = [cells[i] for i in self.numbers]
         entering, last = self._own_states(*lax.stop_gradient((consts, states)), sequences, count)
 
-        def values_with(outs: Sequence[Any] | None, index: Any) -> StepValues:
+        def values_with(outs: Sequence[Array] | None, index: Any) -> StepValues:
             values = StepValues()
             pick = (lambda a: a) if index is None else (lambda a: a[index])
             for var, value in zip(program.consts, consts, strict=True):
@@ -173,7 +172,7 @@ class SplitBody:
             record, values_with(None, None), states, at.traces, replace(mode, substitute=steps)
         )
 
-        def finished(outs: Sequence[Any], after: Values, index: Any) -> list[Any]:
+        def finished(outs: Sequence[Array], after: Values, index: Any) -> list[Array]:
             values = values_with(self._per_call(outs, after), index)
             for kind, leaves in (("hidden", split.hidden), ("others", split.others)):
                 for i, value in zip(leaves, getattr(ran.before, kind), strict=True):
@@ -197,7 +196,7 @@ class SplitBody:
         return jax.tree.unflatten(traced.out_tree, results), counted[0], position
 
     def _own_states(
-        self, consts: Sequence[Any], states: Sequence[Any], sequences: Any, count: int
+        self, consts: Sequence[Array], states: Sequence[Array], sequences: PyTree, count: int
     ) -> tuple[dict[int, Any], dict[int, Any]]:
         """The step function's own states: before every call, and at the end."""
         traced, outer = self.traced, self.split.outer
@@ -217,7 +216,12 @@ class SplitBody:
         return entering, dict(zip(outer, last, strict=True))
 
     def _engine(
-        self, record: Any, values: StepValues, states: Sequence[Any], traces: list[Any], mode: Mode
+        self,
+        record: Rule,
+        values: StepValues,
+        states: Sequence[Array],
+        traces: list[PyTree],
+        mode: Mode,
     ) -> BlockResult:
         """The block of steps, for one learner or for all samples of a mapped one."""
         call, marker, size = self.split.call, self.marker, self.marker.length or 1
@@ -255,7 +259,7 @@ class SplitBody:
         window = None if self.single else size
         axes = TimeAxes(count * size, timed[0], timed[1], window, timed[2], marker.names)
 
-        def run(arrays: Values, traces: list[Any]) -> BlockResult:
+        def run(arrays: Values, traces: list[PyTree]) -> BlockResult:
             return run_block(
                 marker.graph,
                 record,
@@ -271,7 +275,7 @@ class SplitBody:
             return run(arrays, traces)
         return _for_samples(run, arrays, traces, operands(call, call.params["mapped"]), timed)
 
-    def _per_call(self, outs: Sequence[Any], after: Values) -> list[Any]:
+    def _per_call(self, outs: Sequence[Array], after: Values) -> list[Array]:
         """Results and new states of the learner, one entry per call of it."""
         if self.marker.length is None:
             return [*outs, *after.hidden, *after.others]
@@ -281,7 +285,11 @@ class SplitBody:
 
 
 def _for_samples(
-    run: Callable[..., BlockResult], arrays: Values, traces: list[Any], mapped: Operands, timed: Any
+    run: Callable[..., BlockResult],
+    arrays: Values,
+    traces: list[PyTree],
+    mapped: Operands,
+    timed: Any,
 ) -> BlockResult:
     """A block of steps for every sample: their axis is the first, or the second after time."""
     place = lambda flags, times: tuple(
@@ -297,14 +305,14 @@ def _for_samples(
         place(mapped.extra, timed[2]),
     )
 
-    def one(arrays: Values, traces: list[Any]) -> Any:
+    def one(arrays: Values, traces: list[PyTree]) -> Any:
         ran = run(arrays, traces)
         states = [(v.hidden, v.others) for v in (ran.before, ran.after, ran.credited[1])]
         return (ran.outs, ran.credited[0], states), ran.traces
 
     (outs, credited, states), traces = jax.vmap(one, (axes, 0), (1, 0))(arrays, traces)
 
-    def put(hidden: Sequence[Any], others: Sequence[Any]) -> Values:
+    def put(hidden: Sequence[Array], others: Sequence[Array]) -> Values:
         # A state that all samples share is the same for each of them.
         shared = lambda new, flags: tuple(
             a if f else a[:, 0] for a, f in zip(new, flags, strict=True)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import message, value_error
+from .._jaxpr import PyTree
 from ..engine import Values, evaluate_plain
 from ..graph import Graph, HiddenGroup
 from ._data import Call, MultiStepData, unwrap
@@ -86,7 +87,7 @@ def no_synthesizer() -> RuntimeError:
     )
 
 
-def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Any], Values]:
+def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Array], Values]:
     """Results of a step or window, stacked if it is one, and the values after it."""
 
     def step(states, timed):
@@ -108,25 +109,25 @@ def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Any], Val
 
 
 def guessed(
-    groups: Sequence[HiddenGroup], synthesizer: SyntheticGradient, given: Any, hidden: Any
+    groups: Sequence[HiddenGroup], synthesizer: SyntheticGradient, given: PyTree, hidden: PyTree
 ) -> tuple[Array, ...]:
     """The guessed gradient by every hidden leaf."""
     states = {g.index: g.concat_hidden([hidden[i] for i in g.leaves]) for g in groups}
     found = synthesizer.apply(given, states)
-    out: list[Any] = [jnp.zeros_like(h) for h in hidden]
+    out: list[Array] = [jnp.zeros_like(h) for h in hidden]
     for g in groups:
         for i, array in zip(g.leaves, g.split_hidden(found[g.index]), strict=True):
             out[i] = array
     return tuple(out)
 
 
-def _squares(outputs: Any) -> Array:
+def _squares(outputs: PyTree) -> Array:
     return sum((jnp.sum(jnp.abs(a) ** 2) for a in jax.tree.leaves(outputs)), jnp.zeros(()))
 
 
 def train_synthetic_gradient(
     learner: Any,
-    inputs: Any,
+    inputs: PyTree,
     *,
     chunk_size: int = 1,
     loss_fn: Callable[[Any], Array] | None = None,
@@ -190,7 +191,7 @@ def train_synthetic_gradient(
         if reset:
             learner.reset(batch_size)
         losses = []
-        hidden: Any = ()
+        hidden: PyTree = ()
         for start in range(0, length, chunk_size):
             piece = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
             call = unwrap((tuple(MultiStepData(a) for a in piece), {}))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
+from .._jaxpr import PyTree
 from ..graph import HiddenGroup, HiddenParamOpRelation
 
 Array = jax.Array
@@ -25,7 +26,7 @@ _KINDS = {
 class TraceView:
     """A trace as it is now; `value` cannot be assigned."""
 
-    value: Any
+    value: PyTree
 
 
 class TraceViewsMixin:
