@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +87,7 @@ def varying_bytes(program: Program, constant: Collection[Var]) -> int:
     return sum(v.size * getattr(v.dtype, "itemsize", 4) for v in outputs)
 
 
-def scan_blocks(step: Callable, carry: PyTree, arrays: PyTree, count: int, size: int) -> Any:
+def scan_blocks(step: Callable, carry: PyTree, arrays: PyTree, count: int, size: int) -> PyTree:
     """Scan `step` over blocks of `size` entries, and apply it to a shorter last one."""
     full, rest = divmod(count, size)
     out = []
@@ -105,6 +104,6 @@ def scan_blocks(step: Callable, carry: PyTree, arrays: PyTree, count: int, size:
     return carry, joined(out)
 
 
-def joined(results: list[Any]) -> Any:
+def joined(results: list[PyTree]) -> PyTree:
     """Results of consecutive parts of a sequence as one."""
     return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *results)

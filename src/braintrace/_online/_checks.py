@@ -165,7 +165,7 @@ def check_traces(traces: PyTree, wanted: PyTree, rule: str) -> None:
         )
 
 
-def check_result(result: PyTree, before: Layout) -> tuple[list[Any], Any]:
+def check_result(result: PyTree, before: Layout) -> tuple[list[PyTree], PyTree]:
     """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise type_error(
@@ -204,7 +204,7 @@ def length_of(xs: PyTree) -> int:
     return lengths.pop()
 
 
-def check_mask(given: PyTree, length: int) -> Any:
+def check_mask(given: PyTree, length: int) -> jax.Array | None:
     """A mask as floating numbers, None for none."""
     if given is None:
         return None

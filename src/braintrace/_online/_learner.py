@@ -202,7 +202,7 @@ class Online:
 
     def __call__(
         self, params: PyTree, carry: Carry, *inputs: PyTree, **extra: PyTree
-    ) -> tuple[Carry, Any]:
+    ) -> tuple[Carry, PyTree]:
         """One step.
 
         Args:
@@ -216,7 +216,7 @@ class Online:
         """
         plan, arrays, extra = self._fit(params, carry, inputs, extra)
 
-        def one(weights: Weights, at: Position, inputs: PyTree, extra: PyTree) -> Any:
+        def one(weights: Weights, at: Position, inputs: PyTree, extra: PyTree) -> PyTree:
             inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
             window = None if self.window is None else 1
             arrays = Arrays(inputs, extra=extra)
@@ -227,7 +227,9 @@ class Online:
         at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.arrays.inputs, extra)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
-    def scan(self, params: PyTree, carry: Carry, xs: PyTree, **extra: PyTree) -> tuple[Carry, Any]:
+    def scan(
+        self, params: PyTree, carry: Carry, xs: PyTree, **extra: PyTree
+    ) -> tuple[Carry, PyTree]:
         """Many steps, in blocks; differentiated, the sum of the steps' gradients.
 
         Args:
@@ -242,7 +244,7 @@ class Online:
         plan, arrays = self._sequence(params, carry, xs, (), None, extra)
         options = Options(self.window)
 
-        def run(weights: Weights, at: Position, stream: Stream) -> Any:
+        def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
             return run_outputs(bodies_of(plan, None, stream), weights, at, stream, options)
 
         at, outs = plan.compile(Online.scan, None, run)(
@@ -289,14 +291,14 @@ class Online:
             *targets: PyTree,
             mask: PyTree = None,
             **extra: PyTree,
-        ) -> Any:
+        ) -> PyTree:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
             with ticking(progress, arrays.stream.length) as tick:
                 options = replace(chosen, tick=tick, fresh=bool(fresh))
 
-                def run(weights: Weights, at: Position, stream: Stream) -> Any:
+                def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
                     bodies = bodies_of(plan, checked, stream)
                     grads, at, results = run_gradient(bodies, weights, at, stream, options)
                     return grads, at if keep_traces else ended(plan, at), results
@@ -344,17 +346,19 @@ class Online:
 
         def train(
             params: PyTree,
-            opt: Any,
+            opt: PyTree,
             carry: Carry,
             xs: PyTree,
             *targets: PyTree,
             mask: PyTree = None,
             **extra,
-        ) -> Any:
+        ) -> PyTree:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             layout = plan.signature.params
 
-            def update(grads: list[Array], trained: list[Array], own: PyTree, at: Position) -> Any:
+            def update(
+                grads: list[Array], trained: list[Array], own: PyTree, at: Position
+            ) -> PyTree:
                 tree = layout.only_trained
                 updates, own = optimizer.update(tree(grads), own, tree(trained))
                 pairs = zip(trained, jax.tree.leaves(updates), strict=True)
@@ -363,7 +367,7 @@ class Online:
             with ticking(progress, arrays.stream.length) as tick:
                 options = replace(chosen, tick=tick)
 
-                def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> Any:
+                def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
                     bodies = bodies_of(plan, checked, stream)
                     trained, own, at, results = run_updates(
                         bodies, weights, at, stream, options, Updates(update, every), own
@@ -394,7 +398,7 @@ class Online:
 
     def _fit(
         self, params: PyTree, carry: Carry, inputs: tuple[Array, ...], extra: dict[str, PyTree]
-    ) -> tuple[Plan, _Arrays, dict[str, Any]]:
+    ) -> tuple[Plan, _Arrays, dict[str, PyTree]]:
         """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
         if not isinstance(carry, Carry):
             raise type_error(
@@ -444,7 +448,7 @@ def sized_options(
 def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[Array, PyTree]]:
     """The user's loss as a function to `(loss, aux)`."""
 
-    def checked(out: PyTree, *targets: PyTree) -> tuple[Any, Any]:
+    def checked(out: PyTree, *targets: PyTree) -> tuple[Array, PyTree]:
         result = loss(out, *targets)
         pair = isinstance(result, tuple) and len(result) == 2
         value, aux = result if has_aux and pair else (result, None)
@@ -461,5 +465,5 @@ def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[
     return checked
 
 
-def _results(results: tuple[Any, Any], has_aux: bool) -> tuple[Array, ...]:
+def _results(results: tuple[Array, PyTree], has_aux: bool) -> tuple[Array, ...]:
     return results if has_aux else results[:1]

@@ -16,10 +16,11 @@ from jax import lax
 
 from .._jaxpr import PyTree
 from ..graph import HiddenParamOpRelation as Relation
+from ..rules import Rule
 from ._blocks import calls_per_block, joined, scan_blocks
 
 Array = jax.Array
-Tick = Callable[[Any], None]
+Tick = Callable[[int], None]
 WAITING = 8  # steps that wait beside a trace before they are folded in
 
 
@@ -27,7 +28,7 @@ WAITING = 8  # steps that wait beside a trace before they are folded in
 class Position:
     """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
 
-    states: Any
+    states: PyTree
     traces: list[PyTree]
     count: Any
 
@@ -44,7 +45,7 @@ class Stream:
         leaves = jax.tree.leaves(self)
         return leaves[0].shape[0] if leaves else 1
 
-    def mean_scale(self) -> Any:
+    def mean_scale(self) -> Array | float:
         """One over the number of steps that count."""
         return 1.0 / (self.length if self.mask is None else jnp.maximum(self.mask.sum(), 1))
 
@@ -57,7 +58,7 @@ class Weights:
     """Arrays to differentiate by, and whatever else stays the same over a sequence."""
 
     trained: list[Array]
-    fixed: Any
+    fixed: PyTree
 
 
 for _record in (Position, Stream, Weights):
@@ -98,7 +99,9 @@ class Updates:
     (grads, trained, own, position) -> (trained, own, position).
     """
 
-    update: Callable[[list[Array], list[Array], Any, Position], tuple[list[Array], Any, Position]]
+    update: Callable[
+        [list[Array], list[Array], PyTree, Position], tuple[list[Array], PyTree, Position]
+    ]
     every: int
 
 
@@ -125,7 +128,7 @@ class Body(Protocol):
     """
 
     @property
-    def record(self) -> Any: ...
+    def record(self) -> Rule: ...
     @property
     def relations(self) -> Sequence[Relation]: ...
     @property
@@ -138,8 +141,8 @@ class Body(Protocol):
     def adds_constants(self) -> bool: ...
 
     def run(
-        self, record: Any, weights: Weights, at: Position, arrays: PyTree, mode: Mode
-    ) -> tuple[Any, Array, Position]:
+        self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
+    ) -> tuple[PyTree, Array, Position]:
         """Run a block of calls: results, the losses to differentiate, the position after it.
 
         Results have a leading axis of calls; where they are differentiated, the first is the loss.
@@ -152,14 +155,14 @@ Bodies = Callable[[int | None], Body]  # by the size of a window
 
 def run_outputs(
     bodies: Bodies, weights: Weights, at: Position, stream: Stream, options: Options
-) -> tuple[Position, Any]:
+) -> tuple[Position, PyTree]:
     """The results of all calls; differentiated, the sum of the calls' online gradients."""
     at = replace(at, count=jnp.asarray(at.count))
     out = []
     for part, window in _parts(stream, options.window):
         body = bodies(window)
 
-        def block(at: Position, part: Stream, body: Body = body) -> tuple[Position, Any]:
+        def block(at: Position, part: Stream, body: Body = body) -> tuple[Position, PyTree]:
             results, _, at = body.run(body.record, weights, at, part.arrays, Mode())
             return at, results
 
@@ -175,8 +178,8 @@ def run_gradient(
     at: Position,
     stream: Stream,
     options: Options,
-    record: Any = None,
-) -> tuple[list[Array], Position, Any]:
+    record: Rule | None = None,
+) -> tuple[list[Array], Position, PyTree]:
     """The gradient of the summed losses; the position after; the results of all calls."""
     at = replace(at, count=jnp.asarray(at.count))
     totals = [jnp.zeros_like(p) for p in weights.trained]
@@ -214,7 +217,7 @@ def run_updates(
     options: Options,
     updates: Updates,
     own: PyTree,
-) -> tuple[list[Array], Any, Position, Any]:
+) -> tuple[list[Array], PyTree, Position, PyTree]:
     """Change the weights after every so many steps; `own` is the optimizer's state.
 
     Returns:
@@ -223,7 +226,7 @@ def run_updates(
     every, inner = updates.every, replace(options, keep=True, fresh=False)
     body = bodies(options.window if options.window is None else min(options.window, every))
 
-    def once(record: Any) -> Callable:
+    def once(record: Rule | None) -> Callable:
         def block(carry, piece):
             trained, own, at = carry
             now = replace(weights, trained=trained)
@@ -236,6 +239,7 @@ def run_updates(
         """As many updates as wait beside the traces."""
         trained, own, at = carry
         length, pending = piece.length, body.record.pending
+        assert pending is not None  # see `_waiting`
         opened = pending.open(body.relations, at.traces, length)
         pieces = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), piece)
         carry = (trained, own, replace(at, traces=opened))
@@ -260,13 +264,13 @@ def run_updates(
 
 def block_gradient(
     body: Body,
-    record: Any,
+    record: Rule,
     weights: Weights,
     at: Position,
     stream: Stream,
     keep: bool,
     fresh: Any,
-) -> tuple[list[Array], Position, Any]:
+) -> tuple[list[Array], Position, PyTree]:
     """The gradient of one block by the trained weights."""
     count, mask = stream.length, stream.mask
     active = substitute = None
@@ -277,7 +281,7 @@ def block_gradient(
             substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
     mode = Mode(keep, fresh, substitute)
 
-    def total(trained: list[Array]) -> tuple[Any, Any]:
+    def total(trained: list[Array]) -> tuple[Array, PyTree]:
         now = replace(weights, trained=trained)
         results, losses, new = body.run(record, now, at, stream.arrays, mode)
         if mask is not None:
@@ -324,7 +328,7 @@ def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]
     ]
 
 
-def _in_time(results: PyTree, window: int | None, options: Options) -> Any:
+def _in_time(results: PyTree, window: int | None, options: Options) -> PyTree:
     """Results of calls, (calls, window, ...), along time."""
     if window is None:
         return results

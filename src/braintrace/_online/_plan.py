@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
@@ -21,7 +20,7 @@ from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout
 
 Array = jax.Array
-Compiled = MutableMapping[Callable, dict[Any, Callable]]
+Compiled = MutableMapping[Callable, dict[Hashable, Callable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +55,12 @@ class Plan:
         """Whether it may serve later calls: it holds no value of a running transformation."""
         return not any(is_traced(c) for c in self.consts)
 
-    def compile(self, owner: Callable, key: Any, function: Callable) -> Callable:
+    def compile(self, owner: Callable, key: Hashable, function: Callable) -> Callable:
         """`function`, compiled once for equal keys, for as long as its owner is held."""
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
             compiled[key] = jax.jit(function)
         return compiled[key]
-
-    def values(
-        self, trained: Any, fixed: Any, state: PyTree, inputs: PyTree, extra: PyTree = ()
-    ) -> Values:
-        """The arrays of a step."""
-        hidden, others = state
-        return Values(
-            self.consts, (*inputs, *fixed), tuple(trained), tuple(hidden), tuple(others), extra
-        )
 
     def report(self) -> CompilationReport:
         """How every parameter is learned."""

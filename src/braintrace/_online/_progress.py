@@ -12,7 +12,7 @@ from .._errors import message
 
 
 @contextlib.contextmanager
-def ticking(shown: bool, total: int) -> Iterator[Callable[[Any], None] | None]:
+def ticking(shown: bool, total: int) -> Iterator[Callable[[int], None] | None]:
     """A function that moves the bar by a number of calls, None if it is not shown."""
     if not shown:
         yield None
@@ -39,6 +39,6 @@ def ticking(shown: bool, total: int) -> Iterator[Callable[[Any], None] | None]:
 _bars: list[Any] = []  # the ones on screen, outermost first
 
 
-def _tick(calls: Any) -> None:
+def _tick(calls: int) -> None:
     if _bars:
         _bars[-1].update(int(calls))

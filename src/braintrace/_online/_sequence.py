@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import PyTree, trace
-from ..engine import OWN, BlockResult, TimeAxes, map_steps, run_block
+from ..engine import OWN, BlockResult, TimeAxes, Values, map_steps, run_block
 from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
+from ..rules import Rule
 from ._blocks import step_bytes
 from ._loop import Bodies, Mode, Position, Stream, Weights
 from ._plan import Plan
 
 Array = jax.Array
-Loss = Callable[..., tuple[Array, Any]]  # (out, *targets) -> (loss, aux)
+Loss = Callable[..., tuple[Array, PyTree]]  # (out, *targets) -> (loss, aux)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ jax.tree_util.register_dataclass(
 
 def run_steps(
     plan: Plan,
-    record: Any,
+    record: Rule,
     weights: Weights,
     at: Position,
     arrays: Arrays,
@@ -66,20 +66,11 @@ def run_steps(
         tuple(jax.tree.leaves(flags)),
         jax.tree.structure(extra),
     )
-    values = plan.values(
-        weights.trained, weights.fixed, at.states, arrays.inputs, tuple(jax.tree.leaves(extra))
-    )
-    substitute = mode.substitute
-    ran = run_block(
-        plan.graph,
-        record,
-        values,
-        at.traces,
-        axes,
-        keep=mode.keep,
-        fresh=mode.fresh,
-        substitute=substitute,
-    )
+    arguments, leaves = (*arrays.inputs, *weights.fixed), tuple(jax.tree.leaves(extra))
+    hidden, others = map(tuple, at.states)
+    values = Values(plan.consts, arguments, tuple(weights.trained), hidden, others, leaves)
+    how = {"keep": mode.keep, "fresh": mode.fresh, "substitute": mode.substitute}
+    ran = run_block(plan.graph, record, values, at.traces, axes, **how)
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))
     return ran, Position(states, ran.traces, lax.stop_gradient(at.count + length))
@@ -105,7 +96,7 @@ class PlanBody:
         return self.record.signal is not None
 
     @property
-    def record(self) -> Any:
+    def record(self) -> Rule:
         return self.plan.rule.record
 
     @property
@@ -125,12 +116,12 @@ class PlanBody:
         program, _ = trace(flat, *leaves)
         return bool(affine_equations(program, program.outputs))
 
-    def _one(self, outs: list[Array], targets: PyTree) -> tuple[Any, Any]:
+    def _one(self, outs: list[Array], targets: PyTree) -> tuple[Array, PyTree]:
         assert self.loss is not None
         return self.loss(jax.tree.unflatten(self.plan.out_tree, outs), *targets)
 
     def run(
-        self, record: Any, weights: Weights, at: Position, arrays: Arrays, mode: Mode
+        self, record: Rule, weights: Weights, at: Position, arrays: Arrays, mode: Mode
     ) -> tuple[PyTree, Array, Position]:
         size, calls = self.window or 1, arrays.length
         steps = calls * size

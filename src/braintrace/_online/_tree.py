@@ -17,7 +17,7 @@ from ..graph import Path
 NUMBERS = (bool, int, float, complex)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Whether a leaf is an array; Python numbers, functions and strings are not."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
@@ -52,9 +52,9 @@ class Layout:
         keyed = jax.tree_util.tree_flatten_with_path(numbers)[0]
         return [path_of(keys, default) for keys, _ in keyed]
 
-    def join(self, trained: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def join(self, trained: Sequence[PyTree], arrays: Sequence[PyTree]) -> PyTree:
         """The pytree with these arrays."""
-        leaves: list[Any] = [None] * self.tree.num_leaves
+        leaves: list[PyTree] = [None] * self.tree.num_leaves
         for numbers, values in ((self.trained, trained), (self.arrays, arrays)):
             for i, value in zip(numbers, values, strict=True):
                 leaves[i] = value
@@ -62,15 +62,15 @@ class Layout:
             leaves[i] = value
         return jax.tree.unflatten(self.tree, leaves)
 
-    def only_trained(self, values: Sequence[Any]) -> Any:
+    def only_trained(self, values: Sequence[PyTree]) -> PyTree:
         """The pytree of something that trained leaves have, None for all others."""
-        leaves: list[Any] = [None] * self.tree.num_leaves
+        leaves: list[PyTree] = [None] * self.tree.num_leaves
         for i, value in zip(self.trained, values, strict=True):
             leaves[i] = value
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def split(tree: PyTree) -> tuple[Layout, list[Any], list[Any]]:
+def split(tree: PyTree) -> tuple[Layout, list[jax.Array], list[jax.Array]]:
     """A pytree's layout, its floating arrays and its other arrays."""
     leaves, structure = jax.tree.flatten(tree)
     trained, arrays, static = [], [], []
@@ -85,7 +85,7 @@ def split(tree: PyTree) -> tuple[Layout, list[Any], list[Any]]:
     return layout, [leaves[i] for i in trained], [leaves[i] for i in arrays]
 
 
-def _hashable(leaf: Any) -> Any:
+def _hashable(leaf: object) -> PyTree:
     try:
         hash(leaf)
     except TypeError:
@@ -103,12 +103,12 @@ def shape_of(array: Any, weak: bool = False) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array), weak_type=weak)
 
 
-def is_weak(leaf: Any) -> bool:
+def is_weak(leaf: object) -> bool:
     """Whether a leaf takes the type of what it is combined with, as Python numbers do."""
     return isinstance(leaf, NUMBERS) or getattr(leaf, "weak_type", False)
 
 
-def strong(leaf: Any) -> Any:
+def strong(leaf: object) -> PyTree:
     """An array without a weak type, so that one step does not change what a state is."""
     if not is_array(leaf) and not isinstance(leaf, NUMBERS):
         return leaf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import brainstate
 import jax
@@ -26,6 +25,8 @@ from ..graph import (
 from ._names import named_states
 from ._views import ModuleViews
 
+States = Mapping[Path, brainstate.State]
+
 hide_frames_of(brainstate)
 hide_frames_of(u)
 
@@ -40,12 +41,12 @@ class ModuleInfo(ModuleViews):
 
     model: brainstate.nn.Module
     step: Step
-    consts: tuple[Any, ...]
-    states: Mapping[Path, brainstate.State]
+    consts: tuple[jax.Array, ...]
+    states: States
     arg_tree: PyTreeDef
     out_tree: PyTreeDef
     records: tuple[CompilationRecord, ...]
-    stateful_model: Any
+    stateful_model: brainstate.nn.Module
     control_flow: ControlFlowPolicy | None = None
 
     @property
@@ -157,7 +158,7 @@ def extract_module_info(
     )
 
 
-def _check_structure(model: Any, structures: Mapping[Path, PyTreeDef]) -> None:
+def _check_structure(model: brainstate.nn.Module, structures: Mapping[Path, PyTreeDef]) -> None:
     """Refuse a state that took another unit or structure during the step."""
     for path, state in model.states().items():
         old, new = structures.get(path), state._read_value()  # `value` would count as a use
@@ -180,7 +181,7 @@ def _describe_tree(tree: PyTreeDef) -> str:
     return _describe(jax.tree.unflatten(tree, [jax.numpy.zeros(())] * tree.num_leaves))
 
 
-def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
+def _failed(model: brainstate.nn.Module, args: PyTree, kwargs: PyTree, where: str | None) -> str:
     """The note on an error of the user's own `update`."""
     states = {
         path: state
@@ -201,10 +202,10 @@ def _failed(model: Any, args: Any, kwargs: Any, where: str | None) -> str:
 
 def _sort(
     program: Program,
-    states: Mapping[Path, brainstate.State],
+    states: States,
     written: list[bool],
     n_args: int,
-    out_shapes: Any,
+    out_shapes: PyTree,
 ) -> Step:
     n_outs = len(jax.tree.leaves(out_shapes))
     read = {a for eqn in program.equations for a in eqn.inputs if isinstance(a, Var)}
@@ -287,9 +288,7 @@ def _mismatch(state: brainstate.State, path: Path) -> CompilationRecord:
     )
 
 
-def _unused(
-    every: Mapping[Path, brainstate.State], states: Mapping[Path, Any]
-) -> list[CompilationRecord]:
+def _unused(every: States, states: States) -> list[CompilationRecord]:
     return [
         CompilationRecord(
             DiagnosticKind.PARAMETER_UNUSED,

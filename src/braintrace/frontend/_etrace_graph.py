@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import brainstate
 import jax
@@ -109,7 +109,9 @@ class ETraceGraph(NamedTuple):
             and (kind is None or d.kind == kind)
         )
 
-    def call_hidden_perturb(self, inputs: Sequence[Any], perturb_data: Sequence[Any]) -> list[Any]:
+    def call_hidden_perturb(
+        self, inputs: Sequence[jax.Array], perturb_data: Sequence[jax.Array]
+    ) -> list[jax.Array]:
         """Run the perturbed step on flat inputs."""
         if self.hidden_perturb is None:
             raise ValueError("the graph was compiled with include_hidden_perturb=False.")
@@ -164,7 +166,7 @@ def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | 
     return None
 
 
-def check_crossings(n: Any) -> int:
+def check_crossings(n: int) -> int:
     """Accept the order n of a rule that follows n - 1 crossings."""
     why, do = "n - 1 counts how many operators a trace is followed through", "pass an integer >= 1"
     if isinstance(n, bool) or not isinstance(n, Integral):

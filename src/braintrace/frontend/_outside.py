@@ -7,15 +7,13 @@ step only, so whatever of it reaches a later step is named here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
-
-import brainstate
 
 from .._errors import dotted
-from .._jaxpr import Equation, Program, PyTree, Var, deep_equations
+from .._jaxpr import Atom, Equation, Program, Var, deep_equations
 from ..graph import Dropped, Outside, Path, bits_of, indices_of, reach
+from ._brainstate import States
 from ._function import StateLeaf, Traced
 from ._placeholder import is_placeholder, operands
 
@@ -27,8 +25,8 @@ _UNSEEN = Dropped(
 
 def outside(
     traced: Traced | None,
-    states: Mapping[Path, brainstate.State],
-    weights: Mapping[Path, brainstate.State],
+    states: States,
+    weights: States,
     private: Collection[int],
 ) -> Outside:
     """What a step function does outside the learner call.
@@ -54,7 +52,7 @@ def outside(
 class _Walk:
     """Bit n of a set of sources is leaf n of the step function, the last one what calls compute."""
 
-    def __init__(self, traced: Traced, calls: list[Equation], states: Any, weights: Any):
+    def __init__(self, traced: Traced, calls: list[Equation], states: States, weights: States):
         self.traced, self.calls = traced, calls
         self.path_of = {id(s): p for p, s in {**states, **weights}.items()}
         self.number = {(id(leaf.state), leaf.index): n for n, leaf in enumerate(traced.leaves)}
@@ -108,7 +106,7 @@ class _Walk:
             found |= before & ends
         return found
 
-    def is_its_own(self, n: int, value: PyTree) -> bool:
+    def is_its_own(self, n: int, value: Atom) -> bool:
         """Whether a call gets leaf n as the last call left it, and the next step as this call."""
         leaf = self.traced.leaves[n]
         if not leaf.entry.is_inexact:
@@ -161,7 +159,7 @@ class _Walk:
                 reached |= found[n]
         return found, reached
 
-    def of(self, atoms: Iterable[Any]) -> int:
+    def of(self, atoms: Iterable[Atom]) -> int:
         mask = 0
         for atom in atoms:
             mask |= bits_of(atom, self.bits)
@@ -175,7 +173,7 @@ class _Walk:
         used = (e for e in self.traced.program.equations if not is_placeholder(e))
         return (e for e in used if any(a is var for a in e.inputs))
 
-    def line(self, value: PyTree) -> str | None:
+    def line(self, value: Atom) -> str | None:
         made = (e for e in self.traced.program.equations if any(o is value for o in e.outputs))
         return next((e.where() for e in made), None)
 

@@ -8,23 +8,26 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from .._jaxpr import Equation, Misplaced, Placeholder, PyTree, Var, cannot_be_mapped, deep_equations
 from ..graph import Graph, affine_equations, bits_of, reach
 from ._function import Traced, trace_function
 
+Array = jax.Array
+Items = tuple[Any, ...]
 placeholder = Placeholder("braintrace_learner")
 
 
 class Operands(NamedTuple):
     """Something for every operand of a learner call, sorted by kind."""
 
-    consts: tuple[Any, ...]
-    args: tuple[Any, ...]
-    params: tuple[Any, ...]
-    hidden: tuple[Any, ...]
-    others: tuple[Any, ...]
-    extra: tuple[Any, ...]
+    consts: Items
+    args: Items
+    params: Items
+    hidden: Items
+    others: Items
+    extra: Items
 
 
 def is_placeholder(eqn: Equation) -> bool:
@@ -44,9 +47,9 @@ class Marker:
     timed: tuple[bool, ...]
     length: int | None
     extra: tuple[bool, ...]
-    names: Any
+    names: PyTreeDef
 
-    def shapes(self) -> tuple[Any, ...]:
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of results and of new states, per step or per window."""
         step = self.graph.step
         lead = () if self.length is None else (self.length,)
@@ -58,7 +61,7 @@ class Marker:
 
 def placeholder_call(
     marker: Marker, arrays: Operands, mappable: bool
-) -> tuple[list[Any], tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[list[Array], tuple[Array, ...], tuple[Array, ...]]:
     """Results and new states of a learner call that is put in later."""
     flat = [a if hasattr(a, "dtype") else jnp.asarray(a) for kind in arrays for a in kind]
     step = marker.graph.step
@@ -71,7 +74,7 @@ def placeholder_call(
     return out[:n], tuple(out[n : n + k]), tuple(out[n + k :])
 
 
-def trace_placed(step: Callable[..., PyTree], slices: Sequence[Any]) -> Traced | None:
+def trace_placed(step: Callable[..., PyTree], slices: Sequence[PyTree]) -> Traced | None:
     """Trace a step function whose calls are placeholders; None if one cannot stand there."""
     try:
         return trace_function(step, *slices)

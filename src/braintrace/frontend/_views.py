@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import brainstate
 import jax
+from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
 from .._jaxpr import Atom, PyTree, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
 from ..graph import Path, Step
+
+Array = jax.Array
+JaxVar: TypeAlias = Any  # a variable of a jaxpr
 
 
 class ModuleViews:
     """What a `ModuleInfo` shows of the step."""
 
     __slots__ = ()
-    model: Any
+    model: brainstate.nn.Module
     step: Step
-    consts: tuple[Any, ...]
-    states: Mapping[Path, Any]
-    arg_tree: Any
-    out_tree: Any
+    consts: tuple[Array, ...]
+    states: Mapping[Path, brainstate.State]
+    arg_tree: PyTreeDef
+    out_tree: PyTreeDef
 
     @property
     def closed_jaxpr(self) -> Any:
@@ -45,81 +50,81 @@ class ModuleViews:
         return len(self.step.program.outputs) - self.step.n_outs
 
     @property
-    def compiled_model_states(self) -> tuple[Any, ...]:
+    def compiled_model_states(self) -> tuple[brainstate.State, ...]:
         """The states that the step touches, in the order of the jaxpr."""
         return tuple(self.states.values())
 
     @property
-    def retrieved_model_states(self) -> Mapping[Path, Any]:
+    def retrieved_model_states(self) -> Mapping[Path, brainstate.State]:
         """All states of the model, by path."""
         return self.model.states()
 
     @property
-    def state_tree_invars(self) -> tuple[Any, ...]:
+    def state_tree_invars(self) -> tuple[PyTree, ...]:
         """For each of `compiled_model_states`, its value with variables in place of arrays."""
         return self._trees(self.step.program.inputs[self.step.n_args :])
 
     @property
-    def state_tree_outvars(self) -> tuple[Any, ...]:
+    def state_tree_outvars(self) -> tuple[PyTree, ...]:
         """The same after the step."""
         return self._trees(self.step.program.outputs[self.step.n_outs :])
 
     @property
-    def hidden_invars(self) -> list[Any]:
+    def hidden_invars(self) -> list[JaxVar]:
         """Variables of the hidden states before the step."""
         return [variable(self.step.entry(leaf)) for leaf in self.step.hidden]
 
     @property
-    def hidden_outvars(self) -> list[Any]:
+    def hidden_outvars(self) -> list[JaxVar]:
         """Variables of the hidden states after the step."""
         return [variable(self.step.exit(leaf)) for leaf in self.step.hidden]
 
     @property
-    def weight_invars(self) -> list[Any]:
+    def weight_invars(self) -> list[JaxVar]:
         """Variables of the parameters."""
         return [variable(self.step.entry(leaf)) for leaf in self.step.params]
 
     @property
-    def hidden_path_to_invar(self) -> dict[Path, Any]:
+    def hidden_path_to_invar(self) -> dict[Path, JaxVar]:
         """Variable of every hidden state before the step."""
         return {leaf.path: variable(self.step.entry(leaf)) for leaf in self.step.hidden}
 
     @property
-    def hidden_path_to_outvar(self) -> dict[Path, Any]:
+    def hidden_path_to_outvar(self) -> dict[Path, JaxVar]:
         """Variable of every hidden state after the step."""
         return {leaf.path: variable(self.step.exit(leaf)) for leaf in self.step.hidden}
 
     @property
-    def invar_to_hidden_path(self) -> dict[Any, Path]:
+    def invar_to_hidden_path(self) -> dict[JaxVar, Path]:
         """The hidden state of every variable before the step."""
         return {v: path for path, v in self.hidden_path_to_invar.items()}
 
     @property
-    def outvar_to_hidden_path(self) -> dict[Any, Path]:
+    def outvar_to_hidden_path(self) -> dict[JaxVar, Path]:
         """A hidden state of every variable after the step."""
         return {v: path for path, v in self.hidden_path_to_outvar.items()}
 
     @property
-    def hidden_outvar_to_invar(self) -> dict[Any, Any]:
+    def hidden_outvar_to_invar(self) -> dict[JaxVar, JaxVar]:
         """From variables after to variables before the step."""
         return dict(zip(self.hidden_outvars, self.hidden_invars, strict=True))
 
     @property
-    def weight_path_to_invars(self) -> dict[Path, tuple[Any, ...]]:
+    def weight_path_to_invars(self) -> dict[Path, tuple[JaxVar, ...]]:
         """Variables of every parameter's leaves."""
-        out: dict[Path, tuple[Any, ...]] = {}
+        out: dict[Path, tuple[JaxVar, ...]] = {}
         for leaf, var in zip(self.step.params, self.weight_invars, strict=True):
             out[leaf.path] = (*out.get(leaf.path, ()), var)
         return out
 
     @property
-    def invar_to_weight_path(self) -> dict[Any, Path]:
+    def invar_to_weight_path(self) -> dict[JaxVar, Path]:
         """The parameter of every variable of one."""
         return {v: path for path, vs in self.weight_path_to_invars.items() for v in vs}
 
     def jaxpr_call(
-        self, *args: PyTree, old_state_vals: Sequence[Any] | None = None, **kwargs: PyTree
-    ) -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Any, Any]]:
+        self, *args: PyTree, old_state_vals: Sequence[PyTree] | None = None, **kwargs: PyTree
+    ) -> tuple[PyTree, dict[Path, PyTree], dict[Path, PyTree], dict[JaxVar, Array]]:
         """Run the step without storing anything.
 
         Args:
@@ -137,7 +142,7 @@ class ModuleViews:
         states = self.compiled_model_states
         values = [s.value for s in states] if old_state_vals is None else list(old_state_vals)
         flat, tree = jax.tree.flatten((args, kwargs))
-        structure: Any = jax.tree.structure([s.value for s in states])
+        structure: PyTreeDef = jax.tree.structure([s.value for s in states])
         if tree != self.arg_tree or structure != jax.tree.structure(values):
             raise value_error(
                 "jaxpr_call: arguments or states have another structure than in the trace.",
@@ -162,6 +167,6 @@ class ModuleViews:
             dict(zip(map(variable, every), outs[split_at:], strict=True)),
         )
 
-    def _trees(self, atoms: Sequence[Atom]) -> tuple[Any, ...]:
+    def _trees(self, atoms: Sequence[Atom]) -> tuple[PyTree, ...]:
         values = [s.value for s in self.compiled_model_states]
         return tuple(jax.tree.unflatten(jax.tree.structure(values), map(operand_of, atoms)))

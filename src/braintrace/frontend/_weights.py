@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, type_error, value_error
 from .._jaxpr import PyTree
-from ._brainstate import write_leaves
+from ..graph import Path
+from ._brainstate import States, write_leaves
 
 Array = jax.Array
+StateTree: TypeAlias = Any  # a State, a list or a dict of them
 
 
-def floating(params: PyTree) -> dict:
+def floating(params: States) -> dict:
     """The parameters that have a gradient; counters and indices do not."""
     leaves = lambda s: jax.tree.leaves(s.value)
     return {
@@ -27,7 +30,7 @@ def floating(params: PyTree) -> dict:
     }
 
 
-def weights_of(weights: Any, params: PyTree) -> Any:
+def weights_of(weights: StateTree, params: States) -> PyTree:
     """The states to differentiate, checked; None stands for all floating ones of `params`.
 
     Raises:
@@ -63,7 +66,9 @@ def weights_of(weights: Any, params: PyTree) -> Any:
 
 
 def check_read(
-    weights: Mapping[Any, Any], params: PyTree, read: Iterable[brainstate.State]
+    weights: States,
+    params: States,
+    read: Iterable[brainstate.State],
 ) -> None:
     """Refuse weights, by name, that neither the model has nor a step function reads."""
     known = {id(s) for s in (*params.values(), *read)}
@@ -81,7 +86,7 @@ def _kinds(state: brainstate.State) -> str:
     return ", ".join(str(jnp.result_type(a)) for a in jax.tree.leaves(state.value)) or "nothing"
 
 
-def _choices(params: PyTree, names: Iterable[str]) -> str:
+def _choices(params: States, names: Iterable[str]) -> str:
     """What may be meant: the parameters of the model, those like the given names first."""
     known = [dotted(path) for path in floating(params)]
     near = [m for n in names for m in get_close_matches(n, known, n=1)]
@@ -89,7 +94,9 @@ def _choices(params: PyTree, names: Iterable[str]) -> str:
     return f"{meant}choose among learner.param_states: {', '.join(known)}"
 
 
-def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]], Any]]:
+def states_of(
+    weights: StateTree,
+) -> tuple[list[brainstate.State], Callable[[list[PyTree]], PyTree]]:
     """The states in `weights`, and how to put values in their places."""
     if isinstance(weights, brainstate.State):
         return [weights], lambda found: found[0]
@@ -98,7 +105,7 @@ def states_of(weights: Any) -> tuple[list[brainstate.State], Callable[[list[Any]
     return list(weights.values()), lambda found: dict(zip(weights, found, strict=True))
 
 
-def named_states(weights: Any, paths: Mapping[Any, brainstate.State]) -> dict[Any, Any]:
+def named_states(weights: StateTree, paths: States) -> dict[Path, brainstate.State]:
     """The states in `weights` by their path; those that are no part of the model by their key."""
     known = {id(s): path for path, s in paths.items()}
     states, _ = states_of(weights)
@@ -109,7 +116,7 @@ def named_states(weights: Any, paths: Mapping[Any, brainstate.State]) -> dict[An
     return {known.get(id(s), k): s for s, k in zip(states, own, strict=True)}
 
 
-def leaves_of(weights: Any, tree: PyTree) -> list[Any]:
+def leaves_of(weights: StateTree, tree: PyTree) -> list[PyTree]:
     """The arrays of something shaped like the values of `weights`, in the order of the states."""
     if isinstance(weights, brainstate.State):
         return jax.tree.leaves(tree)
@@ -117,21 +124,21 @@ def leaves_of(weights: Any, tree: PyTree) -> list[Any]:
     return [a for part in parts for a in jax.tree.leaves(part)]
 
 
-def tree_of(weights: Any, leaves: Sequence[Any]) -> Any:
+def tree_of(weights: StateTree, leaves: Sequence[Array]) -> PyTree:
     """The inverse of `leaves_of`."""
     states, rebuild = states_of(weights)
     items = iter(leaves)
-    trees: list[Any] = [jax.tree.structure(s.value) for s in states]
+    trees: list[PyTreeDef] = [jax.tree.structure(s.value) for s in states]
     return rebuild([t.unflatten([next(items) for _ in range(t.num_leaves)]) for t in trees])
 
 
-def write_weights(weights: Any, leaves: Sequence[Array]) -> None:
+def write_weights(weights: StateTree, leaves: Sequence[Array]) -> None:
     """Store new arrays in the states of `weights`."""
     states, _ = states_of(weights)
     write_leaves([(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))], leaves)
 
 
-def values_of(weights: Any) -> PyTree:
+def values_of(weights: StateTree) -> PyTree:
     """The values of the states in `weights`, in their places."""
     states, rebuild = states_of(weights)
     return rebuild([s.value for s in states])
