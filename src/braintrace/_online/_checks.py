@@ -161,7 +161,7 @@ def check_traces(traces: PyTree, wanted: PyTree, rule: str) -> None:
         raise value_error(
             f"the carry has the traces {shown(traces)}.",
             why=f"with these parameters, state and inputs those of {rule} are {shown(wanted)}",
-            do="begin with init(params, state, *inputs), for inputs of these shapes",
+            do="start with init(params, state, *inputs), for inputs of these shapes",
         )
 
 
@@ -178,7 +178,7 @@ def check_result(result: PyTree, before: Layout) -> tuple[list[PyTree], PyTree]:
     if structure != before.tree:
         raise type_error(
             f"the step returned a state of the structure {structure}.",
-            why=f"it was given one of the structure {before.tree}",
+            why=f"the old one has the structure {before.tree}",
             do="return the new state first, with the structure of the old one: (state, out)",
         )
     for i, kind, value in before.static:
@@ -204,20 +204,20 @@ def length_of(xs: PyTree) -> int:
     return lengths.pop()
 
 
-def check_mask(given: PyTree, length: int) -> jax.Array | None:
+def check_mask(mask: PyTree, length: int) -> jax.Array | None:
     """A mask as floating numbers, None for none."""
-    if given is None:
+    if mask is None:
         return None
-    mask = jnp.asarray(given)
-    if mask.shape != (length,):
+    array = jnp.asarray(mask)
+    if array.shape != (length,):
         raise value_error(
-            f"mask has shape {mask.shape}, expected ({length},).",
+            f"mask has shape {array.shape}, expected ({length},).",
             why="it weighs the loss of each step",
             do="give one number per step",
         )
-    if not jnp.issubdtype(mask.dtype, jnp.floating):
-        return mask.astype(float)
-    if not is_traced(given) and not (finite := np.isfinite(np.asarray(given))).all():
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array.astype(float)
+    if not is_traced(mask) and not (finite := np.isfinite(np.asarray(mask))).all():
         steps = np.flatnonzero(~finite)
         raise value_error(
             f"mask is not a finite number at {len(steps)} step(s), first at step {steps[0]}.",
@@ -225,4 +225,4 @@ def check_mask(given: PyTree, length: int) -> jax.Array | None:
             do="give such steps the weight 0, which leaves out whatever they compute: "
             "jnp.nan_to_num(mask, posinf=0)",
         )
-    return mask
+    return array

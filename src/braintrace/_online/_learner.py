@@ -76,7 +76,7 @@ def online(
         control_flow: which control flow around operators stays closed, none by default.
         marked_only: follow only weights that go through an operator of braintrace; by default
             plain JAX (`x @ w`, `h * a`, a convolution, a row of a table) is recognised.
-        **options: arguments of a rule given by name, e.g. `decay_or_rank=0.9`.
+        **options: arguments of a rule named by a string, e.g. `decay_or_rank=0.9`.
 
     Returns:
         The learner: `init`, a call for one step, `scan`, `grad`, `train`, `report`, `memory`.
@@ -117,7 +117,7 @@ def online(
 
 
 class Online:
-    """A step function as an online learner; made by `braintrace.online`.
+    """A step function as an online learner, see `braintrace.online`.
 
     It owns no state: parameters, optimizer and `Carry` are passed in and returned. Its calls can
     be jitted, mapped and differentiated. The derivative of a call by the parameters is the rule's
@@ -189,7 +189,7 @@ class Online:
     # -------------------------------------------------------------------------------- calling
 
     def init(self, params: PyTree, state: PyTree, *inputs: PyTree) -> Carry:
-        """Analyse the step, and begin: the state with zero traces.
+        """Analyse the step; returns the state with zero traces.
 
         Args:
             params: the parameters; shapes and types count, values do not.
@@ -281,7 +281,7 @@ class Online:
             targets have a leading axis of time, `mask` (T,) weighs the losses. Gradients have the
             structure of `params`, None where it has no floating array.
         """
-        chosen = sized_options(self.window, block_size, memory_budget, keep_traces)
+        sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
 
         def gradient(
@@ -296,7 +296,7 @@ class Online:
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
             with ticking(progress, arrays.stream.length) as tick:
-                options = replace(chosen, tick=tick, fresh=bool(fresh))
+                options = replace(sized, tick=tick, fresh=bool(fresh))
 
                 def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
                     bodies = bodies_of(plan, checked, stream)
@@ -341,7 +341,7 @@ class Online:
             `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
         """
         every = check_count("update_every", update_every, "steps")
-        chosen = sized_options(self.window, block_size, memory_budget, keep_traces)
+        sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
 
         def train(
@@ -365,7 +365,7 @@ class Online:
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
             with ticking(progress, arrays.stream.length) as tick:
-                options = replace(chosen, tick=tick)
+                options = replace(sized, tick=tick)
 
                 def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
                     bodies = bodies_of(plan, checked, stream)
@@ -404,7 +404,7 @@ class Online:
             raise type_error(
                 f"the carry is a {type(carry).__name__}.",
                 why="a call goes on from a Carry: the state with its traces",
-                do="begin with init(params, state, *inputs), and pass on what calls return",
+                do="start with init(params, state, *inputs), and pass on what calls return",
             )
         plan, arrays = self._plan(params, carry.state, inputs)
         check_traces(carry.traces, plan.trace_shapes, self.rule.name)

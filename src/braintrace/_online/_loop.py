@@ -227,23 +227,23 @@ def run_updates(
     body = bodies(options.window if options.window is None else min(options.window, every))
 
     def once(record: Rule | None) -> Callable:
-        def block(carry, piece):
+        def block(carry, part):
             trained, own, at = carry
             now = replace(weights, trained=trained)
-            grads, at, results = run_gradient(bodies, now, at, piece, inner, record)
+            grads, at, results = run_gradient(bodies, now, at, part, inner, record)
             return updates.update(grads, trained, own, at), results
 
         return block
 
-    def several(carry, piece):
+    def several(carry, part):
         """As many updates as wait beside the traces."""
         trained, own, at = carry
-        length, pending = piece.length, body.record.pending
+        length, pending = part.length, body.record.pending
         assert pending is not None  # see `_waiting`
         opened = pending.open(body.relations, at.traces, length)
-        pieces = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), piece)
+        blocks = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), part)
         carry = (trained, own, replace(at, traces=opened))
-        (trained, own, at), results = lax.scan(once(pending.rule), carry, pieces)
+        (trained, own, at), results = lax.scan(once(pending.rule), carry, blocks)
         folded = pending.fold(body.relations, at.traces)
         results = jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), results)
         return (trained, own, replace(at, traces=folded)), results
@@ -255,8 +255,8 @@ def run_updates(
     parts = ((0, grouped, group, several), (grouped, stream.length, every, once(None)))
     for start, stop, size, block in parts:
         if start < stop:
-            piece = stream.at(start, stop)
-            carry, results = scan_blocks(block, carry, piece, stop - start, size)
+            part = stream.at(start, stop)
+            carry, results = scan_blocks(block, carry, part, stop - start, size)
             out.append(results)
     trained, own, at = carry
     return trained, own, at, joined(out)
@@ -306,10 +306,10 @@ def window_sizes(length: int, window: int | None, every: int | None = None) -> l
     """The sizes of the windows that a sequence is cut into, or each of its updates."""
     if window is None:
         return [None]
-    pieces = [length] if every is None else [every, length % every]
+    blocks = [length] if every is None else [every, length % every]
     if every is not None and length < every:
-        pieces = [length]
-    sizes = [n for p in pieces for n in (window if p >= window else 0, p % window) if n]
+        blocks = [length]
+    sizes = [n for p in blocks for n in (window if p >= window else 0, p % window) if n]
     return list(dict.fromkeys(sizes))
 
 

@@ -103,8 +103,8 @@ def make_plan(
 
     def flat(*leaves: PyTree) -> list[Array]:
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
-        given = jax.tree.unflatten(signature.inputs, inputs)
-        result = step(params.join(trained, fixed), state.join(hidden, others), *given)
+        arguments = jax.tree.unflatten(signature.inputs, inputs)
+        result = step(params.join(trained, fixed), state.join(hidden, others), *arguments)
         after, out = check_result(result, state)
         trees.append(jax.tree.structure(out))
         return [*jax.tree.leaves(out), *(after[i] for i in (*state.trained, *state.arrays))]
@@ -118,13 +118,13 @@ def make_plan(
     trained = tuple(leaf_of(names[k], first + i, -1) for i, k in enumerate(params.trained))
     start = first + len(trained)
     order = (*state.trained, *state.arrays)
-    kept = tuple(leaf_of(states[k], start + i, n_outs + i) for i, k in enumerate(order))
-    hidden, others = kept[: len(state.trained)], kept[len(state.trained) :]
+    leaves_of_state = tuple(leaf_of(states[k], start + i, n_outs + i) for i, k in enumerate(order))
+    hidden, others = leaves_of_state[: len(state.trained)], leaves_of_state[len(state.trained) :]
     traced = Step(program, first, n_outs, trained, hidden, others)
     check_states(
-        [dotted(leaf.path) for leaf in kept],
-        [traced.entry(leaf) for leaf in kept],
-        [traced.exit(leaf) for leaf in kept],
+        [dotted(leaf.path) for leaf in leaves_of_state],
+        [traced.entry(leaf) for leaf in leaves_of_state],
+        [traced.exit(leaf) for leaf in leaves_of_state],
     )
     limits = (rule.crossings, rule.most_entries, policy, rule.record.folds, unmarked)
     graph = analyse(traced, consts, lambda path: None, (), *limits)
@@ -139,7 +139,7 @@ def make_plan(
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:
-    """Consecutive pieces of these sizes, and the rest."""
+    """Consecutive slices of these sizes, and the rest."""
     out, at = [], 0
     for n in sizes:
         out.append(items[at : at + n])

@@ -25,7 +25,7 @@ Loss = Callable[..., tuple[Array, PyTree]]  # (out, *targets) -> (loss, aux)
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What the steps of a sequence are given, each with a leading axis of time."""
+    """The arrays that the steps of a sequence read, each with a leading axis of time."""
 
     inputs: tuple[Array, ...]
     targets: PyTree = ()

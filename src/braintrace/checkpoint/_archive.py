@@ -34,7 +34,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def write(path: str | os.PathLike, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
-    """Put the file in place of an older one; whoever reads `path` finds either, whole.
+    """Put the file in place of an older one; whoever reads `path` sees either, whole.
 
     The bytes go to a file beside it and reach the disk before it takes the name; then the folder
     does. What writers that were killed left behind is removed.
@@ -58,11 +58,11 @@ def write(path: str | os.PathLike, header: dict[str, Any], arrays: Sequence[np.n
     try:
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # says that somebody is still writing it
+                fcntl.flock(file, fcntl.LOCK_EX)  # somebody is writing it
             digest = hashlib.sha256()
-            for piece in _pieces(header, arrays):
-                digest.update(piece)
-                _write_all(file, piece)
+            for part in _parts(header, arrays):
+                digest.update(part)
+                _write_all(file, part)
             _write_all(file, memoryview(digest.digest()))
             os.fsync(file)
         finally:
@@ -92,12 +92,14 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], list[np.ndarray]]:
             message(
                 f"there is no file {os.fspath(path)}.",
                 why="a checkpoint is one file",
-                do="pass the path that learner.save was given",
+                do="pass the path that was passed to learner.save",
             )
         )
     data = Path(path).read_bytes()
     if len(data) < _PROLOGUE.size or not data.startswith(MAGIC):
-        raise _refused(path, "it does not begin like one", "pass a file that learner.save wrote")
+        raise _refused(
+            path, "its first bytes are not those of one", "pass a file that learner.save wrote"
+        )
     _, version, length = _PROLOGUE.unpack_from(data)
     if version > VERSION:
         raise _refused(
@@ -120,7 +122,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], list[np.ndarray]]:
     return header, [_array(data, body, entry) for entry in header["arrays"]]
 
 
-def _pieces(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
+def _parts(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
     entries, at = [], 0
     for a in arrays:
         entries.append({"dtype": a.dtype.name, "shape": list(a.shape), "at": at})
@@ -145,13 +147,13 @@ def _aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-def _write_all(file: int, piece: memoryview) -> None:
-    while piece.nbytes:
-        piece = piece[os.write(file, piece) :]
+def _write_all(file: int, part: memoryview) -> None:
+    while part.nbytes:
+        part = part[os.write(file, part) :]
 
 
 def _clean(target: Path) -> None:
-    """Remove what killed writers of this file left; a file that is still written is locked."""
+    """Remove what killed writers of this file left; a file that is being written is locked."""
     for beside in target.parent.iterdir():
         name = beside.name
         if not (name.startswith(f".{target.name}.") and name.endswith(".tmp")):

@@ -23,11 +23,11 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `learner.load` found besides the states that it put back.
+    """The result of `learner.load`, besides the states that it restored.
 
     Attributes:
-        step: the number that `save` was given.
-        extra: what `save` was given.
+        step: the number passed to `save`.
+        extra: the value passed to `save`.
         optimizer: the optimizer's state as a tree, or the object that holds it; None if it has
             been left alone.
         version: of the braintrace that wrote the file.
@@ -73,11 +73,11 @@ class CheckpointMixin:
         new one. The file holds arrays and plain data, no code.
 
         Args:
-            path: the file; its folder is made if there is none.
+            path: the file; its folder is created if there is none.
             optimizer: the optax transformation of `etrace_train` (saved by default), an optimizer
                 of braintools, or the state of any other optimizer as a pytree; False for none.
             step: how far training has come.
-            extra: anything of dicts, lists, tuples, arrays, numbers, texts and None.
+            extra: anything of dicts, lists, tuples, arrays, numbers, strings and None.
 
         Raises:
             ValueError: the learner is not compiled, or this is inside of a transformation.
@@ -104,17 +104,17 @@ class CheckpointMixin:
                 arrays.append(array)
             return spec
 
-        kept = to_save(self, learner, optimizer)
-        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in kept.states.items()}
+        opt = to_save(self, learner, optimizer)
+        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in opt.states.items()}
         for name, state in states.items():
             entries += _leaves(name, state.value, put, type(state).__name__)
-        if kept.kind == "tree":
-            entries += _leaves((OPTIMIZER,), kept.tree, put, "tree")
+        if opt.kind == "tree":
+            entries += _leaves((OPTIMIZER,), opt.tree, put, "tree")
         header = {
             "braintrace": __version__,
             "step": _step(step),
             "learner": identity(learner, samples),
-            "optimizer": kept.kind,
+            "optimizer": opt.kind,
             "values": entries,
             "extra": packed(extra, put),
         }
@@ -143,27 +143,27 @@ class CheckpointMixin:
         _check_compiled(learner, "loaded")
         header, arrays = read(path)
         get = lambda spec: None if "array" not in spec else arrays[spec["array"]]
-        kept = to_load(self, learner, optimizer, header["optimizer"], path)
-        found = {(*e["name"], e["leaf"]): e for e in header["values"]}
-        if kept.kind is None:
-            found = {name: e for name, e in found.items() if name[0] != OPTIMIZER}
-        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in kept.states.items()}
+        opt = to_load(self, learner, optimizer, header["optimizer"], path)
+        entries = {(*e["name"], e["leaf"]): e for e in header["values"]}
+        if opt.kind is None:
+            entries = {name: e for name, e in entries.items() if name[0] != OPTIMIZER}
+        states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in opt.states.items()}
         places = [(name, state.value) for name, state in states.items()]
-        places += [((OPTIMIZER,), kept.tree)] if kept.kind == "tree" else []
+        places += [((OPTIMIZER,), opt.tree)] if opt.kind == "tree" else []
 
         wrong = _others(header["learner"], identity(learner, samples))
         matched = []
         for name, value in places:
             flat, tree = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
-            specs = [found.pop((*name, jtu.keystr(key)), None) for key, _ in flat]
+            specs = [entries.pop((*name, jtu.keystr(key)), None) for key, _ in flat]
             for (key, leaf), spec in zip(flat, specs, strict=True):
                 if spec is None:
                     wrong.append(f"{_shown(name, key)}: not in the file")
                 else:
-                    texts = differences(described(leaf), described_as(spec, get(spec)))
-                    wrong += [f"{_shown(name, key)}: {text}" for text in texts]
+                    differing = differences(described(leaf), described_as(spec, get(spec)))
+                    wrong += [f"{_shown(name, key)}: {text}" for text in differing]
             matched.append((tree, [leaf for _, leaf in flat], specs))
-        wrong += [f"{'.'.join(name[:-1])}{name[-1]}: only in the file" for name in found]
+        wrong += [f"{'.'.join(name[:-1])}{name[-1]}: only in the file" for name in entries]
         if wrong:
             raise ValueError(_refusal(path, wrong))
         values = [
@@ -174,11 +174,11 @@ class CheckpointMixin:
         ]
         extra = unpacked(header["extra"], lambda spec: decoded(spec, get(spec)))
 
-        tree = values.pop() if kept.kind == "tree" else None
-        told = kept.finish(tree)
+        tree = values.pop() if opt.kind == "tree" else None
+        state_of_optimizer = opt.finish(tree)
         for state, value in zip(states.values(), values, strict=True):
             state.value = value
-        return Checkpoint(header["step"], extra, told, header["braintrace"])
+        return Checkpoint(header["step"], extra, state_of_optimizer, header["braintrace"])
 
 
 def _leaves(
@@ -209,7 +209,7 @@ def _check_compiled(learner: Any, done: str) -> None:
     if not learner.is_compiled:
         raise value_error(
             f"{type(learner).__name__} is {done} before it is compiled.",
-            why="its traces are made by compile_graph; there are none yet",
+            why="its traces are allocated by compile_graph; there are none yet",
             do="call learner.compile_graph(*example_inputs) first, or build the learner with "
             "braintrace.compile(model, rule, *example_inputs)",
         )

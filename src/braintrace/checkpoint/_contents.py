@@ -1,4 +1,4 @@
-"""What a checkpoint of a learner is made of: its states, and what it is."""
+"""The contents of a checkpoint: the states of a learner, and its identity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from ._leaves import encoded
 
 Name = tuple[str, ...]
-# Of the constructor, these change neither the traces nor the gradient, or are told by shapes.
+# Of the constructor, these change neither the traces nor the gradient, or follow from shapes.
 _IDLE = {"self", "model", "name", "rule", "config", "vjp_method", "memory_limit", "kwargs",
          "fast_solve", "chunked_trace", "control_flow", "snap_max_jacobian_elements",
          "options", "synthesizer", "trace_dtype"}  # fmt: skip
@@ -27,18 +27,18 @@ def states_in(learner: Any) -> dict[Name, brainstate.State]:
     Args:
         learner: a learner for one batch, or for one sample.
     """
-    found: dict[Name, brainstate.State] = {}
+    states: dict[Name, brainstate.State] = {}
     for path, state in learner.states().items():
         if path == ("optimizer_state",):
             continue
         inside = path[0] == "model4compile"
-        found["model" if inside else "learner", *map(str, path[inside:])] = state
+        states["model" if inside else "learner", *map(str, path[inside:])] = state
     synthesizer = getattr(learner, "synthesizer", None)
     if synthesizer is not None:
-        found |= {("synthesizer", k): s for k, s in synthesizer.states_dict().items()}
-    if not any(s is brainstate.random.DEFAULT for s in found.values()):
-        found["random", "default"] = brainstate.random.DEFAULT
-    return found
+        states |= {("synthesizer", k): s for k, s in synthesizer.states_dict().items()}
+    if not any(s is brainstate.random.DEFAULT for s in states.values()):
+        states["random", "default"] = brainstate.random.DEFAULT
+    return states
 
 
 def identity(learner: Any, samples: int | None) -> dict[str, Any]:

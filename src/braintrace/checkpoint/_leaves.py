@@ -35,7 +35,7 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
         return {"kind": "none"}, None
     if type(value) in _PYTHON:
         return {"kind": "python", "type": _PYTHON[type(value)], "value": _text(value)}, None
-    check_known(value)
+    check_concrete(value)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.device_get(jax.random.key_data(value)))
         return {"kind": "key", "impl": str(jax.random.key_impl(value))}, data
@@ -47,17 +47,17 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
             return {"kind": "numpy"}, array
     raise type_error(
         f"a checkpoint cannot hold {type(value).__name__}.",
-        why="it holds arrays, keys, quantities, numbers, texts and None; never code",
+        why="it holds arrays, keys, quantities, numbers, strings and None; never code",
         do="keep anything else outside of states, optimizer and extra",
     )
 
 
-def check_known(value: Any) -> None:
+def check_concrete(value: Any) -> None:
     """Refuse a value that is a placeholder."""
     if is_traced(value):
         raise value_error(
             "a checkpoint inside of a transformation.",
-            why="the values of states are not known while jit traces",
+            why="states have no values while jit traces",
             do="save and load outside of jit, grad, vmap and scan",
         )
 
@@ -85,7 +85,7 @@ def decoded(spec: Spec, array: np.ndarray | None, like: Any = None) -> Any:
 
 def described(value: Any) -> Spec:
     """What must agree for a value to take another's place: sort, shape, type and unit."""
-    check_known(value)
+    check_concrete(value)
     if isinstance(value, u.Quantity):
         return {**described(value.mantissa), "unit": _unit(value.unit)}
     if value is None:
@@ -110,20 +110,20 @@ def described_as(spec: Spec, array: np.ndarray | None) -> Spec:
     return _number(array.shape, array.dtype)
 
 
-def differences(wanted: Spec, found: Spec) -> list[str]:
+def differences(wanted: Spec, saved: Spec) -> list[str]:
     """In words, how the value in the file differs from the one it is for."""
-    if wanted["sort"] != found["sort"]:
-        return [f"{found['sort']} in the file, {wanted['sort']} here"]
+    if wanted["sort"] != saved["sort"]:
+        return [f"{saved['sort']} in the file, {wanted['sort']} here"]
     out = []
-    if wanted.get("shape") != found.get("shape"):
-        out.append(f"shape {found['shape']} in the file, {wanted['shape']} here")
-    either = None in (wanted.get("dtype"), found.get("dtype"))  # a number of Python has no width
+    if wanted.get("shape") != saved.get("shape"):
+        out.append(f"shape {saved['shape']} in the file, {wanted['shape']} here")
+    either = None in (wanted.get("dtype"), saved.get("dtype"))  # a number of Python has no width
     name = "family" if either else "dtype"
-    if wanted.get(name) != found.get(name):
-        out.append(f"{found[name]} in the file, {wanted[name]} here")
-    units = [_measure(s.get("unit")) for s in (found, wanted)]
+    if wanted.get(name) != saved.get(name):
+        out.append(f"{saved[name]} in the file, {wanted[name]} here")
+    units = [_measure(s.get("unit")) for s in (saved, wanted)]
     if units[0] != units[1]:
-        names = [s["unit"]["name"] if "unit" in s else "no unit" for s in (found, wanted)]
+        names = [s["unit"]["name"] if "unit" in s else "no unit" for s in (saved, wanted)]
         out.append(f"{names[0]} in the file, {names[1]} here")
     return out
 

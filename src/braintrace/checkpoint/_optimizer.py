@@ -26,7 +26,7 @@ class Optimizer:
         kind: "states", "tree", or None if there is none.
         states: the states it holds, by name.
         tree: its state, where that is a tree; of shapes, if there is none yet.
-        finish: takes a new tree, stores it where it belongs, and returns what is told the user.
+        finish: takes a new tree, stores it where it belongs, and returns `Checkpoint.optimizer`.
     """
 
     kind: str | None
@@ -39,7 +39,7 @@ def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
     """What `save` writes.
 
     Args:
-        holder: keeps the state of an optax transformation.
+        holder: has the state of an optax transformation.
         learner: has the weights.
         optimizer: an optax transformation, an object with states, a tree; None for the holder's
             own, False for none.
@@ -56,9 +56,9 @@ def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
     start = _start(holder, optimizer)
     if jax.tree.leaves(start):
         raise value_error(
-            "the learner keeps no state of this optimizer.",
+            "the learner has no state of this optimizer.",
             why="only etrace_train and init_optimizer make one in the learner; it belongs to "
-            "the very object that they were given",
+            "the very object that was passed to them",
             do="pass that object, or the state that you keep yourself: optimizer=opt_state",
         )
     return Optimizer("tree", tree=start)
@@ -68,17 +68,17 @@ def to_load(holder: Any, learner: Any, optimizer: Any, kind: str | None, path: A
     """What the optimizer in a file, of this kind, is for.
 
     Raises:
-        ValueError: there is one in the file and none is given, or the other way round.
+        ValueError: there is one in the file and none in the call, or the other way round.
     """
     own = holder.optimizer_state
     if optimizer is False or (optimizer is None and kind is None):
         return Optimizer(None)
     if kind is None or (optimizer is None and own is None):
-        what = "holds no optimizer, one is given" if kind is None else "holds an optimizer"
+        what = "holds no optimizer, one is passed" if kind is None else "holds an optimizer"
         raise value_error(
             f"{os.fspath(path)} {what}.",
             why="training would go on with another state of the optimizer than it had",
-            do="pass load(path, optimizer=...) what save was given, or optimizer=False to "
+            do="pass load(path, optimizer=...) what was passed to save, or optimizer=False to "
             "leave the optimizer as it is",
         )
     if own is not None and (optimizer is None or holder.optimizer is optimizer):
@@ -111,7 +111,7 @@ def _store(holder: Any, tree: Any) -> Any:
 
 
 def _is_transformation(optimizer: Any) -> bool:
-    """Whether it is one of optax, whose state is kept elsewhere."""
+    """Whether it is one of optax, whose state is stored elsewhere."""
     return all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
 
 
@@ -123,20 +123,20 @@ def _start(holder: Any, optimizer: Any) -> Any:
 
 def states_under(thing: Any, apart: set[int]) -> dict[Name, brainstate.State]:
     """The states that an object holds, by name, those with an id in `apart` left out."""
-    found: dict[Name, brainstate.State] = {}
-    seen = set(apart)
+    states: dict[Name, brainstate.State] = {}
+    visited = set(apart)
 
     def walk(name: Name, value: Any) -> None:
-        if id(value) in seen:
+        if id(value) in visited:
             return
         if isinstance(value, brainstate.State):
-            found[name] = value
-        seen.add(id(value))
+            states[name] = value
+        visited.add(id(value))
         for key, part in _parts(value):
             walk((*name, key), part)
 
     walk((), thing)
-    return found
+    return states
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -46,6 +46,6 @@ def _key(key: Any, put: Callable[[Any], Any]) -> Any:
         raise type_error(
             f"extra has a key of type {type(key).__name__}.",
             why="keys are written as plain data",
-            do="use texts, numbers or tuples of these",
+            do="use strings, numbers or tuples of these",
         )
     return packed(key, put)

@@ -40,15 +40,15 @@ def named_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
 def _shortest(model: brainstate.nn.Module) -> dict[int, Path]:
     """The shortest path to each state; of several, the first in brainstate's order."""
     shortest: dict[int, Path] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     order = count()
     todo: list[tuple[int, int, Path, Any]] = [(0, next(order), (), model)]
     while todo:
         length, _, path, item = heapq.heappop(todo)
         if isinstance(item, brainstate.State):
             shortest.setdefault(id(item), path)
-        elif id(item) not in seen:
-            seen.add(id(item))
+        elif id(item) not in visited:
+            visited.add(id(item))
             for keys, child in (*iter_leaf(item, (0, 0)), *iter_node(item, (1, 1))):
                 heapq.heappush(todo, (length + len(keys), next(order), (*path, *keys), child))
     return shortest

@@ -42,11 +42,11 @@ def outside(
     )
     if traced is None or not calls:
         return Outside(frozenset(), {path: (_UNSEEN,) for path in weights}, ())
-    found = _Walk(traced, calls, states, weights).found()
+    result = _Walk(traced, calls, states, weights).result()
     if any(leaf.written and id(leaf.state) in private for leaf in traced.leaves):
         more = Dropped("what step_fn itself does to the learner's traces")
-        return replace(found, everywhere=(*found.everywhere, more))
-    return found
+        return replace(result, everywhere=(*result.everywhere, more))
+    return result
 
 
 class _Walk:
@@ -78,12 +78,12 @@ class _Walk:
         return [self.number[id(self.states[leaf.path]), leaf.index] for leaf in leaves]
 
     def unchanged(self) -> dict[Var, int]:
-        """For every value the leaf that it is, as `update` made it; several bits: it is none."""
-        made = list(self.traced.arguments)
+        """For every value the leaf that it is, as `update` leaves it; several bits: it is none."""
+        computed = list(self.traced.arguments)
         for program in _programs(self.traced.program):
             plain = [e for e in program.equations if not e.bodies and not is_placeholder(e)]
-            made += [*program.consts, *(v for e in plain for v in e.outputs)]
-        seeds = dict.fromkeys(made, 1 << self.new)
+            computed += [*program.consts, *(v for e in plain for v in e.outputs)]
+        seeds = dict.fromkeys(computed, 1 << self.new)
         seeds |= {leaf.entry: 1 << n for n, leaf in enumerate(self.traced.leaves)}
         for call in self.calls:
             numbers = [*self.leaves_of(call, "hidden"), *self.leaves_of(call, "others")]
@@ -93,7 +93,7 @@ class _Walk:
 
     def outdated(self) -> set[Var]:
         """Values of hidden states that are used again after a call has gone on from them."""
-        found: set[Var] = set()
+        outdated: set[Var] = set()
         ends = {leaf.exit for leaf in self.traced.leaves if isinstance(leaf.exit, Var)}
         for program in _programs(self.traced.program):
             before: set[Var] = set()
@@ -101,10 +101,10 @@ class _Walk:
                 inside = (e for body in eqn.bodies for e in deep_equations(body.program))
                 if is_placeholder(eqn) or any(map(is_placeholder, inside)):
                     taken = {a for a in eqn.inputs if isinstance(a, Var)}
-                    found |= taken & before
+                    outdated |= taken & before
                     before |= taken
-            found |= before & ends
-        return found
+            outdated |= before & ends
+        return outdated
 
     def is_its_own(self, n: int, value: Atom) -> bool:
         """Whether a call gets leaf n as the last call left it, and the next step as this call."""
@@ -115,7 +115,7 @@ class _Walk:
             return False
         return bits_of(value, self.same) == bits_of(leaf.exit, self.same) == 1 << n
 
-    def found(self) -> Outside:
+    def result(self) -> Outside:
         leaves, taken = self.traced.leaves, 0
         everywhere: list[Dropped] = []
         dropped: dict[Path, tuple[Dropped, ...]] = {}
@@ -141,23 +141,23 @@ class _Walk:
         for i in self.trained:
             path = self.path_of[id(leaves[i].state)]
             line = next((e.where() for e in self.reading(leaves[i].entry)), None)
-            ways = ["the learner's input"] if taken >> i & 1 else []
-            ways += [self.name(leaves[n]) for n, lost in later.items() if lost >> i & 1]
-            texts = [f"{dotted(path)} -> {way} -> later steps, in step_fn" for way in ways]
-            dropped[path] = (*dropped.get(path, ()), *(Dropped(t, line) for t in texts))
+            through = ["the learner's input"] if taken >> i & 1 else []
+            through += [self.name(leaves[n]) for n, lost in later.items() if lost >> i & 1]
+            lost_paths = [f"{dotted(path)} -> {way} -> later steps, in step_fn" for way in through]
+            dropped[path] = (*dropped.get(path, ()), *(Dropped(t, line) for t in lost_paths))
         used = [self.path_of[id(leaves[i].state)] for i in self.trained if reached >> i & 1]
         dropped = {path: tuple(dict.fromkeys(d)) for path, d in dropped.items() if d}
         return Outside(frozenset(used), dropped, tuple(dict.fromkeys(everywhere)))
 
     def later(self, reached: int) -> tuple[dict[int, int], int]:
         """Per state whose entry counts, what it depends on; and all that counts, at any step."""
-        found: dict[int, int] = {}
+        later: dict[int, int] = {}
         leaves = self.traced.leaves
-        while more := [n for n in indices_of(reached) if n not in found and n < self.new]:
-            found |= {n: self.of([leaves[n].exit]) if leaves[n].written else 0 for n in more}
+        while more := [n for n in indices_of(reached) if n not in later and n < self.new]:
+            later |= {n: self.of([leaves[n].exit]) if leaves[n].written else 0 for n in more}
             for n in more:
-                reached |= found[n]
-        return found, reached
+                reached |= later[n]
+        return later, reached
 
     def of(self, atoms: Iterable[Atom]) -> int:
         mask = 0
@@ -174,8 +174,8 @@ class _Walk:
         return (e for e in used if any(a is var for a in e.inputs))
 
     def line(self, value: Atom) -> str | None:
-        made = (e for e in self.traced.program.equations if any(o is value for o in e.outputs))
-        return next((e.where() for e in made), None)
+        writers = (e for e in self.traced.program.equations if any(o is value for o in e.outputs))
+        return next((e.where() for e in writers), None)
 
 
 def _programs(program: Program) -> Iterable[Program]:

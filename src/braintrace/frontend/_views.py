@@ -146,7 +146,7 @@ class ModuleViews:
         if tree != self.arg_tree or structure != jax.tree.structure(values):
             raise value_error(
                 "jaxpr_call: arguments or states have another structure than in the trace.",
-                why=f"it was made for {self.arg_tree}, and got {tree}; states are "
+                why=f"it was traced for {self.arg_tree}, and got {tree}; states are "
                 f"{', '.join(map(dotted, self.states))}",
                 do="pass what extract_module_info was called with, and one value per state of "
                 "compiled_model_states",

@@ -34,8 +34,8 @@ def weights_of(weights: StateTree, params: States) -> PyTree:
     """The states to differentiate, checked; None stands for all floating ones of `params`.
 
     Raises:
-        TypeError: what is given are no states.
-        ValueError: none are given, or one is no weight.
+        TypeError: they are no states.
+        ValueError: there are none, or one is no weight.
     """
     weights = floating(params) if weights is None else weights
     items = [weights] if isinstance(weights, (brainstate.State, str)) else weights
@@ -71,8 +71,8 @@ def check_read(
     read: Iterable[brainstate.State],
 ) -> None:
     """Refuse weights, by name, that neither the model has nor a step function reads."""
-    known = {id(s) for s in (*params.values(), *read)}
-    bad = [name for name, s in weights.items() if id(s) not in known]
+    used = {id(s) for s in (*params.values(), *read)}
+    bad = [name for name, s in weights.items() if id(s) not in used]
     if bad:
         raise value_error(
             f"weights holds {', '.join(map(dotted, bad))}, which nothing reads.",
@@ -87,11 +87,11 @@ def _kinds(state: brainstate.State) -> str:
 
 
 def _choices(params: States, names: Iterable[str]) -> str:
-    """What may be meant: the parameters of the model, those like the given names first."""
-    known = [dotted(path) for path in floating(params)]
-    near = [m for n in names for m in get_close_matches(n, known, n=1)]
+    """What may be meant: the parameters of the model, those like the names first."""
+    names_of_all = [dotted(path) for path in floating(params)]
+    near = [m for n in names for m in get_close_matches(n, names_of_all, n=1)]
     meant = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{meant}choose among learner.param_states: {', '.join(known)}"
+    return f"{meant}choose among learner.param_states: {', '.join(names_of_all)}"
 
 
 def states_of(
@@ -99,21 +99,21 @@ def states_of(
 ) -> tuple[list[brainstate.State], Callable[[list[PyTree]], PyTree]]:
     """The states in `weights`, and how to put values in their places."""
     if isinstance(weights, brainstate.State):
-        return [weights], lambda found: found[0]
+        return [weights], lambda values: values[0]
     if isinstance(weights, (list, tuple)):
         return list(weights), type(weights)
-    return list(weights.values()), lambda found: dict(zip(weights, found, strict=True))
+    return list(weights.values()), lambda values: dict(zip(weights, values, strict=True))
 
 
 def named_states(weights: StateTree, paths: States) -> dict[Path, brainstate.State]:
     """The states in `weights` by their path; those that are no part of the model by their key."""
-    known = {id(s): path for path, s in paths.items()}
+    path_of = {id(s): path for path, s in paths.items()}
     states, _ = states_of(weights)
     keys = (
         list(weights) if hasattr(weights, "keys") else [("weights", i) for i in range(len(states))]
     )
     own = [k if isinstance(k, tuple) else (k,) for k in keys]
-    return {known.get(id(s), k): s for s, k in zip(states, own, strict=True)}
+    return {path_of.get(id(s), k): s for s, k in zip(states, own, strict=True)}
 
 
 def leaves_of(weights: StateTree, tree: PyTree) -> list[PyTree]:

@@ -64,9 +64,9 @@ from ._executor import ETraceVjpGraphExecutor, check_vjp_method, values_of
 from ._reset import (
     LAST,
     Shapes,
-    begin_again,
     check_states,
     no_batch,
+    reinitialise,
     resized_states,
     shared_batch,
     state_shapes,
@@ -153,7 +153,7 @@ class ETraceAlgorithm(
         return self.executor.is_compiled
 
     def compile_graph(self, *args: PyTree, **kwargs: PyTree) -> None:
-        """Trace the model on example inputs, find its relations and allocate their traces.
+        """Trace the model on example inputs, analyse its relations and allocate their traces.
 
         Inputs may be `jax.ShapeDtypeStruct`s. A second call with the same shapes does nothing.
 
@@ -184,7 +184,7 @@ class ETraceAlgorithm(
             raise
 
     def _check_graph(self) -> None:
-        """Refuse a graph that does not fit what the learner was made with."""
+        """Refuse a graph that does not fit the rule."""
 
     def init_etrace_state(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Allocate zero traces for the compiled graph."""
@@ -221,7 +221,7 @@ class ETraceAlgorithm(
             )
         kwargs, extra = self._extra(kwargs)
         self._check_extra(extra)
-        call, besides = unwrap((args, kwargs)), unwrap(self._told(extra))
+        call, besides = unwrap((args, kwargs)), unwrap(self._rule_inputs(extra))
         check_lockstep(call, besides)
         check_arguments(self._example, jax.tree.map(shape_of, call.step))
         states = self.path_to_states
@@ -347,11 +347,11 @@ class ETraceAlgorithm(
         `brainstate.nn.reset_all_states(learner)`, between sequences.
 
         Raises:
-            ValueError: `batch_size` is given and the learner has no batch axis.
+            ValueError: there is a `batch_size`, and the learner has no batch axis.
         """
         if batch_size is not None and self.is_compiled and batch_size != self.batch_size:
             self._resize(batch_size)
-        self.running_index.value = np.zeros((), np.int32)  # known to be zero within a trace, too
+        self.running_index.value = np.zeros((), np.int32)  # a constant within a trace, too
         self.reset_traces()
         strengthen(self.model4compile)
 
@@ -363,12 +363,12 @@ class ETraceAlgorithm(
                 state.value = value
 
     def reset(self, batch_size: int | None = None) -> None:
-        """Reset the model's states and the traces together: do this between sequences."""
+        """Reset the model's states and the traces: do this between sequences."""
         if batch_size is not None and self.batch_size is None:
             raise no_batch()
         size = self.batch_size if batch_size is None else batch_size
         brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
-        begin_again(self.model4compile, size)
+        reinitialise(self.model4compile, size)
         self.reset_state(batch_size)
 
     def _resize(self, batch_size: int) -> None:
@@ -406,7 +406,7 @@ class ETraceAlgorithm(
 
     @property
     def report(self) -> CompilationReport:
-        """What the compiler found, and what the step function used last does around `update`."""
+        """The compilation report, with what the last step function does outside `update`."""
         if not self.is_compiled:
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
@@ -436,8 +436,8 @@ class ETraceAlgorithm(
     @property
     def other_states(self) -> dict[Path, brainstate.State]:
         """States that are neither parameters nor memory, by path."""
-        known = {*self.hidden_states, *self.param_states.keys()}
-        return {p: s for p, s in self.model4compile.states().items() if p not in known}
+        named = {*self.hidden_states, *self.param_states.keys()}
+        return {p: s for p, s in self.model4compile.states().items() if p not in named}
 
     @property
     def path_to_states(self) -> dict[Path, brainstate.State]:
@@ -466,16 +466,16 @@ class ETraceAlgorithm(
             relations = self.graph.hidden_param_op_relations
             paths = [list(r.trainable_paths.values()) for r in relations]
         pairs = list(zip(paths, self.etraces.items(), strict=True))
-        found = {key: state.value for ps, (key, state) in pairs if path in ps and state.value}
-        if not found:
-            known = {p for ps, (_, state) in pairs if state.value for p in ps}
+        traces = {key: state.value for ps, (key, state) in pairs if path in ps and state.value}
+        if not traces:
+            traced = {p for ps, (_, state) in pairs if state.value for p in ps}
             raise value_error(
                 f"{path} has no eligibility trace.",
                 why="the report lists the traced weights: "
-                + ", ".join(dotted(tuple(p)) for p in sorted(known, key=str)),
+                + ", ".join(dotted(tuple(p)) for p in sorted(traced, key=str)),
                 do="ask for one of these, or see learner.report for the reason",
             )
-        return found
+        return traces
 
 
 class ETraceVjpAlgorithm(ETraceAlgorithm):

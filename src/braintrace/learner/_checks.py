@@ -61,22 +61,22 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
     refuse_inexact((p for p in judged if p.how != "none"), rule, _BE_EXACT)
 
 
-def check_arguments(example: PyTree, given: PyTree) -> None:
+def check_arguments(example: PyTree, called: PyTree) -> None:
     """Refuse arguments (trees of shapes) of other shapes or units than the compiled ones."""
     want: Any = jax.tree.structure(example)
-    got: Any = jax.tree.structure(given)
+    got: Any = jax.tree.structure(called)
     shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
-    if want == got and shapes(given) == shapes(example):
+    if want == got and shapes(called) == shapes(example):
         return
     do = (
         "call it with one step of these shapes; for another batch size call "
         "learner.reset(batch_size=...), for sequences (time is axis 0) use learner.etrace_grad, "
         "or wrap them in MultiStepData"
     )
-    if sorted(example[1]) != sorted(given[1]):
+    if sorted(example[1]) != sorted(called[1]):
         do = "tell compile the keywords of `update`: braintrace.compile(..., kwargs={...})"
     raise value_error(
-        f"the learner is compiled for {_describe(example)}, but called with {_describe(given)}.",
+        f"the learner is compiled for {_describe(example)}, but called with {_describe(called)}.",
         why="states and traces have the shapes and units of the compiled inputs",
         do=do,
     )
@@ -94,7 +94,7 @@ def check_precision(states: Mapping[tuple, brainstate.State]) -> None:
         if wide:
             raise value_error(
                 f"state {dotted(path)} is {wide[0]}, and jax_enable_x64 is switched off.",
-                why="the model was initialised with 64 bits; a step would give it 32",
+                why="the model was initialised with 64 bits; a step would turn it into 32",
                 do="switch it on again, jax.config.update('jax_enable_x64', True), or make "
                 "the model and its learner anew",
             )
@@ -113,10 +113,10 @@ def check_trace(arrays: Sequence[Any]) -> None:
 
 
 def check_lockstep(call: Call, besides: Call) -> None:
-    """Refuse a sequence for the rule that is not as long as that for the model."""
+    """Refuse sequences of different lengths for the rule and the model."""
     if besides.length not in (None, call.length):
         raise value_error(
-            f"the rule is given {besides.length} steps, the model "
+            f"the rule takes {besides.length} steps, the model "
             f"{'one' if call.length is None else call.length}.",
             why="all MultiStepData arguments advance in lockstep",
             do="give them the same number of steps",

@@ -36,7 +36,7 @@ from ._presets import (
     ParamDimVjpAlgorithm,
     ThreeFactor,
 )
-from ._reset import LAST, begin_again
+from ._reset import LAST, reinitialise
 from ._rule_learner import RuleLearner
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
@@ -66,7 +66,7 @@ def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
 
 
 def options_of(config: ETraceConfig) -> dict[str, PyTree]:
-    """What that class is made with."""
+    """Its arguments."""
     kind = config.trace_factorization
     if kind == "paired":
         assert config.alphas is not None
@@ -86,7 +86,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         return self.module, self._n_samples
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
-        # The mapped function holds on to the learner that it was made for.
+        # The mapped function holds on to the learner of its construction.
         new = ETraceVmap(copy.deepcopy(self.module, memo), vmap_states="new")
         new.remember_samples(self._n_samples)
         return new
@@ -96,7 +96,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     @property
     def report(self) -> Any:
-        """What the compiler found, for one sample."""
+        """The compilation report of one sample."""
         return self.module.report
 
     @property
@@ -150,7 +150,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
         Initial states drawn at random are drawn once and shared by all samples.
         """
-        begin_again(self.module.model4compile)
+        reinitialise(self.module.model4compile)
         brainstate.nn.reset_all_states(self)
 
     # Last of all `reset_state`s: the model has reset its states as if there were one sample.
@@ -280,7 +280,7 @@ def _mapped(
     if batch_size is None:
         raise value_error(
             "vmap=True without batch_size.",
-            why="the states of every sample are made at compile time",
+            why="the states of every sample are allocated at compile time",
             do="pass batch_size=<number of samples>",
         )
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
@@ -345,18 +345,18 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
 
 
 def parameters_of(rule: type[ETraceAlgorithm]) -> list[inspect.Parameter]:
-    """The options of a rule; a class that passes on what it does not know takes that, too."""
-    known: dict[str, inspect.Parameter] = {}
+    """The options of a rule; also those that its base class takes."""
+    parameters: dict[str, inspect.Parameter] = {}
     for base in rule.__mro__:
         if "__init__" not in vars(base):
             continue
         here = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-        known = {**here, **known}
+        parameters = {**here, **parameters}
         if not any(p.kind is p.VAR_KEYWORD for p in here.values()):
             break
     several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     own = ("self", "model", "rule")
-    return [p for p in known.values() if p.name not in own and p.kind not in several]
+    return [p for p in parameters.values() if p.name not in own and p.kind not in several]
 
 
 def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:

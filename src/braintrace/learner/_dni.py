@@ -46,8 +46,10 @@ class DNI(
     signals = ("bootstrapped",)
     calls_in_blocks = False  # each adds the guess at its own end
 
-    def _made(self, arguments: dict[str, Any]) -> LearningRule:
-        return super()._made({**arguments, "config": ETraceConfig(learning_signal="bootstrapped")})
+    def _rule_of(self, arguments: dict[str, Any]) -> LearningRule:
+        return super()._rule_of(
+            {**arguments, "config": ETraceConfig(learning_signal="bootstrapped")}
+        )
 
     @property
     def _has_own_signal(self) -> bool:
@@ -58,7 +60,7 @@ class DNI(
         self.synthesizer = synthesizer
 
     def group_signal_shapes(self) -> dict[int, tuple[int, ...]]:
-        """What a `SyntheticGradient` for this learner is made with."""
+        """The `group_shapes` of a `SyntheticGradient` for this learner."""
         return {g.index: (*g.varshape, g.num_state) for g in self.graph.hidden_groups}
 
     def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
@@ -77,16 +79,16 @@ class DNI(
 
         def run(values: Values, traces: list[PyTree]):
             outs, last, traces = plain(values, traces)
-            still = replace(
+            constant = replace(
                 values,
                 params=tuple(
                     lax.stop_gradient(p) if i in traced else p for i, p in enumerate(values.params)
                 ),
                 hidden=lax.stop_gradient(values.hidden),
             )
-            exits = run_window(graph, still, call)[1].hidden
-            given = jax.tree.unflatten(names, values.extra)["synthesizer"]
-            guess = guessed(graph.groups, synthesizer, given, lax.stop_gradient(exits))
+            exits = run_window(graph, constant, call)[1].hidden
+            theta = jax.tree.unflatten(names, values.extra)["synthesizer"]
+            guess = guessed(graph.groups, synthesizer, theta, lax.stop_gradient(exits))
             return expecting(outs, exits, guess), last, traces
 
         key = ("dni", id(synthesizer), graph, call.timed, call.length, extra, names)

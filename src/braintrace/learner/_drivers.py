@@ -102,8 +102,7 @@ class SequenceDriverMixin:
                 leading axis counts the window's steps are joined along time.
             return_value: whether to return the losses too.
             block_size: steps per block; default as many as fit, 1 is one after another.
-            memory_budget: bytes that the values of one block may take, if `block_size` is not
-                given.
+            memory_budget: bytes that the values of one block may take, without `block_size`.
             keep_traces: whether the traces after the sequence are wanted. Without them a sequence
                 that fits in one block never builds a trace; they are left at zero.
             progress: whether to show a progress bar (needs tqdm).
@@ -112,7 +111,7 @@ class SequenceDriverMixin:
             gradients, or (gradients, losses), (gradients, aux), (gradients, losses, aux).
 
         Raises:
-            TypeError, ValueError: sequences, mask or options do not fit together.
+            TypeError, ValueError: sequences, mask or options do not fit.
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = _chunk(chunk_size)
@@ -173,7 +172,7 @@ class SequenceDriverMixin:
             the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).
 
         Raises:
-            TypeError, ValueError: sequences, mask or options do not fit together.
+            TypeError, ValueError: sequences, mask or options do not fit.
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
         chunk = _chunk(chunk_size)
@@ -268,7 +267,7 @@ class SequenceDriverMixin:
         learner, several = self._learner, False
         splits: dict[int | None, Split] = {}
         placed: dict[int | None, Traced] = {}
-        chosen = [] if weights is None else weights
+        trained = [] if weights is None else weights
         window = None if chunk == 1 else chunk
         slices = {
             size: jax.tree.map(lambda a, s=size: a[0] if s is None else a[:s], stream.arrays)
@@ -291,7 +290,7 @@ class SequenceDriverMixin:
                 continue
             placed[size], splits[size] = traced, split
             written = {id(traced.leaves[i].state) for i in split.changed}
-            if not written.isdisjoint(map(id, states_of(chosen)[0])):
+            if not written.isdisjoint(map(id, states_of(trained)[0])):
                 reasons.append("step_fn changes a weight")
         if not learner.calls_in_blocks:
             reasons.append(f"{type(learner).__name__} looks at the end of every call")
@@ -300,14 +299,14 @@ class SequenceDriverMixin:
             # Not pruned: an operation without use may be there to refuse a second derivative.
             trace = lambda arguments: trace_function(step, *arguments, pruned=False)
             real = {size: trace(arguments) for size, arguments in slices.items()}
-            return sequence_run(learner, chosen, stream, window, real, None, True)
+            return sequence_run(learner, trained, stream, window, real, None, True)
         rule = learner.rule
         if rule.one_by_one:
             reasons.append("a step of the rule needs the trace of the step before")
         elif several or (stream.mask is not None and rule.per_parameter):
             reasons.append("the rule goes back through all steps of a block")
         learner.last_run = RunInfo(not reasons, *reasons[:1])
-        return sequence_run(learner, chosen, stream, window, placed, splits, bool(reasons))
+        return sequence_run(learner, trained, stream, window, placed, splits, bool(reasons))
 
 
 def _chunk(chunk_size: int | None) -> int:

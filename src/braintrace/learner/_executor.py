@@ -53,7 +53,7 @@ class ETraceGraphExecutor:
         if not isinstance(model, brainstate.nn.Module):
             raise type_error(
                 f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-                why="a learner is made from a module that describes one step",
+                why="the step of a learner is the `update` of a module",
                 do="subclass brainstate.nn.Module and write the step in `update`",
             )
         self.model = model
@@ -185,12 +185,12 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         values = values_of(info, tuple(jax.tree.leaves((args, kwargs))))
         flat = evaluate_plain(graph, values)
         inputs = inputs_of(graph, values)
-        seen = observe(graph, values.consts, inputs)
+        parts = observe(graph, values.consts, inputs)
         hiddens = {leaf.path: flat[leaf.output] for leaf in graph.step.hidden}
         others = {leaf.path: flat[leaf.output] for leaf in graph.step.others}
         out = jax.tree.unflatten(info.out_tree, flat[: graph.step.n_outs])
         jacobians = group_jacobians(graph, values.consts, inputs)
-        return out, hiddens, others, ([o.x for o in seen], [o.f for o in seen]), jacobians
+        return out, hiddens, others, ([o.x for o in parts], [o.f for o in parts]), jacobians
 
 
 def _store(cache: dict[Hashable, Any], key: Hashable, value: PyTree) -> None:

@@ -1,4 +1,4 @@
-"""Small states and matrices that rules of one's own are made of."""
+"""Small states and matrices for rules of one's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KappaFilter(_Filter):
     """A low-pass filter that keeps the scale of its input: `f <- (1 - kappa) x + kappa f`.
 
     Args:
-        init_value: array, or tree of arrays, to begin with.
+        init_value: the initial value, an array or a tree of arrays.
         kappa: decay in [0, 1).
 
     Example:
@@ -58,7 +58,7 @@ class PresynapticTrace(_Filter):
     """A leaky sum: `a <- leak a + x`.
 
     Args:
-        init_value: array, or tree of arrays, to begin with.
+        init_value: the initial value, an array or a tree of arrays.
         leak: decay in (0, 1).
     """
 

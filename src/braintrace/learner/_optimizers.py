@@ -18,7 +18,7 @@ Array = jax.Array
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Optimizer:
-    """One update of chosen weights.
+    """One update of some weights.
 
     `program` takes (gradients, weights, own arrays), flat, to (weights, own arrays); `own` are the
     optimizer's arrays now, `write` stores new ones.
@@ -43,7 +43,7 @@ def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     Args:
         optimizer: an optax gradient transformation, or an optimizer of braintools.
         weights: the states to update.
-        memory: keeps `optimizer_state` of an optax transformation, and whose it is.
+        memory: stores the `optimizer_state` of an optax transformation, and of which.
 
     Raises:
         TypeError: it is neither.
@@ -63,14 +63,14 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     params = values_of(weights)
     shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
     state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
-    kept = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
-    if shape.num_leaves == 0:  # nothing to keep
+    reused = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
+    if shape.num_leaves == 0:  # nothing to store
         state = None
-    elif not kept or jax.tree.structure(state.value) != shape:
+    elif not reused or jax.tree.structure(state.value) != shape:
         if any(is_traced(a) for a in jax.tree.leaves(params)):
             raise value_error(
                 "the optimizer has no state yet, and this is inside of a transformation.",
-                why="a state that is made while jit traces is lost when it ends",
+                why="a state that appears while jit traces is lost when it ends",
                 do="call learner.init_optimizer(optimizer) before, outside of jit",
             )
         state = brainstate.LongTermState(optimizer.init(params))
@@ -104,7 +104,7 @@ def _stateful(optimizer: Any, weights: Any) -> Optimizer:
     place = {(id(leaf.state), leaf.index): leaf for leaf in traced.leaves}
     if any(key not in place for key in order):
         raise value_error(
-            "the optimizer does not update all weights it is given.",
+            "the optimizer does not update all these weights.",
             why="it was registered with other weights",
             do="register it with learner.param_states, or pass weights=...",
         )

@@ -1,4 +1,4 @@
-"""The learner classes of the rules: see `RuleLearner` for what a class is made of."""
+"""The learner classes of the rules: see `RuleLearner` for its class arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class IODimVjpAlgorithm(
 ):
     """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights)."""
 
-    def _made(self, arguments: dict[str, Any]) -> LearningRule:
+    def _rule_of(self, arguments: dict[str, Any]) -> LearningRule:
         config = arguments.get("config")
         if config is not None:  # its decays win
             arguments = {**arguments, "decay_or_rank": getattr(config, "decay", None)}
@@ -60,7 +60,7 @@ class IODimVjpAlgorithm(
                 why="the two factors are filtered with it",
                 do="pass a float in [0, 1), an integer >= 1, or a pair of these",
             )
-        return super()._made(arguments)
+        return super()._rule_of(arguments)
 
     @property
     def decay_x(self) -> float:
@@ -245,7 +245,7 @@ class ThreeFactor(
     "snap_max_jacobian_elements",
     attributes="modulator fast_solve trace_dtype chunked_trace",
 ):
-    """Traces per weight times a modulator that the caller gives: `learner(x, modulator=m)`.
+    """Traces per weight times a modulator of the call: `learner(x, modulator=m)`.
 
     The modulator takes the place of the derivative of the loss by the states. It is a number, an
     array of a group's `varshape` or (*varshape, num_state), one number per sample (leading axes of
@@ -331,7 +331,7 @@ class DECOLLE(
         super()._set_up(model, rule, arguments)
 
     def signal_values(self) -> dict[str, PyTree]:
-        """The read-outs, where they were given."""
+        """The read-outs, if they are the user's."""
         return {} if self.readouts is None else {"readouts": list(self.readouts)}
 
     def readout(self, group: HiddenGroup) -> jax.Array:

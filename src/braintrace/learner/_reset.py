@@ -57,14 +57,14 @@ def resized_states(states: Mapping[tuple, brainstate.State], old: int, new: int)
     def resize(a):
         return jnp.zeros((new, *a.shape[1:]), a.dtype) if a.shape[:1] == (old,) else a
 
-    kept = {path: state.value for path, state in states.items()}
+    before = {path: state.value for path, state in states.items()}
     for state in states.values():
         state.value = jax.tree.map(resize, state.value)
     try:
         yield
     finally:
         for path, state in states.items():
-            state.value = kept[path]
+            state.value = before[path]
 
 
 def state_shapes(graph: ETraceGraph) -> Shapes:
@@ -89,7 +89,7 @@ def check_states(states: Mapping[tuple, brainstate.State], expected: Shapes) -> 
                 f"to {_text(shapes)}.",
                 why="the model's states were initialised for another batch size than the "
                 "learner's traces",
-                do="call learner.reset(batch_size=...) to change both together",
+                do="call learner.reset(batch_size=...) to change both",
             )
 
 
@@ -108,11 +108,11 @@ def _strong(leaf: Any) -> Any:
     return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
-def begin_again(model: Any, batch_size: int | None = None) -> None:
+def reinitialise(model: Any, batch_size: int | None = None) -> None:
     """Give the states of all modules without `reset_state` the values of their `init_state`.
 
-    The state objects stay: compiled programs and mapped models hold on to them. What is made to
-    last, such as weights, keeps its value.
+    The state objects stay: compiled programs and mapped models hold on to them. Long-term
+    states, such as weights, keep their values.
     """
     nodes = list(model.nodes(Module).values())
     maps = [n for n in nodes if isinstance(n, brainstate.nn.Map)]
@@ -120,10 +120,10 @@ def begin_again(model: Any, batch_size: int | None = None) -> None:
     for node in nodes:
         kind = type(node)
         if kind.reset_state is Module.reset_state and kind.init_state is not Module.init_state:
-            _begin(node, None if id(node) in mapped else batch_size, id(node) in mapped)
+            _reinitialise(node, None if id(node) in mapped else batch_size, id(node) in mapped)
 
 
-def _begin(node: Any, batch_size: int | None, mapped: bool) -> None:
+def _reinitialise(node: Any, batch_size: int | None, mapped: bool) -> None:
     held = dict(vars(node))
     old: dict[Any, Any] = dict(node.states().items())
     named = batch_size is not None and _takes_batch_size(node.init_state)
@@ -132,19 +132,20 @@ def _begin(node: Any, batch_size: int | None, mapped: bool) -> None:
     for name in {path[0] for path in old}:
         setattr(node, name, held[name])
     for path, state in old.items():
-        made = new.get(path, state)
-        if made is not state and not isinstance(state, brainstate.LongTermState):
-            state.value = jax.tree.map(_repeated, made.value, state.value) if mapped else made.value
+        initial = new.get(path, state)
+        if initial is not state and not isinstance(state, brainstate.LongTermState):
+            value = initial.value
+            state.value = jax.tree.map(_repeated, value, state.value) if mapped else value
 
 
 def _takes_batch_size(method: Any) -> bool:
-    """A module that does not take one makes its states for the batch that it knows."""
+    """Whether `init_state` has the argument; otherwise the module has its own batch."""
     parameters = inspect.signature(method).parameters
     several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return several or "batch_size" in parameters
 
 
 def _repeated(one: Any, every: Any) -> Any:
-    """The value of one sample for all of them; a module may have made all of them itself."""
+    """The value of one sample for all of them; unless a module itself has one per sample."""
     whole = jnp.shape(every)
     return jnp.broadcast_to(one, whole) if jnp.shape(one) == whole[1:] else one

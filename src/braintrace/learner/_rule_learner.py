@@ -55,7 +55,7 @@ _ARGUMENTS: dict[str, tuple[Any, str]] = {
         "bytes that the traces may need, None for no limit; more is refused before it\n"
         "        is allocated.",
     ),
-    "modulator": (None, "what is used when a call gives none."),
+    "modulator": (None, "used in calls without one."),
     "synthesizer": (None, "a `SyntheticGradient`, or attach one after compiling."),
 }
 
@@ -65,7 +65,7 @@ class RuleLearner(ETraceVjpAlgorithm):
 
     Args:
         model: the network, one step in `update`, states initialised.
-        rule: the rule, made by a function of `braintrace.rules`.
+        rule: the rule, a value of `braintrace.rules`.
         name: name of the learner.
         vjp_method: 'single-step', or 'multi-step' for exact gradients inside windows.
         control_flow: which control flow around operators stays closed, none by default.
@@ -101,8 +101,8 @@ class RuleLearner(ETraceVjpAlgorithm):
             if name == "*":
                 kind = inspect.Parameter.KEYWORD_ONLY
                 continue
-            known = options[name].default if name in options else _ARGUMENTS[name][0]
-            parameters.append(inspect.Parameter(name, kind, default=defaults.get(name, known)))
+            default = options[name].default if name in options else _ARGUMENTS[name][0]
+            parameters.append(inspect.Parameter(name, kind, default=defaults.get(name, default)))
         signature = inspect.Signature(parameters)
 
         def __init__(self: Any, *args: PyTree, **kwargs: PyTree) -> None:
@@ -111,9 +111,9 @@ class RuleLearner(ETraceVjpAlgorithm):
             except TypeError as error:
                 raise _misfit(cls.__name__, signature, kwargs, str(error)) from None
             bound.apply_defaults()
-            chosen = dict(bound.arguments)
-            _, model = chosen.pop("self"), chosen.pop("model")
-            self._set_up(model, self._made(chosen), chosen)
+            values = dict(bound.arguments)
+            _, model = values.pop("self"), values.pop("model")
+            self._set_up(model, self._rule_of(values), values)
 
         __init__.__signature__ = signature  # type: ignore[attr-defined]
         cls.__init__ = __init__  # type: ignore[method-assign]
@@ -139,17 +139,17 @@ class RuleLearner(ETraceVjpAlgorithm):
 
     @classmethod
     def of(cls, model: brainstate.nn.Module, rule: LearningRule, **arguments: Any) -> Self:
-        """The learner of a rule that is made already."""
+        """The learner of a rule that is a value."""
         learner = cls.__new__(cls)
         learner._set_up(model, rule, arguments)
         return learner
 
-    def _made(self, arguments: dict[str, Any]) -> LearningRule:
+    def _rule_of(self, arguments: dict[str, Any]) -> LearningRule:
         """The rule with these arguments of the class."""
         options = inspect.signature(self._row.make).parameters
         names = {"snap_max_jacobian_elements": "most_entries"}
-        given = {names.get(k, k): v for k, v in arguments.items()}
-        return self._row.make(**{k: v for k, v in given.items() if k in options})
+        named = {names.get(k, k): v for k, v in arguments.items()}
+        return self._row.make(**{k: v for k, v in named.items() if k in options})
 
     def _set_up(
         self, model: brainstate.nn.Module, rule: LearningRule, arguments: dict[str, Any]
@@ -201,10 +201,10 @@ class RuleLearner(ETraceVjpAlgorithm):
 
 
 class TracesLearner(RuleLearner):
-    """A learner of a rule whose coordinates can be given in place of its own."""
+    """A learner of a rule whose coordinates a config may replace."""
 
-    def _made(self, arguments: dict[str, Any]) -> LearningRule:
-        value, config = super()._made(arguments), arguments.get("config")
+    def _rule_of(self, arguments: dict[str, Any]) -> LearningRule:
+        value, config = super()._rule_of(arguments), arguments.get("config")
         if config is None:
             return value
         check_config(type(self).__name__, config, value.config, self.signals)
@@ -236,8 +236,7 @@ def arguments_in(doc: str) -> dict[str, str]:
     """The arguments that a docstring lists, by name, with the text of each."""
     _, _, listed = doc.partition("Args:\n")
     listed = re.split(r"\n\n(?=\S)", listed)[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.M)
-    return dict(found)
+    return dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.M))
 
 
 def _misfit(

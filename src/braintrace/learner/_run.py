@@ -130,7 +130,7 @@ class SequenceRun:
             whole = (key, options, *keys)
             compiled = learner.executor.compiled(whole, loop, 6 if only_ours(etraces) else None)
         values = [jax.tree.leaves(state.value)[i] for state, i in self.states]
-        moving = [values[i] for i in self.cells.changed]
+        states = [values[i] for i in self.cells.changed]
         away = {*self.cells.changed, *self.cells.trained}
         fixed = {
             "consts": [body.traced.consts for body in bodies.values()],
@@ -138,15 +138,21 @@ class SequenceRun:
         }
         trained = leaves_of(self.weights, values_of(self.weights))
         count = learner.running_index.value if self.split else NOT_COUNTED
-        found, at, results = compiled(
-            trained, fixed, moving, jnp.asarray(count), self.stream, own, [t.value for t in etraces]
+        computed, at, results = compiled(
+            trained,
+            fixed,
+            states,
+            jnp.asarray(count),
+            self.stream,
+            own,
+            [t.value for t in etraces],
         )
         write_leaves([self.states[i] for i in self.cells.changed], at.states)
         for state, value in zip(etraces, at.traces, strict=True):
             state.value = value
         if self.split:
             learner.running_index.value = at.count
-        return found, results
+        return computed, results
 
     def _per_call(self) -> frozenset[int]:
         """Results of a window without an axis of its steps."""
@@ -167,7 +173,7 @@ def sequence_run(
     splits: Mapping[int | None, Split] | None,
     one_by_one: bool,
 ) -> SequenceRun:
-    """Put the traced step functions of all windows together.
+    """The run of a sequence, from the traced step functions of all windows.
 
     Without `splits` these make real calls, and the traces are states like others.
     """

@@ -1,4 +1,4 @@
-"""What a rule is told besides the loss: keywords of a call, and a learning signal of its own."""
+"""What a rule takes besides the loss: keywords of a call, and a learning signal of its own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SignalMixin:
         """Refuse windows and signals that the rule has no place for."""
         reason = self.windows
         if reason is None and self.takes:
-            reason = "what a call gives the rule belongs to its steps"
+            reason = "what a call passes to the rule belongs to its steps"
         if reason is not None and self.vjp_method == "multi-step":
             raise value_error(
                 f"{type(self).__name__} has no windows (vjp_method='multi-step').",
@@ -59,8 +59,8 @@ class SignalMixin:
                 do="make it from D_RTRL, pp_prop or SnAp",
             )
 
-    def _told(self, extra: dict[str, PyTree]) -> dict[str, PyTree]:
-        """What the rule is given at a call."""
+    def _rule_inputs(self, extra: dict[str, PyTree]) -> dict[str, PyTree]:
+        """The rule's inputs at a call."""
         return {**extra, OWN: self.signal_values()} if self._has_signal else extra
 
     @contextmanager
@@ -77,7 +77,7 @@ class SignalMixin:
         return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
-        """Refuse a call that does not give the rule what it needs."""
+        """Refuse a call without what the rule needs."""
 
     def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """The keyword arguments of the model, and those that are for the rule."""

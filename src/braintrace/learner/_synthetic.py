@@ -109,14 +109,14 @@ def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Array], V
 
 
 def guessed(
-    groups: Sequence[HiddenGroup], synthesizer: SyntheticGradient, given: PyTree, hidden: PyTree
+    groups: Sequence[HiddenGroup], synthesizer: SyntheticGradient, theta: PyTree, hidden: PyTree
 ) -> tuple[Array, ...]:
     """The guessed gradient by every hidden leaf."""
     states = {g.index: g.concat_hidden([hidden[i] for i in g.leaves]) for g in groups}
-    found = synthesizer.apply(given, states)
+    guesses = synthesizer.apply(theta, states)
     out: list[Array] = [jnp.zeros_like(h) for h in hidden]
     for g in groups:
-        for i, array in zip(g.leaves, g.split_hidden(found[g.index]), strict=True):
+        for i, array in zip(g.leaves, g.split_hidden(guesses[g.index]), strict=True):
             out[i] = array
     return tuple(out)
 
@@ -193,8 +193,8 @@ def train_synthetic_gradient(
         losses = []
         hidden: PyTree = ()
         for start in range(0, length, chunk_size):
-            piece = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
-            call = unwrap((tuple(MultiStepData(a) for a in piece), {}))
+            window = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
+            call = unwrap((tuple(MultiStepData(a) for a in window), {}))
             info, graph = learner.executor.trace(*call.step[0])
             if graph not in compiled:
                 loss_at = lambda outs, tree=info.out_tree: loss_of(jax.tree.unflatten(tree, outs))
@@ -220,8 +220,8 @@ def _target(graph, call, synthesizer, loss_at, theta, values) -> tuple[Values, A
 
     def later(hidden):
         outs, last = run_window(graph, replace(values, hidden=hidden), call)
-        still = lax.stop_gradient(last.hidden)
-        pairs = zip(guessed(graph.groups, synthesizer, theta, still), last.hidden, strict=True)
+        constant = lax.stop_gradient(last.hidden)
+        pairs = zip(guessed(graph.groups, synthesizer, theta, constant), last.hidden, strict=True)
         return loss_at(outs) + sum((jnp.sum(g * h) for g, h in pairs), jnp.zeros(())), last
 
     target, last = jax.grad(later, has_aux=True)(tuple(values.hidden))

@@ -45,9 +45,9 @@ class TraceViewsMixin:
         a weight is followed to several units.
 
         Raises:
-            AttributeError: the rule keeps something else.
+            AttributeError: the rule stores something else.
         """
-        self._check_kept("etrace_bwg", "per_param")
+        self._check_stored("etrace_bwg", "per_param")
         return MappingProxyType(
             {
                 (id(r.y_var), g.index): TraceView(
@@ -63,9 +63,9 @@ class TraceViewsMixin:
         """Filtered inputs of the operators, by `id(relation.x_var)`.
 
         Raises:
-            AttributeError: the rule keeps something else.
+            AttributeError: the rule stores something else.
         """
-        self._check_kept("etrace_xs", "io_factorized")
+        self._check_stored("etrace_xs", "io_factorized")
         pairs = self._by_relation()
         return MappingProxyType({id(r.x_var): TraceView(t["x"]) for r, t in pairs if "x" in t})
 
@@ -76,9 +76,9 @@ class TraceViewsMixin:
         Each is an array (*y.shape, S), S the states of a unit of the group.
 
         Raises:
-            AttributeError: the rule keeps something else.
+            AttributeError: the rule stores something else.
         """
-        self._check_kept("etrace_dfs", "io_factorized")
+        self._check_stored("etrace_dfs", "io_factorized")
         return MappingProxyType(
             {
                 (id(r.y_var), f"hidden_group_{g.index}"): TraceView(_of_group(r, g, t["f"]))
@@ -91,13 +91,13 @@ class TraceViewsMixin:
         relations = self.graph.hidden_param_op_relations
         return list(zip(relations, (t.value for t in self.etraces.values()), strict=True))
 
-    def _check_kept(self, name: str, kind: str) -> None:
-        kept = "" if self.config is None else self.config.trace_factorization
-        if kept != kind:
+    def _check_stored(self, name: str, kind: str) -> None:
+        stored = "" if self.config is None else self.config.trace_factorization
+        if stored != kind:
             raise AttributeError(
                 message(
                     f"{type(self).__name__} has no {name}.",
-                    why=f"its rule keeps {_KINDS.get(kept, 'something else')}",
+                    why=f"its rule stores {_KINDS.get(stored, 'something else')}",
                     do="read what it stores in learner.etraces, or learner.get_etrace_of(weight)",
                 )
             )
@@ -125,8 +125,8 @@ def _of_group(
     columns = []
     for component in g.components:
         here = number == component
-        found = np.flatnonzero(here.any(axis=(0, 1)))
-        columns += [only(int(k), here[..., k]) for k in found]
-        if not len(found):
+        slots_here = np.flatnonzero(here.any(axis=(0, 1)))
+        columns += [only(int(k), here[..., k]) for k in slots_here]
+        if not len(slots_here):
             columns.append(jnp.zeros_like(eps[..., 0]))
     return jnp.stack(columns, -1)
