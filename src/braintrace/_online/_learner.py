@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ from ._tree import is_weak, shape_of, split, strong
 Array = jax.Array
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Carry:
     """What goes from step to step: the user's state, the traces, and a count of steps.
@@ -46,9 +47,6 @@ class Carry:
     state: PyTree
     traces: list[PyTree]
     steps: Any
-
-
-jax.tree_util.register_dataclass(Carry, data_fields=["state", "traces", "steps"], meta_fields=[])
 
 
 def online(
@@ -116,6 +114,7 @@ def online(
     return Online(step, value, window, strict, limit, policy, marked_only)
 
 
+@dataclass(eq=False, repr=False)
 class Online:
     """A step function as an online learner, see `braintrace.online`.
 
@@ -124,21 +123,15 @@ class Online:
     gradient; by the carry it is zero.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., PyTree],
-        rule: LearningRule,
-        window: int | None,
-        strict: bool,
-        memory_limit: int | None,
-        control_flow: ControlFlowPolicy | None,
-        marked_only: bool,
-    ):
-        self.step, self.rule, self.window = step, rule, window
-        self.strict, self.memory_limit, self.control_flow = strict, memory_limit, control_flow
-        self.marked_only = marked_only
-        self._plans: dict[Signature, Plan] = {}
-        self._last: Plan | None = None
+    step: Callable[..., PyTree]
+    rule: LearningRule
+    window: int | None
+    strict: bool
+    memory_limit: int | None
+    control_flow: ControlFlowPolicy | None
+    marked_only: bool
+    _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
+    _last: Plan | None = field(default=None, init=False)
 
     # ------------------------------------------------------------------------------- tracing
 

@@ -7,7 +7,7 @@ cut; a step is a call of one. All of it is a pure function of arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -24,6 +24,7 @@ Tick = Callable[[int], None]
 WAITING = 8  # steps that wait beside a trace before they are folded in
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
@@ -33,6 +34,7 @@ class Position:
     count: Any
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Stream:
     """The arrays of a sequence with a leading axis of time, or of calls; without any it is one."""
@@ -53,17 +55,13 @@ class Stream:
         return jax.tree.map(lambda a: a[start:stop], self)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Arrays to differentiate by, and whatever else stays the same over a sequence."""
 
     trained: list[Array]
     fixed: PyTree
-
-
-for _record in (Position, Stream, Weights):
-    _names = [f.name for f in fields(_record)]
-    jax.tree_util.register_dataclass(_record, data_fields=_names, meta_fields=[])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
@@ -23,6 +23,7 @@ Array = jax.Array
 Loss = Callable[..., tuple[Array, PyTree]]  # (out, *targets) -> (loss, aux)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Arrays:
     """The arrays that the steps of a sequence read, each with a leading axis of time."""
@@ -35,11 +36,6 @@ class Arrays:
     def length(self) -> int:
         leaves = jax.tree.leaves(self)
         return leaves[0].shape[0] if leaves else 1
-
-
-jax.tree_util.register_dataclass(
-    Arrays, data_fields=[f.name for f in fields(Arrays)], meta_fields=[]
-)
 
 
 def run_steps(

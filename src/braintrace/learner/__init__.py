@@ -4,7 +4,6 @@ from .._precision import brainstate as _loaded  # noqa: F401
 from ..checkpoint import Checkpoint as Checkpoint
 from ..frontend import floating as floating
 from ..rules import ETraceConfig as ETraceConfig
-from ._algorithm import EligibilityTrace as EligibilityTrace
 from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ._compile import ETraceVmap as ETraceVmap
@@ -47,3 +46,4 @@ from ._sequences import check_takes as check_takes
 from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient
 from ._synthetic import train_synthetic_gradient as train_synthetic_gradient
+from ._views import EligibilityTrace as EligibilityTrace

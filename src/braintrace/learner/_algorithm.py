@@ -30,7 +30,6 @@ from ..frontend import (
     placeholder_call,
 )
 from ..graph import (
-    MOST_ENTRIES,
     ControlFlowPolicy,
     Graph,
     Outside,
@@ -39,7 +38,7 @@ from ..graph import (
 )
 from ..report import CompilationReport
 from ..rules import (
-    ETraceConfig,
+    LearningRule,
     Rule,
     by_group,
     check_limit,
@@ -75,14 +74,10 @@ from ._reset import (
 )
 from ._run import RunInfo
 from ._signal import SignalMixin
-from ._views import TraceViewsMixin
+from ._views import EligibilityTrace, TraceViewsMixin
 
 Array = jax.Array
 Instead = Callable[..., tuple[list[Array], Values]]  # (rule, graph, call, values, extra, names)
-
-
-class EligibilityTrace(brainstate.ShortTermState):
-    """The trace of one relation: a dict of arrays."""
 
 
 class ETraceAlgorithm(
@@ -98,32 +93,29 @@ class ETraceAlgorithm(
     def __init__(
         self,
         model: brainstate.nn.Module,
-        rule: Rule,
-        *,
+        rule: LearningRule,
         name: str | None = None,
         vjp_method: str = "single-step",
-        crossings: int | None = None,
-        snap_max_jacobian_elements: int = MOST_ENTRIES,
-        memory_limit: int | None = None,
-        config: ETraceConfig | None = None,
         control_flow: ControlFlowPolicy | None = None,
+        memory_limit: int | None = None,
     ):
         super().__init__(name=name)
-        self.config = config
+        self.learning_rule, self.config = rule, rule.config
         self.vjp_method = check_vjp_method(vjp_method)
-        self._check_signal(rule)
+        self.takes = tuple(dict.fromkeys((*type(self).takes, *rule.takes)))
+        self.windows = rule.no_windows or type(self).windows
+        self._check_signal()
         self.executor = ETraceVjpGraphExecutor(
             model,
             self.vjp_method,
-            crossings is not None,
-            None if crossings is None else crossings + 1,
-            snap_max_jacobian_elements,
+            rule.crossings is not None,
+            None if rule.crossings is None else rule.crossings + 1,
+            rule.most_entries,
             control_flow,
-            rule.folds,
+            rule.record.folds,
         )
-        self.memory_limit = check_limit(memory_limit)
+        self.memory_limit = check_limit(rule.memory_limit if memory_limit is None else memory_limit)
         self.model4compile = model
-        self.rule = rule
         self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
@@ -137,13 +129,10 @@ class ETraceAlgorithm(
     @property
     def rule(self) -> Rule:
         """The rule, with this learner's own signal if it has one."""
+        record = self.learning_rule.record
         if self._overrides_signal:
-            return with_signal(self._rule, by_group(self.learning_signal))
-        return self._rule
-
-    @rule.setter
-    def rule(self, rule: Rule) -> None:
-        self._rule = rule
+            return with_signal(record, by_group(self.learning_signal))
+        return record
 
     # ------------------------------------------------------------------------------ compiling
 
@@ -177,14 +166,11 @@ class ETraceAlgorithm(
             analysis = self.executor.graph.analysis
             check_relations(analysis, self.rule.per_parameter, FOR_MODULES)
             self.batch_size = shared_batch(self.executor.graph, self._example)
-            self._check_graph()
+            self.learning_rule.check_groups(analysis.groups)
             self.init_etrace_state()
         except BaseException:
             self.executor.forget()
             raise
-
-    def _check_graph(self) -> None:
-        """Refuse a graph that does not fit the rule."""
 
     def init_etrace_state(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Allocate zero traces for the compiled graph."""
@@ -391,9 +377,8 @@ class ETraceAlgorithm(
             return f"{name} of {model}, not compiled"
         size = sum(a.nbytes for t in self.etraces.values() for a in jax.tree.leaves(t.value))
         options = f"vjp_method={self.vjp_method}, batch_size={self.batch_size}"
-        rule = "" if self.config is None else f"{self.config.describe()}, "
         return (
-            f"{name} of {model}: {rule}{options}\n"
+            f"{name} of {model}: {self.config.describe()}, {options}\n"
             f"  {self.report.picture.summary}\n  {size:,} bytes of traces"
         )
 

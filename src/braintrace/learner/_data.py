@@ -13,34 +13,20 @@ from .._jaxpr import PyTree
 Array = jax.Array
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class SingleStepData:
     """An argument of one step; in a window it is reused at every step."""
 
     data: PyTree
 
-    def tree_flatten(self):
-        return (self.data,), None
 
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*children)
-
-
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class MultiStepData:
     """An argument whose leading axis counts the steps of a window."""
 
     data: PyTree
-
-    def tree_flatten(self):
-        return (self.data,), None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*children)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import brainstate
 
@@ -119,24 +119,6 @@ class RuleLearner(ETraceVjpAlgorithm):
         cls.__init__ = __init__  # type: ignore[method-assign]
         cls.__doc__ = _documented(cls, list(signature.parameters)[1:])
 
-    if TYPE_CHECKING:  # each class has the arguments of its rule
-
-        def __init__(self, model: brainstate.nn.Module, *args: PyTree, **arguments: Any): ...
-
-    else:
-
-        def __init__(
-            self,
-            model: brainstate.nn.Module,
-            rule: LearningRule,
-            name: str | None = None,
-            vjp_method: str = "single-step",
-            control_flow: Any = None,
-            memory_limit: int | None = None,
-        ):
-            learner = {"name": name, "vjp_method": vjp_method, "control_flow": control_flow}
-            self._set_up(model, rule, {**learner, "memory_limit": memory_limit})
-
     @classmethod
     def of(cls, model: brainstate.nn.Module, rule: LearningRule, **arguments: Any) -> Self:
         """The learner of a rule that is a value."""
@@ -154,21 +136,12 @@ class RuleLearner(ETraceVjpAlgorithm):
     def _set_up(
         self, model: brainstate.nn.Module, rule: LearningRule, arguments: dict[str, Any]
     ) -> None:
-        limit, entries = (arguments.get(k) for k in ("memory_limit", "snap_max_jacobian_elements"))
-        self.learning_rule, self._signal_of_group = rule, rule.signal
-        self.takes = tuple(dict.fromkeys((*type(self).takes, *rule.takes)))
-        self.windows = rule.no_windows or type(self).windows
-        super().__init__(
-            model,
-            rule.record,
-            name=arguments.get("name"),
-            vjp_method=arguments.get("vjp_method", self._default("vjp_method")),
-            crossings=rule.crossings,
-            snap_max_jacobian_elements=rule.most_entries if entries is None else entries,
-            memory_limit=rule.memory_limit if limit is None else limit,
-            config=rule.config,
-            control_flow=arguments.get("control_flow"),
-        )
+        entries = arguments.get("snap_max_jacobian_elements")
+        rule = rule if entries is None else replace(rule, most_entries=entries)
+        names = ("name", "vjp_method", "control_flow", "memory_limit")
+        own = {"vjp_method": self._default("vjp_method")}
+        own |= {k: arguments[k] for k in names if k in arguments}
+        ETraceVjpAlgorithm.__init__(self, model, rule, **own)
         for name in getattr(self, "_attributes", ()):
             value = arguments.get(name, rule.options.get(name, self._default(name)))
             setattr(self, name, self._attribute(name, value))
@@ -186,18 +159,6 @@ class RuleLearner(ETraceVjpAlgorithm):
         if value is None or not kind.startswith(("float", "int")):
             return value
         return float(value) if kind.startswith("float") else int(value)
-
-    # ------------------------------------------------------------------- what comes with a call
-
-    def _check_graph(self) -> None:
-        self.learning_rule.check_groups(self.graph.hidden_groups)
-
-    def _check_extra(self, extra: dict[str, PyTree]) -> None:
-        self.learning_rule.check_call(self.graph.hidden_groups, extra)
-
-    def signal_values(self) -> dict[str, PyTree]:
-        """Arrays that the learning signal finds in `extra`, as they are at each call."""
-        return dict(self.learning_rule.values)
 
 
 class TracesLearner(RuleLearner):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
 
@@ -12,7 +11,8 @@ from .._errors import type_error, value_error
 from .._jaxpr import PyTree
 from ..engine import OWN
 from ..graph import HiddenGroup
-from ..rules import OfGroup, Rule
+from ..rules import LearningRule
+from ._executor import ETraceVjpGraphExecutor
 
 Array = jax.Array
 
@@ -24,10 +24,9 @@ class SignalMixin:
     signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
     windows: str | None = None  # why windows are refused, if they are
     vjp_method: str
+    learning_rule: LearningRule
+    executor: ETraceVjpGraphExecutor
     _names: tuple[str, ...] = ()
-
-    _signal_of_group: OfGroup | None = None  # the rule's own
-    _rule: Rule
 
     @property
     def _overrides_signal(self) -> bool:
@@ -35,13 +34,13 @@ class SignalMixin:
 
     @property
     def _has_signal(self) -> bool:
-        return self._overrides_signal or self._rule.signal is not None
+        return self._overrides_signal or self.learning_rule.record.signal is not None
 
     @property
     def _has_own_signal(self) -> bool:
         return self._has_signal
 
-    def _check_signal(self, rule: Any) -> None:
+    def _check_signal(self) -> None:
         """Refuse windows and signals that the rule has no place for."""
         reason = self.windows
         if reason is None and self.takes:
@@ -52,7 +51,7 @@ class SignalMixin:
                 why=f"{reason}; inside a window reverse mode is the only signal",
                 do="use vjp_method='single-step'",
             )
-        if self._overrides_signal and not rule.takes_signal:
+        if self._overrides_signal and not self.learning_rule.record.takes_signal:
             raise type_error(
                 f"{type(self).__name__} has a learning signal and no trace for it.",
                 why="this rule carries derivatives to the loss, not traces to a signal",
@@ -78,6 +77,7 @@ class SignalMixin:
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
         """Refuse a call without what the rule needs."""
+        self.learning_rule.check_call(self.executor.graph.hidden_groups, extra)
 
     def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """The keyword arguments of the model, and those that are for the rule."""
@@ -101,9 +101,9 @@ class SignalMixin:
             extra: what the learner was called with by the names in `takes`, with a leading axis of
                 steps; and `signal_values()`, without one.
         """
-        of_group = self._signal_of_group
+        of_group = self.learning_rule.signal
         return cotangent if of_group is None else of_group(group, cotangent, state, extra)
 
     def signal_values(self) -> dict[str, PyTree]:
-        """Arrays that `learning_signal` finds in `extra`, as they are at each call."""
-        return {}
+        """Arrays that `learning_signal` reads from `extra`, as they are at each call."""
+        return dict(self.learning_rule.values)

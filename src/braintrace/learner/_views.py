@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from .._errors import message
 from .._jaxpr import PyTree
 from ..graph import HiddenGroup, HiddenParamOpRelation
+from ..rules import ETraceConfig
+from ._executor import ETraceVjpGraphExecutor
 
 Array = jax.Array
 _KINDS = {
@@ -29,12 +31,16 @@ class TraceView:
     value: PyTree
 
 
+class EligibilityTrace(brainstate.ShortTermState):
+    """The trace of one relation: a dict of arrays."""
+
+
 class TraceViewsMixin:
     """Read-only views of the traces."""
 
-    etraces: dict[str, Any]
-    config: Any
-    graph: Any
+    etraces: dict[str, EligibilityTrace]
+    config: ETraceConfig
+    executor: ETraceVjpGraphExecutor
 
     @property
     def etrace_bwg(self) -> Mapping[tuple[int, int], TraceView]:
@@ -87,12 +93,12 @@ class TraceViewsMixin:
             }
         )
 
-    def _by_relation(self) -> list[tuple[HiddenParamOpRelation, Any]]:
-        relations = self.graph.hidden_param_op_relations
+    def _by_relation(self) -> list[tuple[HiddenParamOpRelation, PyTree]]:
+        relations = self.executor.graph.hidden_param_op_relations
         return list(zip(relations, (t.value for t in self.etraces.values()), strict=True))
 
     def _check_stored(self, name: str, kind: str) -> None:
-        stored = "" if self.config is None else self.config.trace_factorization
+        stored = self.config.trace_factorization
         if stored != kind:
             raise AttributeError(
                 message(
