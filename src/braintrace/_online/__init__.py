@@ -23,4 +23,5 @@ from ._loop import run_gradient as run_gradient
 from ._loop import run_outputs as run_outputs
 from ._loop import run_updates as run_updates
 from ._loop import window_sizes as window_sizes
+from ._plan import traces_of as traces_of
 from ._progress import ticking as ticking

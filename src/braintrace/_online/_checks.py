@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import (
-    CompilationError,
-    message,
-    not_supported,
-    type_error,
-    value_error,
-)
+from .._errors import CompilationError, message, not_supported, type_error, value_error
 from .._jaxpr import PyTree, deep_equations, is_traced
 from ..graph import DiagnosticKind, Graph, ParameterReport, bits_of
 from ._blocks import nbytes

@@ -15,7 +15,7 @@ from .._jaxpr import PyTree, flatten, is_traced, prune
 from ..engine import Values
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, Traces, analyse, certify
 from ..report import CompilationReport, uses_of
-from ..rules import LearningRule, credit_of
+from ..rules import ETraceConfig, LearningRule, Rule, credit_of
 from ._checks import check_memory, check_relations, check_result, check_states
 from ._tree import Layout
 
@@ -65,14 +65,7 @@ class Plan:
     def report(self) -> CompilationReport:
         """How every parameter is learned."""
         record = self.rule.record
-        traces = Traces(
-            self.trace_shapes,
-            record.per_parameter,
-            record.approximates,
-            record.complete,
-            record.feedback is not None,
-            credit_of(record, self.rule.config, self.windows),
-        )
+        traces = traces_of(record, self.rule.config, self.trace_shapes, self.windows)
         graph = self.graph
         others = [leaf.path for leaf in graph.step.others]
         parameters = certify(graph, traces)
@@ -84,6 +77,18 @@ class Plan:
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.trace_shapes)
+
+
+def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows: bool) -> Traces:
+    """What a rule stores, for the report."""
+    return Traces(
+        shapes,
+        record.per_parameter,
+        record.approximates,
+        record.complete,
+        record.feedback is not None,
+        credit_of(record, config, windows),
+    )
 
 
 def make_plan(

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._errors import dotted, value_error
 from .._jaxpr import PyTree, deep_equations
-from .._online import check_memory, check_relations
+from .._online import check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
@@ -29,22 +29,9 @@ from ..frontend import (
     outside,
     placeholder_call,
 )
-from ..graph import (
-    ControlFlowPolicy,
-    Graph,
-    Outside,
-    Path,
-    Traces,
-)
+from ..graph import ControlFlowPolicy, Graph, Outside, Path
 from ..report import CompilationReport
-from ..rules import (
-    LearningRule,
-    Rule,
-    by_group,
-    check_limit,
-    credit_of,
-    with_signal,
-)
+from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
 from ._checks import (
     FOR_MODULES,
     USE_LESS_MEMORY,
@@ -241,7 +228,6 @@ class ETraceAlgorithm(
 
     def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
         single, rule = self.vjp_method == "single-step", self.rule
-
         length = call.length or 1
         axes = TimeAxes(
             length,
@@ -395,16 +381,9 @@ class ETraceAlgorithm(
         if not self.is_compiled:
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
+        windows = self.vjp_method == "multi-step"
         return self.graph.report_on(
-            Traces(
-                shapes,
-                self.rule.per_parameter,
-                self.rule.approximates,
-                self.rule.complete,
-                self.rule.feedback is not None,
-                credit_of(self.rule, self.config, self.vjp_method == "multi-step"),
-            ),
-            self._outside,
+            traces_of(self.rule, self.config, shapes, windows), self._outside
         )
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:

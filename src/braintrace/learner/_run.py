@@ -23,15 +23,7 @@ from .._online import (
     run_outputs,
     run_updates,
 )
-from ..frontend import (
-    Split,
-    Traced,
-    leaves_of,
-    states_of,
-    values_of,
-    write_leaves,
-    write_weights,
-)
+from ..frontend import Split, Traced, leaves_of, states_of, values_of, write_leaves, write_weights
 from ._optimizers import Optimizer
 from ._step import CallBody, Cells, SplitBody
 
