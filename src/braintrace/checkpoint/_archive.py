@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +26,7 @@ try:
 except ImportError:  # not there on every system; an open file cannot be removed on those
     fcntl = None  # type: ignore[assignment]
 
+Json: TypeAlias = dict[str, Any]  # an object of the header
 MAGIC = b"braintrace\r\n\x1a\0"
 VERSION = 1
 ALIGN = 64
@@ -33,7 +34,7 @@ _PROLOGUE = struct.Struct("<14sHQ")
 _DIGEST = hashlib.sha256().digest_size
 
 
-def write(path: str | os.PathLike, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+def write(path: str | os.PathLike, header: Json, arrays: Sequence[np.ndarray]) -> None:
     """Put the file in place of an older one; whoever reads `path` sees either, whole.
 
     The bytes go to a file beside it and reach the disk before it takes the name; then the folder
@@ -80,7 +81,7 @@ def write(path: str | os.PathLike, header: dict[str, Any], arrays: Sequence[np.n
             os.close(folder)
 
 
-def read(path: str | os.PathLike) -> tuple[dict[str, Any], list[np.ndarray]]:
+def read(path: str | os.PathLike) -> tuple[Json, list[np.ndarray]]:
     """The header and the arrays.
 
     Raises:
@@ -122,7 +123,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], list[np.ndarray]]:
     return header, [_array(data, body, entry) for entry in header["arrays"]]
 
 
-def _parts(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
+def _parts(header: Json, arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
     entries, at = [], 0
     for a in arrays:
         entries.append({"dtype": a.dtype.name, "shape": list(a.shape), "at": at})
@@ -137,7 +138,7 @@ def _parts(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> Iterator[mem
         yield memoryview(bytes(_aligned(a.nbytes) - a.nbytes))
 
 
-def _array(data: bytes, body: int, entry: dict[str, Any]) -> np.ndarray:
+def _array(data: bytes, body: int, entry: Json) -> np.ndarray:
     dtype, shape = jnp.dtype(entry["dtype"]), tuple(entry["shape"])
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(data, dtype, count, body + entry["at"]).reshape(shape)

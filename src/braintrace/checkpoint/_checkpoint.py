@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import jax.tree_util as jtu
 import numpy as np
 
 from .._errors import message, type_error, value_error
+from .._jaxpr import PyTree
 from .._version import __version__
-from ._archive import read, write
-from ._contents import Name, identity, states_in
+from ._archive import Json, read, write
+from ._contents import Learner, Name, identity, states_in
 from ._leaves import decoded, described, described_as, differences, encoded, is_leaf
 from ._optimizer import to_load, to_save
 from ._structure import packed, unpacked
@@ -34,7 +35,7 @@ class Checkpoint:
     """
 
     step: int | None
-    extra: Any
+    extra: PyTree
     optimizer: Any = field(repr=False)
     version: str
 
@@ -42,11 +43,11 @@ class Checkpoint:
 class CheckpointMixin:
     """`save` and `load` of a learner."""
 
-    def _saved(self) -> tuple[Any, int | None]:
+    def _saved(self) -> tuple[Learner, int | None]:
         """The learner whose states count, and over how many samples it is mapped."""
         return self, None
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise type_error(
             f"a {type(self).__name__} cannot be pickled.",
             why="it holds compiled programs and functions of the rule",
@@ -54,7 +55,7 @@ class CheckpointMixin:
             "model again and learner.load(path). Within a process, copy.deepcopy works",
         )
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> Self:
         new = object.__new__(type(self))
         vars(new).update(vars(self))
         return new
@@ -65,7 +66,7 @@ class CheckpointMixin:
         *,
         optimizer: Any = None,
         step: int | None = None,
-        extra: Any = None,
+        extra: PyTree = None,
     ) -> None:
         """Write weights, states, traces, optimizer and random state into one file.
 
@@ -94,10 +95,10 @@ class CheckpointMixin:
         """
         learner, samples = self._saved()
         _check_compiled(learner, "saved")
-        entries: list[dict[str, Any]] = []
+        entries: list[Json] = []
         arrays: list[np.ndarray] = []
 
-        def put(value: Any) -> dict[str, Any]:
+        def put(value: PyTree) -> Json:
             spec, array = encoded(value)
             if array is not None:
                 spec["array"] = len(arrays)
@@ -181,19 +182,17 @@ class CheckpointMixin:
         return Checkpoint(header["step"], extra, state_of_optimizer, header["braintrace"])
 
 
-def _leaves(
-    name: Name, value: Any, put: Callable[[Any], dict[str, Any]], kind: str
-) -> list[dict[str, Any]]:
+def _leaves(name: Name, value: PyTree, put: Callable[[PyTree], Json], kind: str) -> list[Json]:
     flat, _ = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
     of = {"name": list(name), "state": kind}
     return [{**of, "leaf": jtu.keystr(key), **put(leaf)} for key, leaf in flat]
 
 
-def _shown(name: Name, key: Any) -> str:
+def _shown(name: Name, key: jtu.KeyPath) -> str:
     return ".".join(name) + jtu.keystr(key)
 
 
-def _step(step: Any) -> int | None:
+def _step(step: int | None) -> int | None:
     if step is None:
         return None
     if isinstance(step, bool) or not isinstance(step, int | np.integer):
@@ -205,7 +204,7 @@ def _step(step: Any) -> int | None:
     return int(step)
 
 
-def _check_compiled(learner: Any, done: str) -> None:
+def _check_compiled(learner: Learner, done: str) -> None:
     if not learner.is_compiled:
         raise value_error(
             f"{type(learner).__name__} is {done} before it is compiled.",
@@ -215,7 +214,7 @@ def _check_compiled(learner: Any, done: str) -> None:
         )
 
 
-def _others(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def _others(saved: Json, here: Json) -> list[str]:
     """How the learner that wrote a file differs from another, option by option."""
     return [
         f"option {name}: {saved.get(name)!r} in the file, {here.get(name)!r} here"

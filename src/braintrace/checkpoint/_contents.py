@@ -6,22 +6,25 @@ import dataclasses
 import hashlib
 import inspect
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import numpy as np
 
+from .._jaxpr import PyTree
+from ._archive import Json
 from ._leaves import encoded
 
 Name = tuple[str, ...]
+Learner: TypeAlias = Any  # learners import this package
 # Of the constructor, these change neither the traces nor the gradient, or follow from shapes.
 _IDLE = {"self", "model", "name", "rule", "config", "vjp_method", "memory_limit", "kwargs",
          "fast_solve", "chunked_trace", "control_flow", "snap_max_jacobian_elements",
          "options", "synthesizer", "trace_dtype"}  # fmt: skip
 
 
-def states_in(learner: Any) -> dict[Name, brainstate.State]:
+def states_in(learner: Learner) -> dict[Name, brainstate.State]:
     """All states but the optimizer's, by name: of the model, the learner, and the random numbers.
 
     Args:
@@ -41,7 +44,7 @@ def states_in(learner: Any) -> dict[Name, brainstate.State]:
     return states
 
 
-def identity(learner: Any, samples: int | None) -> dict[str, Any]:
+def identity(learner: Learner, samples: int | None) -> Json:
     """What shapes the traces and gradients of a learner, in words of JSON, by name.
 
     Args:
@@ -64,7 +67,7 @@ def identity(learner: Any, samples: int | None) -> dict[str, Any]:
     return out
 
 
-def _word(value: Any) -> Any:
+def _word(value: PyTree) -> Any:
     """A value that can be compared after it was written; an array by its checksum."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such numbers

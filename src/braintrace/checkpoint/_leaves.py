@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
 from .._errors import type_error, value_error
-from .._jaxpr import is_traced
+from .._jaxpr import PyTree, is_traced
+from ._archive import Json
 
-Spec = dict[str, Any]
+Spec = Json
 _PYTHON = {bool: "bool", int: "int", float: "float", complex: "complex", str: "str"}
 
 
-def is_leaf(value: Any) -> bool:
+def is_leaf(value: PyTree) -> bool:
     """Whether a pytree is not followed further: None counts, and a quantity is one value."""
     return value is None or isinstance(value, u.Quantity)
 
 
-def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
+def encoded(value: PyTree) -> tuple[Spec, np.ndarray | None]:
     """What a value is, in words of JSON, and its array if it has one.
 
     Raises:
@@ -52,7 +51,7 @@ def encoded(value: Any) -> tuple[Spec, np.ndarray | None]:
     )
 
 
-def check_concrete(value: Any) -> None:
+def check_concrete(value: PyTree) -> None:
     """Refuse a value that is a placeholder."""
     if is_traced(value):
         raise value_error(
@@ -62,7 +61,7 @@ def check_concrete(value: Any) -> None:
         )
 
 
-def decoded(spec: Spec, array: np.ndarray | None, like: Any = None) -> Any:
+def decoded(spec: Spec, array: np.ndarray | None, like: PyTree = None) -> PyTree:
     """The value again, on the devices that `like` is on."""
     if "unit" in spec:
         inner = {k: v for k, v in spec.items() if k != "unit"}
@@ -78,12 +77,13 @@ def decoded(spec: Spec, array: np.ndarray | None, like: Any = None) -> Any:
             return np.array(array)
         case "key":
             return jax.random.wrap_key_data(jnp.array(array), impl=spec["impl"])
+    assert array is not None
     new = _weak(array) if spec["weak"] else jnp.array(array)
     spread = isinstance(like, jax.Array) and like.sharding != new.sharding
     return jax.device_put(new, like.sharding) if spread else new
 
 
-def described(value: Any) -> Spec:
+def described(value: PyTree) -> Spec:
     """What must agree for a value to take another's place: sort, shape, type and unit."""
     check_concrete(value)
     if isinstance(value, u.Quantity):
@@ -128,13 +128,13 @@ def differences(wanted: Spec, saved: Spec) -> list[str]:
     return out
 
 
-def _number(shape: tuple[int, ...], dtype: Any) -> Spec:
+def _number(shape: tuple[int, ...], dtype: np.dtype) -> Spec:
     kinds = {"floating": "f", "integer": "i", "complexfloating": "c", "bool_": "b"}
     family = next((f for k, f in kinds.items() if jnp.issubdtype(dtype, getattr(jnp, k))), "?")
     return {"sort": "number", "shape": shape, "dtype": dtype.name, "family": family}
 
 
-def _weak(array: Any) -> Any:
+def _weak(array: np.ndarray) -> PyTree:
     """An array whose type gives way, as that of a Python number does."""
     zero = {"f": 0.0, "i": 0, "c": 0j}.get(_number(array.shape, array.dtype)["family"])
     blank = None if zero is None else jnp.full(array.shape, zero)
@@ -142,31 +142,31 @@ def _weak(array: Any) -> Any:
     return blank.at[...].set(array) if fits and blank is not None else jnp.array(array)
 
 
-def _text(value: Any) -> Any:
+def _text(value: PyTree) -> PyTree:
     """Exact in JSON, whatever the number."""
     if isinstance(value, float):
         return value.hex()
     return [value.real.hex(), value.imag.hex()] if isinstance(value, complex) else value
 
 
-def _value(kind: str, text: Any) -> Any:
+def _value(kind: str, text: PyTree) -> PyTree:
     if kind == "float":
         return float.fromhex(text)
     return complex(*map(float.fromhex, text)) if kind == "complex" else text
 
 
-def _unit(unit: Any) -> Spec:
+def _unit(unit: u.Unit) -> Spec:
     sizes = {"scale": unit.scale, "base": unit.base, "factor": unit.factor}
     numbers = {k: float(v).hex() for k, v in sizes.items()}
     return {"name": str(unit), "dimensions": [float(d) for d in unit.dim._dims], **numbers}
 
 
-def _measure(spec: Spec | None) -> Any:
+def _measure(spec: Spec | None) -> PyTree:
     """A unit without its name, which may be spelled in several ways."""
     return spec and {k: v for k, v in spec.items() if k != "name"}
 
 
-def _unit_of(spec: Spec) -> Any:
+def _unit_of(spec: Spec) -> PyTree:
     dim = u.get_or_create_dimension(spec["dimensions"])
     sizes = {k: float.fromhex(spec[k]) for k in ("scale", "base", "factor")}
     return u.Unit(dim, **sizes, name=spec["name"], dispname=spec["name"])

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 
 from .._errors import value_error
+from .._jaxpr import PyTree
 from ..frontend import values_of, weights_of
-from ._contents import Name, states_in
+from ._contents import Learner, Name, states_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class Optimizer:
 
     kind: str | None
     states: dict[Name, brainstate.State] = field(default_factory=dict)
-    tree: Any = None
-    finish: Callable[[Any], Any] = lambda tree: None
+    tree: PyTree = None
+    finish: Callable[[PyTree], PyTree] = lambda tree: None
 
 
-def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
+def to_save(holder: Learner, learner: Learner, optimizer: Any) -> Optimizer:
     """What `save` writes.
 
     Args:
@@ -64,7 +65,9 @@ def to_save(holder: Any, learner: Any, optimizer: Any) -> Optimizer:
     return Optimizer("tree", tree=start)
 
 
-def to_load(holder: Any, learner: Any, optimizer: Any, kind: str | None, path: Any) -> Optimizer:
+def to_load(
+    holder: Learner, learner: Learner, optimizer: Any, kind: str | None, path: str | os.PathLike
+) -> Optimizer:
     """What the optimizer in a file, of this kind, is for.
 
     Raises:
@@ -86,14 +89,14 @@ def to_load(holder: Any, learner: Any, optimizer: Any, kind: str | None, path: A
     if not _is_transformation(optimizer):
         return _held(learner, optimizer)
 
-    def adopt(tree: Any) -> Any:
+    def adopt(tree: PyTree) -> PyTree:
         holder.init_optimizer(optimizer)
         return _store(holder, tree)
 
     return Optimizer("tree", tree=_start(holder, optimizer), finish=adopt)
 
 
-def _held(learner: Any, optimizer: Any) -> Optimizer:
+def _held(learner: Learner, optimizer: Any) -> Optimizer:
     """An object with states inside, or a tree."""
     register = getattr(optimizer, "register_trainable_weights", None)
     if callable(register) and not getattr(optimizer, "param_states", None):
@@ -104,7 +107,7 @@ def _held(learner: Any, optimizer: Any) -> Optimizer:
     return Optimizer("tree", tree=optimizer, finish=lambda tree: tree)
 
 
-def _store(holder: Any, tree: Any) -> Any:
+def _store(holder: Learner, tree: PyTree) -> PyTree:
     if holder.optimizer_state is not None:  # some keep nothing
         holder.optimizer_state.value = tree
     return tree
@@ -115,18 +118,18 @@ def _is_transformation(optimizer: Any) -> bool:
     return all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
 
 
-def _start(holder: Any, optimizer: Any) -> Any:
+def _start(holder: Learner, optimizer: Any) -> PyTree:
     """Shapes of the state of an optax transformation."""
     weights = weights_of(None, holder.param_states)
     return jax.eval_shape(optimizer.init, values_of(weights))
 
 
-def states_under(thing: Any, apart: set[int]) -> dict[Name, brainstate.State]:
+def states_under(thing: PyTree, apart: set[int]) -> dict[Name, brainstate.State]:
     """The states that an object holds, by name, those with an id in `apart` left out."""
     states: dict[Name, brainstate.State] = {}
     visited = set(apart)
 
-    def walk(name: Name, value: Any) -> None:
+    def walk(name: Name, value: PyTree) -> None:
         if id(value) in visited:
             return
         if isinstance(value, brainstate.State):
@@ -139,7 +142,7 @@ def states_under(thing: Any, apart: set[int]) -> dict[Name, brainstate.State]:
     return states
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: PyTree) -> Iterator[tuple[str, PyTree]]:
     match value:
         case dict():
             yield from ((str(k), v) for k, v in value.items())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .._errors import type_error
+from .._jaxpr import PyTree
 
 
-def packed(value: Any, put: Callable[[Any], Any]) -> Any:
+def packed(value: PyTree, put: Callable[[PyTree], PyTree]) -> PyTree:
     """A value of dicts, lists and tuples in words of JSON; `put` takes what is in them.
 
     Raises:
@@ -28,7 +28,7 @@ def packed(value: Any, put: Callable[[Any], Any]) -> Any:
     return {"leaf": put(value)}
 
 
-def unpacked(value: Any, get: Callable[[Any], Any]) -> Any:
+def unpacked(value: PyTree, get: Callable[[PyTree], PyTree]) -> PyTree:
     """The value again; `get` undoes `put`."""
     ((kind, inside),) = value.items()
     match kind:
@@ -41,7 +41,7 @@ def unpacked(value: Any, get: Callable[[Any], Any]) -> Any:
     return get(inside)
 
 
-def _key(key: Any, put: Callable[[Any], Any]) -> Any:
+def _key(key: PyTree, put: Callable[[PyTree], PyTree]) -> PyTree:
     if not isinstance(key, str | int | float | tuple | None):
         raise type_error(
             f"extra has a key of type {type(key).__name__}.",

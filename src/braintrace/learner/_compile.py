@@ -17,6 +17,8 @@ import numpy as np
 from .._errors import not_supported, type_error, value_error
 from .._jaxpr import PyTree
 from ..checkpoint import CheckpointMixin
+from ..frontend import ETraceGraph
+from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from . import _presets
 from ._algorithm import ETraceAlgorithm
@@ -24,18 +26,6 @@ from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
-from ._presets import (
-    DECOLLE,
-    KFRTRL,
-    OSTTP,
-    RTRL,
-    STLLR,
-    UORO,
-    IODimVjpAlgorithm,
-    NoTrace,
-    ParamDimVjpAlgorithm,
-    ThreeFactor,
-)
 from ._reset import LAST, reinitialise
 from ._rule_learner import RuleLearner
 
@@ -48,25 +38,25 @@ RULES: dict[str, type[ETraceAlgorithm]] = {
 def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
     """The learner class for a rule with these coordinates."""
     by_signal = {
-        "modulatory": ThreeFactor,
-        "target_projection": OSTTP,
-        "local_loss": DECOLLE,
+        "modulatory": _presets.ThreeFactor,
+        "target_projection": _presets.OSTTP,
+        "local_loss": _presets.DECOLLE,
         "bootstrapped": DNI,
     }
     by_trace = {
-        "per_param": ParamDimVjpAlgorithm,
-        "io_factorized": IODimVjpAlgorithm,
-        "random_projection": UORO,
-        "kronecker": KFRTRL,
-        "everything": RTRL,
-        "paired": STLLR,
-        "none": NoTrace,
+        "per_param": _presets.ParamDimVjpAlgorithm,
+        "io_factorized": _presets.IODimVjpAlgorithm,
+        "random_projection": _presets.UORO,
+        "kronecker": _presets.KFRTRL,
+        "everything": _presets.RTRL,
+        "paired": _presets.STLLR,
+        "none": _presets.NoTrace,
     }
     return by_signal.get(config.learning_signal, by_trace[config.trace_factorization])
 
 
 def options_of(config: ETraceConfig) -> dict[str, PyTree]:
-    """Its arguments."""
+    """The arguments of that class."""
     kind = config.trace_factorization
     if kind == "paired":
         assert config.alphas is not None
@@ -82,7 +72,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
     vmapped_fn: Any
 
-    def _saved(self) -> tuple[Any, int | None]:
+    def _saved(self) -> tuple[ETraceAlgorithm, int | None]:
         return self.module, self._n_samples
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
@@ -95,16 +85,16 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
         return f"{type(self).__name__} over {self._n_samples} samples of\n{self.module!r}"
 
     @property
-    def report(self) -> Any:
+    def report(self) -> CompilationReport:
         """The compilation report of one sample."""
         return self.module.report
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> ETraceGraph:
         """The compiled graph of one sample."""
         return self.module.graph
 
-    def update(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def update(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """One step of every sample; axis 0 of all inputs counts the samples."""
         wrapped = (SingleStepData, MultiStepData)
         nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
@@ -126,7 +116,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
             )
 
     @property
-    def _learner(self) -> Any:
+    def _learner(self) -> ETraceAlgorithm:
         return self.module
 
     @contextlib.contextmanager
@@ -184,7 +174,7 @@ def compile(
     vmap: bool = False,
     strict: bool = False,
     unmarked: bool = False,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
 ) -> Any:
     """Initialise a model's states and turn it into an online learner.
@@ -274,7 +264,7 @@ def compile(
 def _mapped(
     new_learner: Callable[[], ETraceAlgorithm],
     model: brainstate.nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: tuple[PyTree, ...],
     batch_size: int | None,
 ) -> ETraceVmap:
     if batch_size is None:
@@ -309,7 +299,7 @@ def _check_batch_size(batch_size: Any) -> None:
         )
 
 
-def _check_samples(inputs: Any, n_samples: int) -> None:
+def _check_samples(inputs: PyTree, n_samples: int) -> None:
     for leaf in jax.tree.leaves(inputs):
         if np.shape(leaf)[:1] != (n_samples,):
             raise value_error(
