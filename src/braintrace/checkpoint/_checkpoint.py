@@ -43,9 +43,8 @@ class Checkpoint:
 class CheckpointMixin:
     """`save` and `load` of a learner."""
 
-    def _saved(self) -> tuple[Learner, int | None]:
-        """The learner whose states count, and over how many samples it is mapped."""
-        return self, None
+    _learner: Learner  # whose states are saved
+    _n_samples: int | None = None  # over which it is mapped
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise type_error(
@@ -93,7 +92,7 @@ class CheckpointMixin:
             >>> learner.load(path).step
             7
         """
-        learner, samples = self._saved()
+        learner, samples = self._learner, self._n_samples
         _check_compiled(learner, "saved")
         entries: list[Json] = []
         arrays: list[np.ndarray] = []
@@ -140,7 +139,7 @@ class CheckpointMixin:
             ValueError: it is no checkpoint, is damaged, or belongs to another model, rule or
                 optimizer; all differences are listed.
         """
-        learner, samples = self._saved()
+        learner, samples = self._learner, self._n_samples
         _check_compiled(learner, "loaded")
         header, arrays = read(path)
         get = lambda spec: None if "array" not in spec else arrays[spec["array"]]

@@ -56,10 +56,8 @@ def check_exact(report: CompilationReport, rule: str, among: Any = None) -> None
 
 def check_arguments(example: PyTree, called: PyTree) -> None:
     """Refuse arguments (trees of shapes) of other shapes or units than the compiled ones."""
-    want: Any = jax.tree.structure(example)
-    got: Any = jax.tree.structure(called)
-    shapes = lambda tree: [a.shape for a in jax.tree.leaves(tree)]
-    if want == got and shapes(called) == shapes(example):
+    layout = lambda tree: (jax.tree.structure(tree), [a.shape for a in jax.tree.leaves(tree)])
+    if layout(called) == layout(example):
         return
     do = (
         "call it with one step of these shapes; for another batch size call "
@@ -165,17 +163,13 @@ def _not_empty(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def _describe(tree: PyTree) -> str:
     args, kwargs = tree
-    parts = [_describe_one(a) for a in args] + [
-        f"{k}={_describe_one(v)}" for k, v in kwargs.items()
-    ]
-    return "(" + ", ".join(parts) + ")"
+    named = (f"{k}={_describe_one(v)}" for k, v in kwargs.items())
+    return f"({', '.join((*map(_describe_one, args), *named))})"
 
 
 def _describe_one(value: PyTree) -> str:
-    leaves = jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity))
     parts = []
-    for x in leaves:
-        inner = x.mantissa if isinstance(x, u.Quantity) else x
+    for x in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, u.Quantity)):
         unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
-        parts.append(f"{inner.dtype}{list(inner.shape)}{unit}")
+        parts.append(f"{x.dtype}{list(x.shape)}{unit}")
     return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"

@@ -71,9 +71,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
     vmapped_fn: Any
-
-    def _saved(self) -> tuple[ETraceAlgorithm, int | None]:
-        return self.module, self._n_samples
+    _n_samples: int
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
         # The mapped function holds on to the learner of its construction.

@@ -99,13 +99,11 @@ def _text(shapes: dict[int, tuple[int, ...]]) -> str:
 
 def strengthen(model: Any) -> None:
     """Make weakly typed states strong, as a step does: two types would be two compilations."""
+    is_weak = lambda leaf: getattr(leaf, "weak_type", False)
+    strong = lambda leaf: leaf.astype(leaf.dtype) if is_weak(leaf) else leaf
     for state in model.states().values():
-        if any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state.value)):
-            state.value = jax.tree.map(_strong, state.value)
-
-
-def _strong(leaf: Any) -> Any:
-    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+        if any(map(is_weak, jax.tree.leaves(state.value))):
+            state.value = jax.tree.map(strong, state.value)
 
 
 def reinitialise(model: Any, batch_size: int | None = None) -> None:

@@ -59,19 +59,12 @@ class SequenceRun:
 
     def outputs(self, options: Options) -> Any:
         """What the step function returns, along time; the states move on."""
-
-        def run(bodies, weights, at, stream, options, own):
-            return None, *run_outputs(bodies, weights, at, stream, options)
-
+        run = lambda *loop, own: (None, *run_outputs(*loop))
         return self._call("outputs", options, run)[1]
 
     def gradient(self, options: Options) -> tuple[list[Array], Any]:
         """The gradients by all arrays of the weights, and what the step function returns."""
-
-        def run(bodies, weights, at, stream, options, own):
-            return run_gradient(bodies, weights, at, stream, options)
-
-        return self._call("gradient", options, run)
+        return self._call("gradient", options, lambda *loop, own: run_gradient(*loop))
 
     def train(self, options: Options, optimizer: Optimizer, every: int) -> Any:
         """Update the weights every so many steps; returns what the step function returns."""
@@ -113,7 +106,7 @@ class SequenceRun:
 
         def loop(trained, fixed, states, count, stream, own, traces):
             at = Position(states, traces, count)
-            return run(bodies.__getitem__, Weights(trained, fixed), at, stream, options, own)
+            return run(bodies.__getitem__, Weights(trained, fixed), at, stream, options, own=own)
 
         etraces = list(learner.etraces.values()) if self.split else []
         compiled: Any = jax.jit(loop)
