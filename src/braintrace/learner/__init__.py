@@ -14,7 +14,6 @@ from ._dni import DNI as DNI
 from ._drivers import SequenceDriverMixin as SequenceDriverMixin
 from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
 from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
-from ._executor import check_vjp_method as check_vjp_method
 from ._helpers import FixedRandomFeedback as FixedRandomFeedback
 from ._helpers import GradExpon as GradExpon
 from ._helpers import KappaFilter as KappaFilter
