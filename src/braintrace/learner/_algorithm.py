@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
 from .._jaxpr import PyTree, deep_equations
@@ -22,6 +23,7 @@ from ..frontend import (
     ETraceGraph,
     Marker,
     Operands,
+    StateTree,
     Traced,
     check_read,
     is_placeholder,
@@ -182,7 +184,7 @@ class ETraceAlgorithm(
 
     # -------------------------------------------------------------------------------- calling
 
-    def update(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def update(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
         args, kwargs = self._unnamed(args, kwargs)
         if not self.is_compiled:
@@ -226,7 +228,7 @@ class ETraceAlgorithm(
         info.write("others", new.others)
         return jax.tree.unflatten(info.out_tree, outs)
 
-    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
+    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: PyTreeDef):
         single, rule = self.vjp_method == "single-step", self.rule
         length = call.length or 1
         axes = TimeAxes(
@@ -270,7 +272,7 @@ class ETraceAlgorithm(
     @contextmanager
     def _placing(self, called: list[bool], mappable: bool = False) -> Iterator[None]:
         def placed(
-            rule: Any, graph: Graph, call: Call, values: Values, extra: PyTree, names: Any
+            rule: Any, graph: Graph, call: Call, values: Values, extra: PyTree, names: PyTreeDef
         ) -> tuple[list[Array], Values]:
             called.append(True)
             marker = Marker(graph, call.timed, call.length, extra, names)
@@ -282,7 +284,7 @@ class ETraceAlgorithm(
         with self.instead(placed):
             yield
 
-    def _judge(self, traced: Traced | None, called: list[bool], weights: Any) -> bool:
+    def _judge(self, traced: Traced | None, called: list[bool], weights: StateTree) -> bool:
         """Certify a step function; whether weights are used in a way that blocks would credit.
 
         In a block, RTRL goes back through the steps after the one that uses a weight.

@@ -174,7 +174,7 @@ def compile(
     unmarked: bool = False,
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
-) -> Any:
+) -> PyTree:
     """Initialise a model's states and turn it into an online learner.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -77,7 +76,7 @@ def unwrap(arguments: PyTree) -> Call:
         )
     timed = [isinstance(n, MultiStepData) for n in nodes for _ in jax.tree.leaves(n)]
 
-    def first(n: Any) -> Any:
+    def first(n: PyTree) -> PyTree:
         if isinstance(n, MultiStepData):
             return jax.tree.map(first_entry, n.data)
         return n.data if isinstance(n, SingleStepData) else n
@@ -86,7 +85,7 @@ def unwrap(arguments: PyTree) -> Call:
     return Call(step, tuple(jax.tree.leaves(arguments)), tuple(timed), length)
 
 
-def first_entry(x: PyTree) -> Any:
+def first_entry(x: PyTree) -> PyTree:
     """The first entry along axis 0; of a shape, that of one entry."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)

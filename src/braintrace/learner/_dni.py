@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.tree_util import PyTreeDef
 
 from .._jaxpr import PyTree
 from ..engine import Values
@@ -72,7 +73,7 @@ class DNI(
         if not extra:
             raise no_synthesizer()
 
-    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: Any):
+    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: PyTreeDef):
         assert self.synthesizer is not None
         plain, synthesizer = super()._run(graph, call, extra, names), self.synthesizer
         traced = {i for r in graph.relations for v in r.site.leaves.values() for i in v}

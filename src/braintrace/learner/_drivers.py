@@ -16,6 +16,7 @@ from .._jaxpr import PyTree
 from .._online import Options, Stream, check_mask, sized_options, ticking, window_sizes
 from ..frontend import (
     Split,
+    StateTree,
     Traced,
     split_at_call,
     states_of,
@@ -66,7 +67,7 @@ class SequenceDriverMixin:
         step_fn: Callable[..., PyTree] | None = None,
         mask: PyTree = None,
         chunk_size: int | None = None,
-        weights: Any = None,
+        weights: StateTree = None,
         reduction: str = "mean",
         loss_output: str = "per_step",
         has_aux: bool = False,
@@ -75,7 +76,7 @@ class SequenceDriverMixin:
         memory_budget: int | None = None,
         keep_traces: bool = True,
         progress: bool = False,
-    ) -> Any:
+    ) -> PyTree:
         """Sum the online gradients of a sequence; memory does not grow with its length.
 
         The sequence is evaluated in blocks: the weights do not change within one, so the traces
@@ -143,11 +144,11 @@ class SequenceDriverMixin:
         update_every: int = 1,
         mask: PyTree = None,
         chunk_size: int | None = None,
-        weights: Any = None,
+        weights: StateTree = None,
         reduction: str = "mean",
         has_aux: bool = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> PyTree:
         """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
 
         Weights, states, traces and the state of the optimizer are left as they are after the last
@@ -192,7 +193,7 @@ class SequenceDriverMixin:
             losses, aux = run.train(Options(tick=tick, mean=reduction == "mean"), update, every)
         return (losses, aux) if has_aux else losses
 
-    def init_optimizer(self, optimizer: Any, weights: Any = None) -> None:
+    def init_optimizer(self, optimizer: Any, weights: StateTree = None) -> None:
         """Make the state of an optimizer, so that `etrace_train` can be called inside of `jit`.
 
         Args:
@@ -231,7 +232,7 @@ class SequenceDriverMixin:
         step_fn: Callable[..., PyTree] | None = None,
         chunk_size: int | None = None,
         return_outputs: bool = False,
-    ) -> Any:
+    ) -> PyTree:
         """Advance states and traces over a sequence without a loss.
 
         Args:
@@ -255,7 +256,12 @@ class SequenceDriverMixin:
     # --------------------------------------------------------------------------------- planning
 
     def _sequence(
-        self, step: Callable, stream: Stream, weights: Any, chunk: int, every: int | None = None
+        self,
+        step: Callable,
+        stream: Stream,
+        weights: StateTree,
+        chunk: int,
+        every: int | None = None,
     ) -> SequenceRun:
         """The step function as something to run over a sequence.
 
@@ -327,7 +333,7 @@ def _check_slices(step_fn: Callable[..., PyTree], count: int, name: str) -> None
 def _losses_of(step_fn: Any, has_aux: bool, chunk: int) -> Callable[..., tuple[Array, PyTree]]:
     """The user's step as a function to `(loss, aux)`, checked."""
 
-    def step(*slices: PyTree) -> tuple[Any, Any]:
+    def step(*slices: PyTree) -> tuple[PyTree, PyTree]:
         loss, aux = loss_of(step_fn(*slices), has_aux)
         expected = jax.tree.leaves(slices)[0].shape[:1] if chunk > 1 else ()
         if jnp.shape(loss) != expected:

@@ -21,7 +21,7 @@ class _Filter(brainstate.ShortTermState):
     def reset_state(self, batch_size: int | None = None, **kwargs: PyTree) -> None:
         """Zero the filter; with `batch_size`, for another number of samples."""
 
-        def zero(a: Any) -> Array:
+        def zero(a: PyTree) -> Array:
             shape = jnp.shape(a)
             lead = shape if batch_size is None else (batch_size, *shape[1:])
             return jnp.zeros(lead, jnp.result_type(a))
@@ -47,7 +47,7 @@ class KappaFilter(_Filter):
         super().__init__(init_value)
         self.kappa = check_fraction("kappa", kappa)
 
-    def update(self, x: PyTree) -> Any:
+    def update(self, x: PyTree) -> PyTree:
         """Take in `x`; returns the filtered value."""
         k = self.kappa
         self.value = jax.tree.map(lambda f, x: (1 - k) * x + k * f, self.value, x)
@@ -66,7 +66,7 @@ class PresynapticTrace(_Filter):
         super().__init__(init_value)
         self.leak = check_fraction("leak", leak, zero=False)
 
-    def update(self, x: PyTree) -> Any:
+    def update(self, x: PyTree) -> PyTree:
         """Take in `x`; returns the trace."""
         self.value = jax.tree.map(lambda a, x: self.leak * a + x, self.value, x)
         return self.value
@@ -104,7 +104,7 @@ class GradExpon(brainstate.nn.Module):
         self.decay = _decay(tau_or_decay)
         self.gradients = brainstate.LongTermState(jax.tree.map(jnp.zeros_like, grad_shape))
 
-    def update(self, grads: PyTree) -> Any:
+    def update(self, grads: PyTree) -> PyTree:
         """Add new gradients and return the accumulated ones."""
         new = jax.tree.map(lambda a, g: self.decay * a + g, self.gradients.value, grads)
         self.gradients.value = new

@@ -11,7 +11,7 @@ import jax
 
 from .._errors import type_error, value_error
 from .._jaxpr import Program, evaluate, is_traced, trace
-from ..frontend import leaves_of, states_of, trace_function, tree_of, values_of
+from ..frontend import StateTree, leaves_of, states_of, trace_function, tree_of, values_of
 
 Array = jax.Array
 
@@ -37,7 +37,7 @@ class Optimizer:
         return out[: len(weights)], out[len(weights) :]
 
 
-def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
+def optimizer_of(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
     """Make either kind of optimizer a program.
 
     Args:
@@ -59,7 +59,7 @@ def optimizer_of(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     )
 
 
-def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
+def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
     params = values_of(weights)
     shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
     state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
@@ -94,7 +94,7 @@ def _transformation(optimizer: Any, weights: Any, memory: Any) -> Optimizer:
     return Optimizer(program, consts, own, write)
 
 
-def _stateful(optimizer: Any, weights: Any) -> Optimizer:
+def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
     states, rebuild = states_of(weights)
     if not getattr(optimizer, "param_states", None):
         optimizer.register_trainable_weights(rebuild(states))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._errors import value_error
 from .._jaxpr import PyTree
 from ..frontend import ETraceGraph
+from ..graph import Path
 
 Module: Any = brainstate.nn.Module
 Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the leaf
@@ -41,7 +42,7 @@ def no_batch() -> ValueError:
     )
 
 
-def with_batch(example: PyTree, old: int, new: int) -> Any:
+def with_batch(example: PyTree, old: int, new: int) -> PyTree:
     """Shapes of the arguments for another batch size."""
 
     def resize(a):
@@ -97,7 +98,7 @@ def _text(shapes: dict[int, tuple[int, ...]]) -> str:
     return ", ".join(map(str, shapes.values()))
 
 
-def strengthen(model: Any) -> None:
+def strengthen(model: brainstate.nn.Module) -> None:
     """Make weakly typed states strong, as a step does: two types would be two compilations."""
     is_weak = lambda leaf: getattr(leaf, "weak_type", False)
     strong = lambda leaf: leaf.astype(leaf.dtype) if is_weak(leaf) else leaf
@@ -106,7 +107,7 @@ def strengthen(model: Any) -> None:
             state.value = jax.tree.map(strong, state.value)
 
 
-def reinitialise(model: Any, batch_size: int | None = None) -> None:
+def reinitialise(model: brainstate.nn.Module, batch_size: int | None = None) -> None:
     """Give the states of all modules without `reset_state` the values of their `init_state`.
 
     The state objects stay: compiled programs and mapped models hold on to them. Long-term
@@ -121,12 +122,12 @@ def reinitialise(model: Any, batch_size: int | None = None) -> None:
             _reinitialise(node, None if id(node) in mapped else batch_size, id(node) in mapped)
 
 
-def _reinitialise(node: Any, batch_size: int | None, mapped: bool) -> None:
+def _reinitialise(node: brainstate.nn.Module, batch_size: int | None, mapped: bool) -> None:
     held = dict(vars(node))
-    old: dict[Any, Any] = dict(node.states().items())
+    old: dict[Path, brainstate.State] = dict(node.states().items())
     named = batch_size is not None and _takes_batch_size(node.init_state)
     node.init_state(**({"batch_size": batch_size} if named else {}))
-    new: dict[Any, Any] = dict(node.states().items())
+    new: dict[Path, brainstate.State] = dict(node.states().items())
     for name in {path[0] for path in old}:
         setattr(node, name, held[name])
     for path, state in old.items():
@@ -136,14 +137,14 @@ def _reinitialise(node: Any, batch_size: int | None, mapped: bool) -> None:
             state.value = jax.tree.map(_repeated, value, state.value) if mapped else value
 
 
-def _takes_batch_size(method: Any) -> bool:
+def _takes_batch_size(method: Callable) -> bool:
     """Whether `init_state` has the argument; otherwise the module has its own batch."""
     parameters = inspect.signature(method).parameters
     several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return several or "batch_size" in parameters
 
 
-def _repeated(one: Any, every: Any) -> Any:
+def _repeated(one: PyTree, every: PyTree) -> PyTree:
     """The value of one sample for all of them; unless a module itself has one per sample."""
     whole = jnp.shape(every)
     return jnp.broadcast_to(one, whole) if jnp.shape(one) == whole[1:] else one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,16 @@ from .._online import (
     run_outputs,
     run_updates,
 )
-from ..frontend import Split, Traced, leaves_of, states_of, values_of, write_leaves, write_weights
+from ..frontend import (
+    Split,
+    StateTree,
+    Traced,
+    leaves_of,
+    states_of,
+    values_of,
+    write_leaves,
+    write_weights,
+)
 from ._optimizers import Optimizer
 from ._step import CallBody, Cells, SplitBody
 
@@ -49,7 +58,7 @@ class SequenceRun:
     """
 
     learner: Any
-    weights: Any
+    weights: StateTree
     stream: Stream
     window: int | None
     bodies: Mapping[int | None, SplitBody | CallBody]
@@ -57,7 +66,7 @@ class SequenceRun:
     cells: Cells
     split: bool
 
-    def outputs(self, options: Options) -> Any:
+    def outputs(self, options: Options) -> PyTree:
         """What the step function returns, along time; the states move on."""
         run = lambda *loop, own: (None, *run_outputs(*loop))
         return self._call("outputs", options, run)[1]
@@ -66,7 +75,7 @@ class SequenceRun:
         """The gradients by all arrays of the weights, and what the step function returns."""
         return self._call("gradient", options, lambda *loop, own: run_gradient(*loop))
 
-    def train(self, options: Options, optimizer: Optimizer, every: int) -> Any:
+    def train(self, options: Options, optimizer: Optimizer, every: int) -> PyTree:
         """Update the weights every so many steps; returns what the step function returns."""
         changed = {cell: j for j, cell in enumerate(self.cells.changed)}
         both = [(k, changed[i]) for k, i in enumerate(self.cells.trained) if i in changed]
@@ -97,8 +106,8 @@ class SequenceRun:
         return results
 
     def _call(
-        self, key: Any, options: Options, run: Callable[..., PyTree], own: PyTree = ()
-    ) -> tuple[Any, Any]:
+        self, key: Hashable, options: Options, run: Callable[..., PyTree], own: PyTree = ()
+    ) -> tuple[PyTree, PyTree]:
         """Compile the loop once for all that it depends on, and run it on the present arrays."""
         learner, bodies = self.learner, self.bodies
         fresh = self.split and is_fresh(learner)
@@ -151,7 +160,7 @@ class SequenceRun:
 
 def sequence_run(
     learner: Any,
-    weights: Any,
+    weights: StateTree,
     stream: Stream,
     window: int | None,
     traced: Mapping[int | None, Traced],

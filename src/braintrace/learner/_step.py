@@ -9,7 +9,7 @@ calls are taken one after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import PyTree, Var, evaluate, fingerprint
+from .._jaxpr import Atom, PyTree, Var, evaluate, fingerprint
 from .._online import Mode, Position, Weights, step_bytes, varying_bytes
 from ..engine import (
     BlockResult,
@@ -106,7 +106,7 @@ class SplitBody(_Body):
     single: bool
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """What the compiled loop depends on."""
         s = self.split
         program = fingerprint(self.traced.program, self.traced.consts)
@@ -148,13 +148,9 @@ class SplitBody(_Body):
         states = [cells[i] for i in self.numbers]
         entering, last = self._own_states(*lax.stop_gradient((consts, states)), sequences, count)
 
-        def values_with(outs: Sequence[Array] | None, index: Any) -> StepValues:
-            values = StepValues()
+        def values_with(outs: Sequence[Array] | None, index: Array | None) -> StepValues:
             pick = (lambda a: a) if index is None else (lambda a: a[index])
-            for var, value in zip(program.consts, consts, strict=True):
-                values.add(var, value, False)
-            for var, value in zip(traced.arguments, sequences, strict=True):
-                values.add(var, pick(value), True)
+            values = self._arguments(consts, [pick(a) for a in sequences])
             for i, leaf in enumerate(traced.leaves):
                 if i in entering:
                     values.add(leaf.entry, pick(entering[i]), True)
@@ -172,7 +168,7 @@ class SplitBody(_Body):
             record, values_with(None, None), states, at.traces, replace(mode, substitute=steps)
         )
 
-        def finished(outs: Sequence[Array], after: Values, index: Any) -> list[Array]:
+        def finished(outs: Sequence[Array], after: Values, index: Array | None) -> list[Array]:
             values = values_with(self._per_call(outs, after), index)
             for kind, leaves in (("hidden", split.hidden), ("others", split.others)):
                 for i, value in zip(leaves, getattr(ran.before, kind), strict=True):
@@ -195,18 +191,22 @@ class SplitBody(_Body):
         position = Position(changed, ran.traces, lax.stop_gradient(at.count + count))
         return jax.tree.unflatten(traced.out_tree, results), counted[0], position
 
+    def _arguments(self, consts: Sequence[Array], sequences: Sequence[Array]) -> StepValues:
+        values = StepValues()
+        for var, value in zip(self.traced.program.consts, consts, strict=True):
+            values.add(var, value, False)
+        for var, value in zip(self.traced.arguments, sequences, strict=True):
+            values.add(var, value, True)
+        return values
+
     def _own_states(
         self, consts: Sequence[Array], states: Sequence[Array], sequences: PyTree, count: int
-    ) -> tuple[dict[int, Any], dict[int, Any]]:
+    ) -> tuple[dict[int, Array], dict[int, Array]]:
         """The step function's own states: before every call, and at the end."""
         traced, outer = self.traced, self.split.outer
         if not outer:
             return {}, {}
-        values = StepValues()
-        for var, value in zip(traced.program.consts, consts, strict=True):
-            values.add(var, value, False)
-        for var, value in zip(traced.arguments, sequences, strict=True):
-            values.add(var, value, True)
+        values = self._arguments(consts, sequences)
         for i, leaf in enumerate(traced.leaves):
             if i not in outer:
                 values.add(leaf.entry, states[i], False)
@@ -230,7 +230,7 @@ class SplitBody(_Body):
         early = (*inputs.consts, *inputs.args, *inputs.extra)
         evaluate_all_steps(needed(self.traced.program, early, values), values, count)
 
-        def read(atom: Any, per_step: bool = False) -> tuple[Any, bool]:
+        def read(atom: Atom, per_step: bool = False) -> tuple[Any, bool]:
             if isinstance(atom, Var) and atom in values.timed:
                 value = values.timed[atom]
                 if per_step:
@@ -305,7 +305,7 @@ def _for_samples(
         place(mapped.extra, timed[2]),
     )
 
-    def one(arrays: Values, traces: list[PyTree]) -> Any:
+    def one(arrays: Values, traces: list[PyTree]) -> PyTree:
         ran = run(arrays, traces)
         states = [(v.hidden, v.others) for v in (ran.before, ran.after, ran.credited[1])]
         return (ran.outs, ran.credited[0], states), ran.traces
@@ -324,7 +324,7 @@ def _for_samples(
     return BlockResult(outs, before, after, traces, (credited, counted))
 
 
-def _all(values: StepValues, atom: Any, count: int) -> Any:
+def _all(values: StepValues, atom: Atom, count: int) -> PyTree:
     """A value with its axis of calls."""
     if isinstance(atom, Var) and atom in values.timed:
         return values.timed[atom]
