@@ -11,6 +11,7 @@ windows ct goes to the weights as it is, and the entry cotangent meets the facto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +19,9 @@ import jax.numpy as jnp
 
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
-from ._block import either, folded, pull, scan, seen_input, taken
-from ._linear import slim, summed, turned, wide
-from ._relation_rule import Kept, RelationFunctions, relation_rule
-from ._trace import storage
+from ._block import either, folded, iterations, pull, scan, seen_input, storage, taken
+from ._linear import at_output, each_step, moved, slim, wide
+from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
 
 Array = jax.Array
 
@@ -43,9 +43,8 @@ def factored(
         decay_f: decay of the tail, besides D.
         trace_dtype: type the factors are stored in; None keeps the type of what they filter.
         plain: whether the tail enters as it is, (1 - a_f) is 1 everywhere.
-        exit_cotangents: see `Rule`.
+        exit_cotangents, feedback: see `Rule`.
         kept: the Jacobian in place of the step's own.
-        feedback: see `Rule`.
     """
     return relation_rule(
         factors(decay_x, decay_f, trace_dtype, plain=plain),
@@ -64,30 +63,21 @@ def factors(
     gain = 1.0 if plain else 1 - decay_f
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
-        op = r.operator
-        real = r.slots.dtype
-        y = jnp.zeros((), jnp.result_type(real, op.y.dtype))
-        turns = () if r.site.iterations is None else (r.site.iterations,)
-        shape = (*turns, *r.slots.shape, r.slots.width)
+        op, lead = r.operator, iterations(r)
+        kind = jnp.result_type(r.slots.dtype, op.y.dtype)
         trace: dict[str, Any] = {
-            "f": stored(jnp.zeros(shape, y.dtype)),
-            "one": jnp.zeros((), y.real.dtype),
+            "f": stored(jnp.zeros((*lead, *r.slots.shape, r.slots.width), kind)),
+            "one": jnp.zeros((), kind).real,
             "steps": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
             seen = jax.eval_shape(lambda x: seen_input(r, x), op.x)
-            trace["x"] = stored(jnp.zeros((*turns, *seen.shape), seen.dtype))
+            trace["x"] = stored(jnp.zeros((*lead, *seen.shape), seen.dtype))
         return trace
 
-    def advance(
-        relations: Sequence[Relation],
-        traces: Sequence[dict],
-        steps: Sequence[Steps],
-        weights: Sequence[Grads],
-        fresh: Fresh,
-    ) -> list[dict]:
+    def advance(blocks: Blocks, fresh: Fresh) -> list[dict]:
         out = []
-        for r, eps, s in zip(relations, traces, steps, strict=True):
+        for r, eps, s, _ in blocks:
             f, _ = s.own
             length = s.f.shape[0]
             one = _ones(decay_x, eps["one"], length)[-1]
@@ -100,58 +90,43 @@ def factors(
             out.append({k: new[k].astype(eps[k].dtype) for k in eps})
         return out
 
-    def credit(
-        relations: Sequence[Relation],
-        traces: Sequence[dict],
-        steps: Sequence[Steps],
-        signals: Sequence[Signals],
-        weights: Sequence[Grads],
-        fresh: Fresh,
-    ) -> list[Grads]:
-        each = list(zip(relations, traces, steps, signals, strict=True))
+    def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         scale = None if plain else decay_f
-        cs = [_cotangents(decay_f, gain, scale, *of) for of in each]
-        filtered = _filtered(decay_x, relations, steps, signals, cs)
+        each = list(zip(blocks, signals, strict=True))
+        cs = [_cotangents(decay_f, gain, scale, block, got) for block, got in each]
+        filtered = _filtered(decay_x, blocks, signals, cs)
         out = []
-        for (r, eps, s, got), w, c, h in zip(each, weights, cs, filtered, strict=True):
+        for (block, got), c, h in zip(each, cs, filtered, strict=True):
+            r, eps, s, w = block
             if h is None:
-                grads = _pulled_one_by_one(decay_x, r, eps, s, c, w, got)
+                grads = _pulled_one_by_one(decay_x, block, c, got)
             else:
-                grads = _pulled(r, eps, s, h, w, got, fresh)
+                grads = _pulled(block, h, got.masked, fresh)
             constant = r.operator.constant_keys & set(r.keys)
             if constant:
                 rows = c * _along(_ones_at(decay_x, eps["one"], s, got), c)
                 ones = [rows] if got.every is None else [rows, got.ct]
-                parts = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
-                grads |= {k: sum((g[k] for g in parts[1:]), parts[0][k]) for k in constant}
+                terms = [pull(r, _like(r, a), folded(r, a), w) for a in ones]
+                grads |= {k: sum((g[k] for g in terms[1:]), terms[0][k]) for k in constant}
             out.append({k: grads[k] for k in r.keys})
         return out
 
-    def prepare(
-        relations: Sequence[Relation], traces: Sequence[dict], steps: Sequence[Steps]
-    ) -> list[tuple[Array, Array]]:
-        return _tails(decay_f, gain, relations, traces, steps)
-
+    prepare = partial(_tails, decay_f, gain)
     return RelationFunctions(init, advance, credit, prepare)
 
 
 def _cotangents(
-    decay: float,
-    gain: float,
-    scale: float | None,
-    r: Relation,
-    eps: dict,
-    s: Steps,
-    got: Signals,
+    decay: float, gain: float, scale: float | None, block: RelationBlock, got: Signals
 ) -> Array:
     """What meets the filtered inputs, per step or window; `scale` is the decay of averages."""
+    r, eps, s, _ = block
     last, f = s.own
     at = slice(None, None, got.every)  # the steps whose factors meet a cotangent
     if got.exits is not None:
         after = jnp.concatenate([f[1:], last.astype(f.dtype)[None]])
-        c = remembered(r, after, got.exits, got.masked)
+        c = at_output(r, after, got.exits, got.masked)
     else:
-        c = remembered(r, f[at], got.lam, got.masked)
+        c = at_output(r, f[at], got.lam, got.masked)
         if got.every is None:
             c = decay * c + gain * got.ct
     if scale is None:
@@ -187,7 +162,7 @@ def _tails(
             if one and r.site.iterations is None:
                 new = D * old
             else:
-                new = slim(turned(r, wide(D, one, 2), wide(old, one, 1)), 1)
+                new = slim(moved(r, wide(D, one, 2), wide(old, one, 1)), 1)
             out.append((decay * new + gain * f).astype(old.dtype))
         return out, olds
 
@@ -205,11 +180,7 @@ def _ones(decay: float, start: Array, length: int) -> Array:
 
 
 def _filtered(
-    decay: float,
-    relations: Sequence[Relation],
-    steps: Sequence[Steps],
-    signals: Sequence[Signals],
-    cotangents: Sequence[Array],
+    decay: float, blocks: Blocks, signals: Sequence[Signals], cotangents: Sequence[Array]
 ) -> list[tuple[Array, Array] | None]:
     """Cotangents filtered backward, where the operator is linear: at the entry, and at every step.
 
@@ -217,41 +188,31 @@ def _filtered(
     the cotangents are filtered instead of the inputs. They are smaller, and the filtered inputs of
     all steps need not be stored.
     """
-    linear = [i for i, r in enumerate(relations) if r.operator.is_linear]
+    linear = [i for i, b in enumerate(blocks) if b.relation.operator.is_linear]
+    out: list[tuple[Array, Array] | None] = [None] * len(blocks)
     if not linear:
-        return [None] * len(relations)
-    length, every = steps[0].f.shape[0], signals[0].every
-    full = []
-    for i in linear:
-        c = cotangents[i]
-        if c.shape[0] != length:
-            c = jnp.zeros((length, *c.shape[1:]), c.dtype).at[::every].set(c)
-        full.append(c)
+        return out
+    length, every = blocks[0].steps.f.shape[0], signals[0].every
+    full = [each_step(cotangents[i], every, length) for i in linear]
 
     def back(later, now):
         h = [(c + decay * after).astype(after.dtype) for c, after in zip(now, later, strict=True)]
         return h, h if every is None else later
 
     first, later = scan(back, [jnp.zeros_like(c[0]) for c in full], full, length, reverse=True)
-    out: list[tuple[Array, Array] | None] = [None] * len(relations)
     for i, h0, h in zip(linear, first, later, strict=True):
         out[i] = (decay * h0, h) if every is None else (h0, h + signals[i].ct.astype(h.dtype))
     return out
 
 
 def _pulled(
-    r: Relation,
-    eps: dict,
-    s: Steps,
-    cotangents: tuple[Array, Array],
-    weights: Grads,
-    got: Signals,
-    fresh: Fresh,
+    block: RelationBlock, cotangents: tuple[Array, Array], masked: bool, fresh: Fresh
 ) -> Grads:
     """Gradients from the input's trace and the inputs, and their filtered cotangents."""
+    r, eps, s, weights = block
     first, filtered = cotangents
     seen, flat = _all_seen(r, s.x), folded(r, filtered)
-    grads = pull(r, taken(r, folded(r, seen), got.masked, flat), flat, weights)
+    grads = pull(r, taken(r, folded(r, seen), masked, flat), flat, weights)
 
     def old() -> Grads:
         x = folded(r, eps["x"].astype(seen.dtype)[None])
@@ -262,10 +223,9 @@ def _pulled(
     return {k: grads[k] + past[k].astype(grads[k].dtype) for k in r.keys}
 
 
-def _pulled_one_by_one(
-    decay: float, r: Relation, eps: dict, s: Steps, c: Array, weights: Grads, got: Signals
-) -> Grads:
+def _pulled_one_by_one(decay: float, block: RelationBlock, c: Array, got: Signals) -> Grads:
     """Gradients from filtered inputs and cotangents."""
+    r, eps, s, weights = block
     x = None
     if s.x is not None:
         seen = _all_seen(r, s.x)
@@ -295,15 +255,6 @@ def _like(r: Relation, c: Array) -> Array | None:
 
 def _along(scale: Array, c: Array) -> Array:
     return scale.astype(c.real.dtype).reshape((-1, *(1,) * (c.ndim - 1)))
-
-
-def remembered(r: Relation, f: Array, lam: Array, masked: bool) -> Array:
-    """<lam, eps_f> at y, for every step and iteration."""
-    lane = 1
-    if r.site.iterations is not None:
-        lam, lane = lam[:, None], 2
-    total = summed(jnp.where(lam == 0, 0, lam * f) if masked else lam * f)
-    return total.sum(lane) if r.slots.lanes else total
 
 
 def _all_seen(r: Relation, x: Any) -> Array:

@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals, Steps
+from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals
 from ..graph import HiddenParamOpRelation as Relation
-from ._block import folded, pull, scan, taken
-from ._factored import factors, remembered
-from ._relation_rule import RelationFunctions, relation_rule
-from ._trace import storage
+from ._block import folded, iterations, pull, scan, storage, taken
+from ._factored import factors
+from ._linear import at_output
+from ._relation_rule import Blocks, RelationBlock, RelationFunctions, relation_rule
 
 Array = jax.Array
 
@@ -30,25 +30,22 @@ Array = jax.Array
 def untraced() -> Rule:
     """The gradient within a step or window, and no memory."""
 
-    def credit(relations, traces, steps, signals, weights, fresh) -> list[Grads]:
-        each = zip(relations, steps, signals, weights, strict=True)
-        return [_within(r, s, got.ct, got.masked, w) for r, s, got, w in each]
+    def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
+        return [_within(b, s.ct, s.masked) for b, s in zip(blocks, signals, strict=True)]
 
     return relation_rule(
         RelationFunctions(
-            lambda r, weights: {},
-            lambda relations, traces, steps, weights, fresh: list(traces),
-            credit,
+            lambda r, weights: {}, lambda blocks, fresh: [b.trace for b in blocks], credit
         ),
         takes_signal=False,
         approximates="the trace of every weight: there is none",
     )
 
 
-def _within(r: Relation, s: Steps, ct: Array, masked: bool, weights: Grads) -> Grads:
+def _within(block: RelationBlock, ct: Array, masked: bool) -> Grads:
+    r, _, s, weights = block
     c = folded(r, ct)
-    x = None if s.x is None else taken(r, folded(r, s.x), masked, c)
-    return pull(r, x, c, weights)
+    return pull(r, taken(r, folded(r, s.x), masked, c), c, weights)
 
 
 def paired(
@@ -61,9 +58,8 @@ def paired(
     prepare_causal = causal.prepare
 
     def init(r: Relation, weights: Grads) -> dict[str, Any]:
-        turns = () if r.site.iterations is None else (r.site.iterations,)
         kind = jnp.result_type(r.slots.dtype, r.operator.y.dtype)
-        tail = jnp.zeros((*turns, *r.slots.shape, r.slots.width), kind)
+        tail = jnp.zeros((*iterations(r), *r.slots.shape, r.slots.width), kind)
         return {"causal": causal.init(r, weights), "tail": stored(tail)}
 
     def prepare(relations, traces, steps) -> list[Any]:
@@ -74,27 +70,22 @@ def paired(
             out.append((o, scan(step, t["tail"].astype(s.f.dtype), s.f, s.f.shape[0])))
         return out
 
-    def split(traces: Sequence[Any], steps: Sequence[Steps]) -> tuple[list, list]:
-        return [t["causal"] for t in traces], [s._replace(own=s.own[0]) for s in steps]
+    def causal_part(b: RelationBlock) -> RelationBlock:
+        return b._replace(trace=b.trace["causal"], steps=b.steps._replace(own=b.steps.own[0]))
 
-    def advance(relations, traces, steps, weights, fresh: Fresh) -> list[Any]:
-        old, seen = split(traces, steps)
-        new = causal.advance(relations, old, seen, weights, fresh)
-        return [
-            {"causal": n, "tail": s.own[1][0].astype(t["tail"].dtype)}
-            for n, s, t in zip(new, steps, traces, strict=True)
-        ]
+    def advance(blocks: Blocks, fresh: Fresh) -> list[Any]:
+        new = causal.advance([causal_part(b) for b in blocks], fresh)
+        last = [b.steps.own[1][0].astype(b.trace["tail"].dtype) for b in blocks]
+        return [{"causal": n, "tail": t} for n, t in zip(new, last, strict=True)]
 
-    def credit(
-        relations, traces, steps, signals: Sequence[Signals], weights, fresh: Fresh
-    ) -> list[Grads]:
-        old, seen = split(traces, steps)
-        first = causal.credit(relations, old, seen, signals, weights, fresh)
+    def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
+        before = causal.credit([causal_part(b) for b in blocks], signals, fresh)
         out = []
-        for r, s, got, w, grads in zip(relations, steps, signals, weights, first, strict=True):
+        for b, got, grads in zip(blocks, signals, before, strict=True):
             assert got.new is not None  # paired spikes are for single steps
-            late = decay_post * remembered(r, s.own[1][1], got.new, got.masked)
-            after = _within(r, s, late.astype(got.ct.dtype), got.masked, w)
+            r = b.relation
+            late = decay_post * at_output(r, b.steps.own[1][1], got.new, got.masked)
+            after = _within(b, late.astype(got.ct.dtype), got.masked)
             out.append({k: pre * grads[k] + post * after[k] for k in r.keys})
         return out
 

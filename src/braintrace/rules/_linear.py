@@ -10,39 +10,31 @@ import jax.numpy as jnp
 from ..engine import Signals, Steps, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
+from ._relation_rule import Blocks
 
 Array = jax.Array
 
 
 def space(r: Relation) -> tuple:
-    """Relations with the same slots share D, and all that is made of it."""
+    """Relations with the same slots share D and its products."""
     s = r.slots
     return s.lanes, s.y_shape, s.width, s.dtype, s.destination.tobytes()
 
 
-def _spaces(relations: Sequence[Relation]) -> dict[tuple, int]:
-    """The different spaces of slots, and the first relation in each."""
-    out: dict[tuple, int] = {}
-    for i, r in enumerate(relations):
-        out.setdefault(space(r), i)
-    return out
-
-
-def later(
-    relations: Sequence[Relation], steps: Sequence[Steps], signals: Sequence[Signals]
-) -> dict[tuple, tuple[Array, Array]]:
+def later(blocks: Blocks, signals: Sequence[Signals]) -> dict[tuple, tuple[Array, Array]]:
     """Per space, the cotangent at the entry of the block, and after each step."""
-    spaces = _spaces(relations)
-    firsts = list(spaces.values())
+    firsts = {
+        space(b.relation): (b, s) for b, s in reversed(list(zip(blocks, signals, strict=True)))
+    }
     if not firsts:
         return {}
-    few = [relations[i].slots.table is None for i in firsts]
-    D = [slim(jnp.swapaxes(steps[i].D, -1, -2), 2) for i in firsts]
+    few = [b.relation.slots.table is None for b, _ in firsts.values()]
+    single = [b.steps.D.shape[-1] == 1 for b, _ in firsts.values()]
+    D = [slim(jnp.swapaxes(b.steps.D, -1, -2), 2) for b, _ in firsts.values()]
     length = D[0].shape[0]
-    lam = [slim(_each_step(signals[i], length), 1) for i in firsts]
-    exits = [None if (e := signals[i].exits) is None else slim(e, 1) for i in firsts]
-    single = [steps[i].D.shape[-1] == 1 for i in firsts]
-    masked = signals[firsts[0]].masked
+    lam = [slim(each_step(s.lam, s.every, length), 1) for _, s in firsts.values()]
+    exits = [None if s.exits is None else slim(s.exits, 1) for _, s in firsts.values()]
+    masked = signals[0].masked
 
     def back_by(d, q, few, single):
         out = (d * q if single else mix(d, q, few)).astype(q.dtype)
@@ -59,27 +51,23 @@ def later(
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
     out = scan(back, start, (D, lam, exits), length, reverse=True)
     first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in out)
-    return dict(zip(spaces, zip(first, q, strict=True), strict=True))
+    return dict(zip(firsts, zip(first, q, strict=True), strict=True))
 
 
-def _each_step(s: Signals, length: int) -> Array:
+def each_step(array: Array, every: int | None, length: int) -> Array:
     """Cotangents at the entries of windows as one per step, zero within a window."""
-    if s.lam.shape[0] == length:
-        return s.lam
-    full = jnp.zeros((length, *s.lam.shape[1:]), s.lam.dtype)
-    return full.at[:: s.every].set(s.lam)
+    if array.shape[0] == length:
+        return array
+    return jnp.zeros((length, *array.shape[1:]), array.dtype).at[::every].set(array)
 
 
-def onward(
-    relations: Sequence[Relation], steps: Sequence[Steps]
-) -> dict[tuple, tuple[Array, Array]]:
+def onward(blocks: Blocks) -> dict[tuple, tuple[Array, Array]]:
     """Per space, the product of D over the block, and over the steps after each one."""
-    spaces = _spaces(relations)
-    firsts = list(spaces.values())
+    firsts = {space(b.relation): b.steps.D for b in reversed(blocks)}
     if not firsts:
         return {}
-    single = [steps[i].D.shape[-1] == 1 for i in firsts]
-    D = [slim(steps[i].D, 2) for i in firsts]
+    single = [d.shape[-1] == 1 for d in firsts.values()]
+    D = [slim(d, 2) for d in firsts.values()]
 
     def back(ps, now):
         each = zip(ps, now, single, strict=True)
@@ -92,8 +80,8 @@ def onward(
         for d, s in zip(D, single, strict=True)
     ]
     out = scan(back, start, D, D[0].shape[0], reverse=True)
-    whole, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in out)
-    return dict(zip(spaces, zip(whole, after, strict=True), strict=True))
+    total, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in out)
+    return dict(zip(firsts, zip(total, after, strict=True), strict=True))
 
 
 def slim(array: Array, axes: int) -> Array:
@@ -117,12 +105,7 @@ def times(a: Array, b: Array) -> Array:
     return sum(terms[1:], terms[0])
 
 
-def moved(r: Relation, after: Array, f: Array) -> Array:
-    """P f, for every step and iteration."""
-    return jax.vmap(lambda p, v: turned(r, p, v))(after, f)
-
-
-def turned(r: Relation, D: Array, v: Array) -> Array:
+def moved(r: Relation, D: Array, v: Array) -> Array:
     """D v, for every iteration."""
     few = r.slots.table is None
     if r.site.iterations is None:
@@ -130,16 +113,16 @@ def turned(r: Relation, D: Array, v: Array) -> Array:
     return jax.vmap(lambda one: mix(D, one, few))(v)
 
 
-def tail(r: Relation, f: Array, q: Array, masked: bool) -> Array:
-    """f q, the cotangent at y, for every step and iteration."""
-    lead = 1
+def at_output(r: Relation, f: Array, q: Array, masked: bool) -> Array:
+    """<f, q>, the cotangent at y, for every step and iteration."""
+    lane = 1
     if r.site.iterations is not None:
-        q, lead = q[:, None], 2
-    out = summed(jnp.where(q == 0, 0, f * q) if masked else f * q)
-    return out.sum(lead) if r.slots.lanes else out
+        q, lane = q[:, None], 2
+    out = _summed(jnp.where(q == 0, 0, f * q) if masked else f * q)
+    return out.sum(lane) if r.slots.lanes else out
 
 
-def summed(array: Array) -> Array:
+def _summed(array: Array) -> Array:
     """The sum over slots; a few are added up: XLA's CPU reduction is far slower than that."""
     n = array.shape[-1]
     if n > 8:

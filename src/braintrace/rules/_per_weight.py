@@ -17,6 +17,7 @@ eps would, and are folded in when there are enough of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,13 +25,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import not_supported
-from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, Steps, mix
+from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
 from ..graph import HiddenParamOpRelation as Relation
-from ._block import either, folded, grown, pull, taken
+from ._block import contract, dtypes_of, either, folded, grown, iterations, pull, storage, taken
 from ._kept import at_filtered, filtered
-from ._linear import later, moved, onward, space, tail, times, turned
-from ._relation_rule import Kept, RelationFunctions, relation_rule
-from ._trace import contract, dtypes_of, storage
+from ._linear import at_output, later, moved, onward, space, times
+from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
 Array = jax.Array
 Recall = Callable[[Relation, Any, Array, Grads], Grads]
@@ -49,9 +49,8 @@ def per_weight(
 
     Args:
         trace_dtype: type the trace is stored in; None keeps the type of its products.
-        exit_cotangents: see `Rule`.
+        exit_cotangents, feedback: see `Rule`.
         kept: the Jacobian in place of the step's own.
-        feedback: see `Rule`.
         kappa: decay of a second trace, the first one filtered, in slots of its own.
         most: the trace is clipped to this absolute value after every step.
     """
@@ -70,54 +69,29 @@ def per_weight(
                 why="complex numbers have no order",
                 do="leave out trace_clip_abs, or keep real and imaginary parts as two weights",
             )
-        return {
-            k: stored(
-                jnp.zeros(
-                    (*r.slots.lanes, *r.operator.trace_shape(k), copies * r.slots.width), dtypes[k]
-                )
-            )
-            for k in r.keys
-        }
+        shape = lambda k: (*r.slots.lanes, *r.operator.trace_shape(k), copies * r.slots.width)
+        return {k: stored(jnp.zeros(shape(k), dtypes[k])) for k in r.keys}
 
-    def clipped(eps: Array) -> Array:
-        return eps if most is None else jnp.clip(eps, -most, most)
+    def grow(r: Relation, eps: Grads, D: Array, new: Grads, fresh: Fresh) -> Grads:
+        """D eps + new; which of two at run time would copy the traces."""
+        lead, few = len(r.slots.lanes), r.slots.table is None
+        out = {}
+        for k in r.keys:
+            total = jnp.broadcast_to(new[k], eps[k].shape)
+            if fresh is not True:
+                old = eps[k].astype(new[k].dtype)
+                total = mix(r.operator.spread(k, D, lead), old, few) + new[k]
+            out[k] = stored(total if most is None else jnp.clip(total, -most, most))
+        return out
 
-    def grow(
-        r: Relation,
-        eps: Grads,
-        whole: Array,
-        x: Any,
-        v: Array,
-        w: Grads,
-        fresh: Fresh,
-    ) -> Grads:
-        dtypes, lead, few = dtypes_of(r, w), len(r.slots.lanes), r.slots.table is None
-        new = grown(r, x, v, w, dtypes)
-
-        def sums() -> Grads:
-            D = {k: r.operator.spread(k, whole, lead) for k in r.keys}
-            moved = {k: mix(D[k], eps[k].astype(dtypes[k]), few) for k in r.keys}
-            return {k: stored(clipped(moved[k] + new[k])) for k in r.keys}
-
-        def alone() -> Grads:
-            return {k: stored(clipped(jnp.broadcast_to(new[k], eps[k].shape))) for k in r.keys}
-
-        return alone() if fresh is True else sums()  # a choice at run time would copy the traces
-
-    def advance(
-        relations: Sequence[Relation],
-        traces: Sequence[Grads],
-        steps: Sequence[Steps],
-        weights: Sequence[Grads],
-        fresh: Fresh,
-    ) -> list[Grads]:
-        ahead = onward(relations, steps)
+    def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
+        ahead = onward(blocks)
         out = []
-        for r, eps, s, w in zip(relations, traces, steps, weights, strict=True):
-            whole, after = ahead[space(r)]
-            v = folded(r, moved(r, after, s.f))
-            x = folded(r, s.x)
-            out.append(grow(r, eps, whole, taken(r, x, False, folded(r, s.f)), v, w, fresh))
+        for r, eps, s, w in blocks:
+            total, after = ahead[space(r)]
+            v = folded(r, jax.vmap(partial(moved, r))(after, s.f))
+            x = taken(r, folded(r, s.x), False, folded(r, s.f))
+            out.append(grow(r, eps, total, grown(r, x, v, w, dtypes_of(r, w)), fresh))
         return out
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
@@ -126,8 +100,8 @@ def per_weight(
             # The operator is affine, so its derivative by the weights reads none of them.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
             v = folded(r, p["v"])
-            x = _waiting_inputs(r, p, v)
-            out.append(grow(r, p["base"], p["M"], x, v, w, None))
+            new = grown(r, _waiting_inputs(r, p, v), v, w, dtypes_of(r, w))
+            out.append(grow(r, p["base"], p["M"], new, None))
         return out
 
     steps_kept, placed = kept, lambda signals: signals
@@ -159,25 +133,16 @@ def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
 def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
     """The gradients of a block; `recall` is what a cotangent at its entry makes of the trace."""
 
-    def credit(
-        relations: Sequence[Relation],
-        traces: Sequence[Any],
-        steps: Sequence[Steps],
-        signals: Sequence[Signals],
-        weights: Sequence[Grads],
-        fresh: Fresh,
-    ) -> list[Grads]:
+    def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = later(relations, steps, signals)
+        behind = later(blocks, signals)
         out = []
-        for r, eps, s, got, w in zip(relations, traces, steps, signals, weights, strict=True):
+        for (r, eps, s, w), got in zip(blocks, signals, strict=True):
             first, q = behind[space(r)]
-            c = folded(r, got.ct + tail(r, s.f, q, got.masked))
-            x = folded(r, s.x)
-            grads = pull(r, taken(r, x, got.masked, c), c, w)
-            memory = lambda r=r, eps=eps, first=first, w=w: recall(r, eps, first, w)
+            c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
+            grads = pull(r, taken(r, folded(r, s.x), got.masked, c), c, w)
             none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
-            past = either(fresh, none, memory)
+            past = either(fresh, none, partial(recall, r, eps, first, w))
             out.append({k: grads[k].astype(w[k].dtype) + past[k] for k in r.keys})
         return out
 
@@ -192,41 +157,35 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
     out = []
     for r, eps in zip(relations, traces, strict=True):
         op, s = r.operator, r.slots
-        turns = () if r.site.iterations is None else (r.site.iterations,)
+        lead = (size, *iterations(r))
         full = jnp.issubdtype(op.y.dtype, jnp.complexfloating)
         kind = jnp.result_type(s.dtype, op.y.dtype) if full else s.dtype
         width = jax.tree.leaves(eps)[0].shape[-1]
         p = {
             "base": eps,
             "M": jnp.broadcast_to(jnp.eye(width, dtype=s.dtype), (*s.shape, width, width)),
-            "v": jnp.zeros((size, *turns, *s.shape, width), kind),
+            "v": jnp.zeros((*lead, *s.shape, width), kind),
             "count": jnp.zeros((), jnp.int32),
         }
         if op.record is not None:
-            room = lambda a, turns=turns: jnp.zeros((size, *turns, *a.shape), a.dtype)
-            p["x"] = jax.tree.map(room, op.record)
+            zeros = lambda a, lead=lead: jnp.zeros((*lead, *a.shape), a.dtype)
+            p["x"] = jax.tree.map(zeros, op.record)
         out.append(p)
     return out
 
 
-def _wait(
-    relations: Sequence[Relation],
-    traces: Sequence[dict],
-    steps: Sequence[Steps],
-    weights: Sequence[Grads],
-    fresh: Fresh,
-) -> list[dict]:
+def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:
     """Traces with the steps of a block beside them."""
-    ahead = onward(relations, steps)
+    ahead = onward(blocks)
     out = []
-    for r, p, s in zip(relations, traces, steps, strict=True):
-        whole, after = ahead[space(r)]
-        v = jax.vmap(lambda v, r=r, whole=whole: turned(r, whole, v))(p["v"])
+    for r, p, s, _ in blocks:
+        total, after = ahead[space(r)]
+        v = jax.vmap(partial(moved, r, total))(p["v"])
         put = lambda a, b, p=p: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), p["count"], 0)
         new = {
             **p,
-            "M": times(whole, p["M"]),
-            "v": put(v, moved(r, after, s.f)),
+            "M": times(total, p["M"]),
+            "v": put(v, jax.vmap(partial(moved, r))(after, s.f)),
             "count": p["count"] + s.f.shape[0],
         }
         if s.x is not None:
@@ -238,9 +197,8 @@ def _wait(
 def _recall_waiting(r: Relation, p: dict, q: Array, weights: Grads) -> Grads:
     back = mix(jnp.swapaxes(p["M"], -1, -2), q, r.slots.table is None)
     old = contract(r, p["base"], back, weights)
-    c = folded(r, tail(r, p["v"], q[None], False))
-    x = _waiting_inputs(r, p, c)
-    new = pull(r, x, c, weights)
+    c = folded(r, at_output(r, p["v"], q[None], False))
+    new = pull(r, _waiting_inputs(r, p, c), c, weights)
     return {k: old[k] + new[k].astype(old[k].dtype) for k in r.keys}
 
 

@@ -29,8 +29,19 @@ from ..graph import Graph
 from ..graph import HiddenParamOpRelation as Relation
 
 Trace = Any
-Relations = Sequence[Relation]
 Kept = Callable[[Relation, Steps], Steps]
+
+
+class RelationBlock(NamedTuple):
+    """One relation in a block: its trace before it, what it did, and its operands."""
+
+    relation: Relation
+    trace: Trace
+    steps: Steps
+    weights: Grads
+
+
+Blocks = Sequence[RelationBlock]
 
 
 class RelationFunctions(NamedTuple):
@@ -38,28 +49,15 @@ class RelationFunctions(NamedTuple):
 
     Attributes:
         init: `(relation, weights) -> trace` before the first step; `weights` are the operands.
-        advance: `(relations, traces, steps, weights, fresh) -> traces` after the block.
-        credit: `(relations, traces, steps, signals, weights, fresh) -> gradients` of the operands
-            in the block that begins with these traces.
+        advance: `(blocks, fresh) -> traces` after the block.
+        credit: `(blocks, signals, fresh) -> gradients` of the operands in the block.
         prepare: `(relations, traces, steps) -> own` per relation, what both of these need.
     """
 
     init: Callable[[Relation, Grads], Trace]
-    advance: Callable[
-        [Relations, Sequence[Trace], Sequence[Steps], Sequence[Grads], Fresh], list[Trace]
-    ]
-    credit: Callable[
-        [
-            Relations,
-            Sequence[Trace],
-            Sequence[Steps],
-            Sequence[Signals],
-            Sequence[Grads],
-            Fresh,
-        ],
-        list[Grads],
-    ]
-    prepare: Callable[[Relations, Sequence[Trace], Sequence[Steps]], list[Any]] | None = None
+    advance: Callable[[Blocks, Fresh], list[Trace]]
+    credit: Callable[[Blocks, Sequence[Signals], Fresh], list[Grads]]
+    prepare: Callable[[Sequence[Relation], Sequence[Trace], Sequence[Steps]], list] | None = None
 
 
 def relation_rule(
@@ -76,9 +74,7 @@ def relation_rule(
         functions: what it does with them.
         kept: `(relation, steps) -> steps` with another Jacobian in place of the step's own, or more
             slots.
-        takes_signal: see `Rule`.
-        one_by_one: see `Rule`.
-        **facts: see `Rule`.
+        takes_signal, one_by_one, **facts: see `Rule`.
     """
     init, advance, credit, prepare = functions
 
@@ -99,20 +95,20 @@ def relation_rule(
         graph: Graph, block: Block, traces: Sequence[Trace], steps: list[Steps], fresh: Fresh
     ) -> list[Trace]:
         weights = graph.operands(block.consts, block.path.params)
+
+        def run(traces: Sequence[Trace], steps: Sequence[Steps], fresh: Fresh) -> list[Trace]:
+            return advance(_blocks(graph, traces, steps, weights), fresh)
+
         if not one_by_one or not steps:
-            return advance(graph.relations, traces, steps, weights, fresh)
-
-        def body(traces, now):
-            now = tree_map(lambda a: a[None], now)
-            return advance(graph.relations, traces, now, weights, None), None
-
-        return lax.scan(body, list(traces), list(steps))[0]
+            return run(traces, steps, fresh)
+        one = lambda traces, now: (run(traces, tree_map(lambda a: a[None], now), None), None)
+        return lax.scan(one, list(traces), list(steps))[0]
 
     def credit_all(graph: Graph, arrived: Arrived) -> Any:
         steps = arrived.observed
         signals = signals_of(graph, arrived, steps)
         weights, pull = operands_pulled(graph, arrived.consts, arrived.params)
-        return pull(credit(graph.relations, arrived.traces, steps, signals, weights, arrived.fresh))
+        return pull(credit(_blocks(graph, arrived.traces, steps, weights), signals, arrived.fresh))
 
     return Rule(
         init_all,
@@ -124,3 +120,7 @@ def relation_rule(
         one_by_one=one_by_one,
         **facts,
     )
+
+
+def _blocks(graph: Graph, *arrays: Sequence) -> list[RelationBlock]:
+    return [RelationBlock(*of) for of in zip(graph.relations, *arrays, strict=True)]
