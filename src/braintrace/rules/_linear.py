@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ..engine import Signals, Steps, mix
+from ..engine import Signals, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
 from ._relation_rule import Blocks
@@ -23,9 +23,8 @@ def space(r: Relation) -> tuple:
 
 def later(blocks: Blocks, signals: Sequence[Signals]) -> dict[tuple, tuple[Array, Array]]:
     """Per space, the cotangent at the entry of the block, and after each step."""
-    firsts = {
-        space(b.relation): (b, s) for b, s in reversed(list(zip(blocks, signals, strict=True)))
-    }
+    pairs = list(zip(blocks, signals, strict=True))
+    firsts = {space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
         return {}
     few = [b.relation.slots.table is None for b, _ in firsts.values()]
