@@ -173,7 +173,7 @@ class TracesLearner(RuleLearner):
             config,
             key=arguments.get("random_feedback_key"),
             scale=arguments.get("feedback_scale", 1.0),
-            trace_dtype=trace_type(arguments.get("trace_dtype")),
+            trace_dtype=arguments.get("trace_dtype"),
         )
         if value.record.signal is not None:
             record = with_signal(record, value.record.signal)

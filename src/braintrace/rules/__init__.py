@@ -1,12 +1,10 @@
-"""Learning rules: values made by name, and the records of pure functions behind them."""
+"""Learning rules: values by name, and the records of pure functions behind them."""
 
 from ..engine import Arrived as Arrived
 from ..engine import Feedback as Feedback
 from ..engine import Rule as Rule
 from ..engine import Signals as Signals
 from ..engine import Steps as Steps
-from ._built import crossings_of as crossings_of
-from ._built import rule_of as rule_of
 from ._config import ETraceConfig as ETraceConfig
 from ._config import check_config as check_config
 from ._factored import factored as factored
@@ -32,6 +30,8 @@ from ._kept import leak as leak
 from ._kronecker import kronecker as kronecker
 from ._learning_rule import LearningRule as LearningRule
 from ._learning_rule import credit_of as credit_of
+from ._learning_rule import crossings_of as crossings_of
+from ._learning_rule import rule_of as rule_of
 from ._learning_rule import stated as stated
 from ._modulated import NO_DERIVATIVE as NO_DERIVATIVE
 from ._modulated import decolle as decolle

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
-
-import numpy as np
 
 from .._errors import type_error, value_error
 
@@ -83,7 +82,9 @@ class ETraceConfig:
     def __post_init__(self) -> None:
         self._check_words()
         self._canonical()
-        self._check()
+        for wrong, what, why, legal in self._refusals():
+            if wrong:
+                _refuse(what, why, legal)
 
     # ------------------------------------------------------------------------------ questions
 
@@ -133,8 +134,8 @@ class ETraceConfig:
     def _check_words(self) -> None:
         for axis, choices in AXES.items():
             value = getattr(self, axis)
-            chosen = value if axis == "temporal_recursion" and _is_pair(value) else (value,)
-            for word in chosen:
+            words = value if axis == "temporal_recursion" and _is_pair(value) else (value,)
+            for word in words:
                 if word in _SOON.get(axis, ()):
                     _refuse(f"{axis}={word!r}", "it is not implemented", _legal(axis))
                 if not isinstance(word, str) or word not in choices:
@@ -142,43 +143,40 @@ class ETraceConfig:
         for name in ("decay", "kappa"):
             value = getattr(self, name)
             for number in value if _is_pair(value) else (value,):
-                _check_number(name, number)
-        if self.sparse_n is not None and (
-            isinstance(self.sparse_n, bool) or not isinstance(self.sparse_n, (int, np.integer))
-        ):
+                if number is None:
+                    continue
+                if isinstance(number, bool) or not isinstance(number, numbers.Real):
+                    raise type_error(
+                        f"{name}={value!r}.", why="it is a decay", do="pass a number in [0, 1)"
+                    )
+                if not 0 <= float(number) < 1:
+                    why = "a decay outside [0, 1) does not forget"
+                    _refuse(f"{name}={value}", why, "a number in [0, 1)")
+        n = self.sparse_n
+        if n is not None and (isinstance(n, bool) or not isinstance(n, numbers.Integral)):
             raise type_error(
-                f"sparse_n={self.sparse_n!r}.",
-                why="it counts crossings",
-                do="pass an integer >= 1",
+                f"sparse_n={n!r}.", why="it counts crossings", do="pass an integer >= 1"
             )
 
     def _canonical(self) -> None:
+        """Coordinates that mean the same become equal."""
         put = lambda name, value: object.__setattr__(self, name, value)
-        if self.is_factorized:
-            rule, decay = self.temporal_recursion, self.decay
-            tails = rule
-            if not _is_pair(rule):
-                first = "scalar_leak" if rule == "jacobian" else rule
-                tails = (first, "scalar_leak" if self.trace_factorization == "paired" else rule)
-            if not _is_pair(decay):
-                decay = (decay, decay)
-            none = tuple(r == "none" or d == 0 for r, d in zip(tails, decay, strict=True))
-            for r, d in zip(tails, decay, strict=True):
-                if r == "none" and d not in (None, 0):
-                    _refuse(f"decay={d} with the recursion 'none'", "nothing is carried on", "0")
-            put(
-                "temporal_recursion",
-                tuple("none" if n else r for n, r in zip(none, tails, strict=True)),
-            )
-            put("decay", tuple(0.0 if n else d for n, d in zip(none, decay, strict=True)))
-        elif self.temporal_recursion == "scalar_leak" and self.decay == 0:
-            put("temporal_recursion", "none")
-        if not self.is_factorized and self.temporal_recursion == "none":
-            if self.decay not in (None, 0):
-                _refuse(
-                    f"decay={self.decay} with the recursion 'none'", "nothing is carried on", "0"
-                )
-            put("decay", 0.0)
+        rule, decay, pair = self.temporal_recursion, self.decay, self.is_factorized
+        if pair and not _is_pair(rule):
+            first = "scalar_leak" if rule == "jacobian" else rule
+            rule = first, "scalar_leak" if self.trace_factorization == "paired" else rule
+        if pair and not _is_pair(decay):
+            decay = decay, decay
+        rules, decays = (rule, decay) if pair else ((rule,), (decay,))
+        new = []
+        for r, d in zip(rules, decays, strict=True):
+            if r == "none" and d not in (None, 0):
+                _refuse(f"decay={d} with the recursion 'none'", "nothing is carried on", "0")
+            none = r == "none" or (d == 0 and (pair or r == "scalar_leak"))
+            new.append(("none", 0.0) if none else (r, d))
+        new_rules, new_decays = zip(*new, strict=True)
+        put("temporal_recursion", new_rules if pair else new_rules[0])
+        put("decay", new_decays if pair else new_decays[0])
         if self.trace_filter == "kappa" and self.kappa == 0:
             put("trace_filter", "none")
             put("kappa", None)
@@ -186,123 +184,75 @@ class ETraceConfig:
             put("recurrence_scope", "coupled")
             put("sparse_n", None)
 
-    def _check(self) -> None:
-        kind, rule = self.trace_factorization, self.temporal_recursion
-        if _is_pair(rule) != self.is_factorized:
-            _refuse(
-                f"temporal_recursion={rule!r} with the trace {kind!r}",
-                "a pair is for two factors",
-                "one of 'jacobian', 'scalar_leak', 'none'",
-            )
-        if _is_pair(self.decay) != self.is_factorized:
-            _refuse(f"decay={self.decay}", "a pair is for two factors", "one number, or None")
-        carried = rule[1] if self.is_factorized else rule
-        self._check_options(kind, rule, carried)
-        if self.is_factorized:
-            if rule[0] == "jacobian":
-                _refuse(
-                    "the recursion 'jacobian' of the inputs",
-                    "inputs have no Jacobian between states",
-                    "('scalar_leak', 'jacobian')",
-                )
-            if kind == "paired" and "jacobian" in rule:
-                _refuse("paired factors with a Jacobian", "both of them leak", "'scalar_leak'")
-            if None in self.decay:
-                _refuse("two factors without decay", "each has one", "decay=0.9, or a pair")
-        elif kind != "per_param":
-            if rule != "jacobian" or self.decay is not None:
-                _refuse(f"a recursion of the trace {kind!r}", "it has its own", "'jacobian'")
-        elif rule == "jacobian" and self.decay is not None:
-            _refuse("decay with 'jacobian'", "the Jacobian decays", "decay=None, or 'scalar_leak'")
-        elif rule == "scalar_leak" and self.decay is None:
-            _refuse("'scalar_leak' without decay", "it is the leak", "decay=0.9")
-
-    def _check_options(self, kind: str, rule: Any, carried: str) -> None:
+    def _refusals(self) -> Iterator[tuple[bool, str, str, str]]:
+        """What there can be in no rule: whether it is there, what, why, and what to choose."""
+        kind, rule, pair = self.trace_factorization, self.temporal_recursion, self.is_factorized
+        signal, scope, decay = self.learning_signal, self.recurrence_scope, self.decay
+        # fmt: off
+        yield (_is_pair(rule) != pair, f"temporal_recursion={rule!r} with the trace {kind!r}",
+               "a pair is for two factors", "one of 'jacobian', 'scalar_leak', 'none'")
+        yield (_is_pair(decay) != pair, f"decay={decay}", "a pair is for two factors",
+               "one number, or None")
+        carried = rule[1] if pair else rule
         for name, axis in (("kappa", "trace_filter"), ("sparse_n", "recurrence_scope")):
-            chosen = getattr(self, axis) == name
-            if chosen != (getattr(self, name) is not None):
-                _refuse(
-                    f"{axis}={getattr(self, axis)!r} with {name}={getattr(self, name)}",
-                    "they belong together",
-                    f"{axis}={name!r} and {name}=<number>, or neither",
-                )
-        if self.window_size is not None:
-            _refuse("window_size", "windows are chosen with vjp_method and chunk_size", "None")
-        if self.trace_filter == "kappa" and kind != "per_param":
-            _refuse(
-                f"a filter of the trace {kind!r}", "it filters traces of weights", "'per_param'"
-            )
-        if self.include_recurrent_mixing and carried != "jacobian":
-            _refuse(
-                f"the scope {self.recurrence_scope!r} with the recursion {carried!r}",
-                "it says which part of the Jacobian is kept",
-                "temporal_recursion='jacobian'",
-            )
-        if self.recurrence_scope == "sparse_n":
-            if kind != "per_param":
-                _refuse(
-                    f"sparse_n with the trace {kind!r}",
-                    "it widens traces of weights",
-                    "'per_param'",
-                )
-            if self.sparse_n is not None and self.sparse_n < 2:
-                _refuse(f"sparse_n={self.sparse_n}", "1 is 'coupled'", "an integer >= 2")
-        if kind in ("random_projection", "kronecker", "everything") and (
-            self.recurrence_scope != "coupled"
-        ):
-            _refuse(
-                f"the trace {kind!r} with the scope {self.recurrence_scope!r}",
-                "it follows all paths",
-                "recurrence_scope='coupled'",
-            )
-        if kind in ("paired", "none") and self.include_recurrent_mixing:
-            _refuse(
-                f"the trace {kind!r} with the scope {self.recurrence_scope!r}",
-                "it follows no path",
-                "recurrence_scope='diagonal'",
-            )
-        replaced = self.learning_signal not in ("symmetric", "bootstrapped")
-        if replaced and kind not in ("per_param", "io_factorized"):
-            _refuse(
-                f"the signal {self.learning_signal!r} with the trace {kind!r}",
-                "it meets traces at the states",
-                "'per_param' or 'io_factorized'",
-            )
-        self._check_signal(kind, carried)
-        if (self.alphas is not None) != (kind == "paired"):
-            _refuse(f"alphas={self.alphas} with the trace {kind!r}", "they weight pairings", "both")
-        if not self.normalized and carried == "jacobian" and kind == "io_factorized":
-            _refuse(
-                "normalized=False with the recursion 'jacobian'",
-                "a leaky sum leaks by a number, a Jacobian decays already",
-                "temporal_recursion='scalar_leak', or normalized=True",
-            )
-        if not self.normalized and kind != "io_factorized":
-            _refuse(
-                f"normalized=False with the trace {kind!r}",
-                "it is about factors",
-                "'io_factorized'",
-            )
-
-    def _check_signal(self, kind: str, carried: str) -> None:
-        signal, scope = self.learning_signal, self.recurrence_scope
-        if signal in ("modulatory", "local_loss", "target_projection") and kind != "per_param":
-            _refuse(
-                f"the signal {signal!r} with the trace {kind!r}", "its learner has", "'per_param'"
-            )
-        plain = kind == "per_param" and carried == "jacobian" and self.trace_filter == "none"
-        if signal == "target_projection" and not (plain and scope == "coupled"):
-            _refuse(
-                "the signal 'target_projection' with other traces",
-                "its learner has traces per weight, Jacobian, no filter",
-                "recurrence_scope='coupled', the rest as it is by default",
-            )
-        if signal == "bootstrapped" and not (plain and scope == "diagonal"):
-            _refuse(
-                "the signal 'bootstrapped' with other traces",
-                "its learner has traces per weight, Jacobian, no filter",
-                "the rest as it is by default",
-            )
+            value, choice = getattr(self, name), getattr(self, axis)
+            yield ((choice == name) != (value is not None),
+                   f"{axis}={choice!r} with {name}={value}",
+                   "one needs the other", f"{axis}={name!r} and {name}=<number>, or neither")
+        yield (self.window_size is not None, "window_size",
+               "windows are set by vjp_method and chunk_size", "None")
+        per_weight = kind == "per_param"
+        yield (self.trace_filter == "kappa" and not per_weight, f"a filter of the trace {kind!r}",
+               "it filters traces of weights", "'per_param'")
+        yield (self.include_recurrent_mixing and carried != "jacobian",
+               f"the scope {scope!r} with the recursion {carried!r}",
+               "it says which entries of the Jacobian count", "temporal_recursion='jacobian'")
+        yield (scope == "sparse_n" and not per_weight, f"sparse_n with the trace {kind!r}",
+               "it widens traces of weights", "'per_param'")
+        yield (self.sparse_n is not None and self.sparse_n < 2, f"sparse_n={self.sparse_n}",
+               "1 is 'coupled'", "an integer >= 2")
+        everywhere = kind in ("random_projection", "kronecker", "everything")
+        yield (everywhere and scope != "coupled", f"the trace {kind!r} with the scope {scope!r}",
+               "it follows all paths", "recurrence_scope='coupled'")
+        yield (kind in ("paired", "none") and self.include_recurrent_mixing,
+               f"the trace {kind!r} with the scope {scope!r}",
+               "it follows no path", "recurrence_scope='diagonal'")
+        replaced = signal not in ("symmetric", "bootstrapped")
+        yield (replaced and kind not in ("per_param", "io_factorized"),
+               f"the signal {signal!r} with the trace {kind!r}",
+               "it meets traces at the states", "'per_param' or 'io_factorized'")
+        yield (replaced and signal != "random_feedback" and not per_weight,
+               f"the signal {signal!r} with the trace {kind!r}", "its learner has", "'per_param'")
+        plain = per_weight and carried == "jacobian" and self.trace_filter == "none"
+        for name, only in (("target_projection", "coupled"), ("bootstrapped", "diagonal")):
+            yield (signal == name and not (plain and scope == only),
+                   f"the signal {name!r} with other traces",
+                   "its learner has traces per weight, Jacobian, no filter",
+                   f"recurrence_scope={only!r}, the rest as it is by default")
+        yield ((self.alphas is not None) != (kind == "paired"),
+               f"alphas={self.alphas} with the trace {kind!r}", "they weight pairings", "both")
+        two = kind == "io_factorized"
+        yield (not self.normalized and carried == "jacobian" and two,
+               "normalized=False with the recursion 'jacobian'",
+               "a leaky sum leaks by a number, a Jacobian decays already",
+               "temporal_recursion='scalar_leak', or normalized=True")
+        yield (not self.normalized and not two, f"normalized=False with the trace {kind!r}",
+               "it is about factors", "'io_factorized'")
+        if pair:
+            yield (rule[0] == "jacobian", "the recursion 'jacobian' of the inputs",
+                   "inputs have no Jacobian between states", "('scalar_leak', 'jacobian')")
+            yield (kind == "paired" and "jacobian" in rule, "paired factors with a Jacobian",
+                   "both of them leak", "'scalar_leak'")
+            yield (None in decay, "two factors without decay", "each has one",
+                   "decay=0.9, or a pair")
+            return
+        yield (not per_weight and (rule != "jacobian" or decay is not None),
+               f"a recursion of the trace {kind!r}", "it has its own", "'jacobian'")
+        yield (rule == "jacobian" and decay is not None, "decay with 'jacobian'",
+               "the Jacobian decays", "decay=None, or 'scalar_leak'")
+        yield (rule == "scalar_leak" and decay is None, "'scalar_leak' without decay",
+               "it is the leak", "decay=0.9")
+        # fmt: on
 
 
 ETraceConfig.__module__ = "braintrace"
@@ -311,7 +261,7 @@ ETraceConfig.__module__ = "braintrace"
 def check_config(
     learner: str, config: Any, default: ETraceConfig, signals: tuple[str, ...]
 ) -> ETraceConfig:
-    """The coordinates a learner is made with, if it can have them."""
+    """The coordinates of a learner, if it can have them."""
     if config is None:
         return default
     if not isinstance(config, ETraceConfig):
@@ -320,34 +270,19 @@ def check_config(
             why="it holds the coordinates of a rule",
             do="pass a braintrace.ETraceConfig",
         )
-    if config.trace_factorization != default.trace_factorization:
-        raise value_error(
-            f"{learner} with the trace {config.trace_factorization!r}.",
-            why=f"its trace is {default.trace_factorization!r}",
-            do="let braintrace.compile(model, config, x) find the class",
-        )
-    if config.learning_signal not in signals:
-        raise value_error(
-            f"{learner} with the signal {config.learning_signal!r}.",
-            why=f"it has {', '.join(map(repr, signals))}",
-            do="let braintrace.compile(model, config, x) find the class",
-        )
+    do = "let braintrace.compile(model, config, x) find the class"
+    layout, signal = config.trace_factorization, config.learning_signal
+    if layout != default.trace_factorization:
+        why = f"its trace is {default.trace_factorization!r}"
+        raise value_error(f"{learner} with the trace {layout!r}.", why=why, do=do)
+    if signal not in signals:
+        why = f"it has {', '.join(map(repr, signals))}"
+        raise value_error(f"{learner} with the signal {signal!r}.", why=why, do=do)
     return config
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2
-
-
-def _check_number(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.number)):
-        raise type_error(
-            f"{name}={value!r}.", why="it is a decay", do="pass a number in [0, 1), or None"
-        )
-    if not 0 <= float(value) < 1:
-        _refuse(f"{name}={value}", "a decay outside [0, 1) does not forget", "a number in [0, 1)")
 
 
 def _legal(axis: str) -> str:

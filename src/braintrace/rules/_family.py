@@ -1,4 +1,4 @@
-"""Rules whose signal is the loss's: each function checks its options and makes the rule."""
+"""Rules whose signal is the loss's: each function checks its options and returns the rule."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from .._errors import value_error
-from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._full_influence import full_influence
-from ._learning_rule import LearningRule, stated
-from ._options import check_count, check_fraction, check_limit, decay_of, trace_type
+from ._learning_rule import LearningRule, learning_rule, stated
+from ._options import check_count, check_fraction, check_limit, decay_of
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -25,7 +24,7 @@ def d_rtrl(*, trace_dtype: Any = None) -> LearningRule:
     Args:
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
     """
-    return _of("d_rtrl", ETraceConfig(), trace_dtype=trace_type(trace_dtype))
+    return learning_rule(ETraceConfig(), how={"trace_dtype": trace_dtype})
 
 
 @stated
@@ -45,7 +44,7 @@ def pp_prop(decay_or_rank: Any, *, trace_dtype: Any = None) -> LearningRule:
             do="pass one number, or a pair of numbers",
         )
     config = ETraceConfig("io_factorized", decay=tuple(map(decay_of, pair)))
-    return _of("pp_prop", config, trace_dtype=trace_type(trace_dtype))
+    return learning_rule(config, how={"trace_dtype": trace_dtype})
 
 
 @stated
@@ -76,8 +75,8 @@ def eprop(
         )
     signal = "symmetric" if feedback == "symmetric" else "random_feedback"
     config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
-    how = {"key": random_feedback_key, "scale": feedback_scale}
-    return _of("eprop", config, trace_dtype=trace_type(trace_dtype), **how)
+    how = {"key": random_feedback_key, "scale": feedback_scale, "trace_dtype": trace_dtype}
+    return learning_rule(config, how=how)
 
 
 @stated
@@ -102,8 +101,8 @@ def rflo(
         decay=None if leak is None else check_fraction("leak", leak),
         learning_signal="symmetric" if random_feedback_key is None else "random_feedback",
     )
-    how = {"key": random_feedback_key, "scale": feedback_scale}
-    return _of("rflo", config, trace_dtype=trace_type(trace_dtype), **how)
+    how = {"key": random_feedback_key, "scale": feedback_scale, "trace_dtype": trace_dtype}
+    return learning_rule(config, how=how)
 
 
 @stated
@@ -124,8 +123,12 @@ def snap(
     """
     order = check_count("n", n, "the crossings of a path, and one")
     config = ETraceConfig(recurrence_scope="sparse_n", sparse_n=order)
-    limits = {"memory_limit": check_limit(memory_limit), "most_entries": most_entries}
-    return _of("snap", config, limits, trace_dtype=trace_type(trace_dtype))
+    return learning_rule(
+        config,
+        how={"trace_dtype": trace_dtype},
+        memory_limit=check_limit(memory_limit),
+        most_entries=most_entries,
+    )
 
 
 @stated
@@ -168,7 +171,7 @@ def ottt(mode: str = "A", *, leak: float, trace_dtype: Any = None) -> LearningRu
     _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
     leak = check_fraction("leak", leak, zero=False)
     config = ETraceConfig("io_factorized", decay=(leak if mode == "A" else 0.0, 0.0))
-    return _of("ottt", config, trace_dtype=trace_type(trace_dtype))
+    return learning_rule(config, how={"trace_dtype": trace_dtype})
 
 
 @stated
@@ -200,7 +203,7 @@ def otpe(
         config = ETraceConfig(temporal_recursion="scalar_leak", decay=leak)
     else:
         config = ETraceConfig("io_factorized", "scalar_leak", decay=leak, normalized=False)
-    return _of("otpe", config, trace_dtype=trace_type(trace_dtype), most=trace_clip_abs)
+    return learning_rule(config, how={"trace_dtype": trace_dtype, "most": trace_clip_abs})
 
 
 @stated
@@ -227,7 +230,7 @@ def stllr(
         decay=(check_fraction("leak_pre", leak_pre), check_fraction("leak_post", leak_post)),
         alphas=(float(alpha_pre), float(alpha_post)),
     )
-    return _of("stllr", config, {"no_windows": NO_PAIRING}, trace_dtype=trace_type(trace_dtype))
+    return learning_rule(config, how={"trace_dtype": trace_dtype}, no_windows=NO_PAIRING)
 
 
 @stated
@@ -252,7 +255,8 @@ def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> Learning
         projection_eps: positive number that is added to norms.
     """
     config = ETraceConfig("random_projection", recurrence_scope="coupled")
-    return _of("uoro", config, key=projection_key, eps=_eps("projection_eps", projection_eps))
+    eps = _eps("projection_eps", projection_eps)
+    return learning_rule(config, how={"key": projection_key, "eps": eps})
 
 
 @stated
@@ -264,20 +268,13 @@ def kf_rtrl(key: Any = 42, *, eps: float = 1e-12) -> LearningRule:
         eps: positive number that is added to norms.
     """
     config = ETraceConfig("kronecker", recurrence_scope="coupled")
-    return _of("kf_rtrl", config, key=key, eps=_eps("eps", eps))
+    return learning_rule(config, how={"key": key, "eps": _eps("eps", eps)})
 
 
 @stated
 def no_trace() -> LearningRule:
     """The baseline: the gradient within each step, and no memory; in windows, truncated BPTT."""
-    return _of("no_trace", ETraceConfig("none"))
-
-
-def _of(
-    name: str, config: ETraceConfig, fields: dict[str, Any] | None = None, **how: Any
-) -> LearningRule:
-    record = rule_of(config, **how)
-    return LearningRule(name, config, record, crossings_of(config), **(fields or {}))
+    return learning_rule(ETraceConfig("none"), how={})
 
 
 def _eps(name: str, value: float) -> float:

@@ -6,8 +6,9 @@ trace is (parts, *parameter, *state): a complex parameter has two parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,25 @@ from ..graph import Graph
 Array = jax.Array
 
 
+Push = Callable[[Graph, Values, Sequence[Any]], list[Any]]
+
+
+def over_states(push: Push, **functions: Any) -> Rule:
+    """A rule that goes through the steps itself, on all paths between states.
+
+    Args:
+        push: `(graph, values, traces) -> traces` after one step.
+        **functions: the other fields of `Rule`.
+    """
+
+    def advance(
+        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
+    ) -> list[Any]:
+        return scan_steps(block, partial(push, graph), list(traces))
+
+    return Rule(advance=advance, entry_only=True, complete=True, **functions)
+
+
 def full_influence(at_once: int = 4096) -> Rule:
     """Every parameter's influence on every state it reaches.
 
@@ -28,25 +48,10 @@ def full_influence(at_once: int = 4096) -> Rule:
     """
 
     def push(graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
-        return [
-            _pushed(graph, i, values, trace, at_once) if trace else trace
-            for i, trace in enumerate(traces)
-        ]
+        each = enumerate(traces)
+        return [_pushed(graph, i, values, t, at_once) if t else t for i, t in each]
 
-    def advance(
-        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
-    ) -> list[Any]:
-        return scan_steps(block, lambda values, traces: push(graph, values, traces), list(traces))
-
-    return Rule(
-        _init,
-        parameters_of,
-        advance,
-        _credit,
-        entry_only=True,
-        per_parameter=True,
-        complete=True,
-    )
+    return over_states(push, init=_init, traced=parameters_of, credit=_credit, per_parameter=True)
 
 
 def parameters_of(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -24,8 +25,6 @@ import jax.numpy as jnp
 from .._errors import not_supported
 from ..engine import (
     Arrived,
-    Block,
-    Fresh,
     Rule,
     Values,
     has_samples,
@@ -33,12 +32,12 @@ from ..engine import (
     new_hidden,
     observe,
     operands_pulled,
-    scan_steps,
     zeros_like_traces,
 )
 from ..graph import Graph
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import seen_input
+from ._full_influence import over_states
 from ._rank_one import per_state
 
 Array = jax.Array
@@ -52,25 +51,17 @@ def kronecker(key: Any, eps: float = 1e-12) -> Rule:
         eps: added to norms.
     """
 
-    def advance(
-        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
-    ) -> list[Any]:
-        push = lambda values, traces: _pushed(graph, values, traces, key, eps)
-        return scan_steps(block, push, list(traces))
-
     def reset(traces: Sequence[Any]) -> list[Any]:
         pairs = zip(zeros_like_traces(traces), traces, strict=True)
         return [{**zeros, "draws": t["draws"]} for zeros, t in pairs]
 
-    return Rule(
-        _init,
-        lambda graph: [(r.index, r.weight_path) for r in graph.relations],
-        advance,
-        _credit,
+    return over_states(
+        partial(_pushed, key, eps),
+        init=_init,
+        traced=lambda graph: [(r.index, r.weight_path) for r in graph.relations],
+        credit=_credit,
         reset=reset,
-        entry_only=True,
         one_by_one=True,
-        complete=True,
         constants={"key": key, "eps": eps},
         approximates="the influence of every weight: one random product stands for it",
     )
@@ -117,7 +108,7 @@ def _check(r: Relation, entries: Sequence[Any]) -> None:
         )
 
 
-def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: float) -> list[Any]:
+def _pushed(key: Any, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
     """The factors after a step."""
     steps = observe(graph, values.consts, inputs_of(graph, values), {})
     hidden = tuple(values.hidden)

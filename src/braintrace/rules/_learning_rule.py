@@ -1,4 +1,4 @@
-"""A learning rule as a value, made without a model."""
+"""A learning rule as a value, without a model: its coordinates and the record they stand for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any, ParamSpec
 from ..engine import ExitCotangents, Rule
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
-from ._signal import OfGroup
+from ._factored import factored
+from ._full_influence import full_influence
+from ._immediate import paired, untraced
+from ._kept import leak
+from ._kronecker import kronecker
+from ._options import key_of, trace_type
+from ._per_weight import per_weight
+from ._rank_one import rank_one
+from ._signal import OfGroup, by_group, random_feedback, with_signal
 
 Groups = Sequence[HiddenGroup]
 P = ParamSpec("P")
@@ -38,7 +46,7 @@ class LearningRule:
         no_windows: why it refuses windows, None if it does not.
         signal: its own signal of one hidden group, see `by_group`; None if it takes the loss's.
         values: arrays that its signal reads, the same at every step.
-        options: what it was made with.
+        options: the arguments of the function that returned it.
         check_groups: refuses hidden groups that do not fit the rule.
         check_call: refuses a call that does not give the rule what it needs.
     """
@@ -58,16 +66,83 @@ class LearningRule:
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
 
 
+def rule_of(
+    config: ETraceConfig,
+    *,
+    key: Any = None,
+    scale: float = 1.0,
+    eps: float = 1e-12,
+    trace_dtype: Any = None,
+    most: float | None = None,
+) -> Rule:
+    """The record with these coordinates.
+
+    Args:
+        config: the coordinates.
+        key: of random operands or random signs.
+        scale: of random operands.
+        eps: added to the norms of random products.
+        trace_dtype: storage type of traces.
+        most: largest absolute value of traces.
+    """
+    trace_dtype = trace_type(trace_dtype)
+    kind = config.trace_factorization
+    if kind == "random_projection":
+        return rank_one(key_of("projection_key", key), eps)
+    if kind == "kronecker":
+        return kronecker(key_of("key", key), eps)
+    if kind == "everything":
+        return full_influence()
+    if kind == "none":
+        return untraced()
+    if kind == "paired":
+        assert config.alphas is not None
+        return paired(config.decay_x, config.decay_f, *config.alphas, trace_dtype)
+    how: dict[str, Any] = {}
+    if config.learning_signal == "random_feedback":
+        how["feedback"] = random_feedback(key_of("random_feedback_key", key), scale)
+    if config.include_recurrent_mixing:
+        how["exit_cotangents"] = ExitCotangents.UNCUT
+    if config.is_factorized:
+        x, f = config.decay
+        leaky = not config.normalized  # leaky sums: the leak of the tails is their Jacobian
+        if leaky or config.recursion_f == "scalar_leak":
+            decay = f if leaky else 1.0
+            how |= {"kept": leak(decay), "exit_cotangents": ExitCotangents.DETACHED}
+        return factored(x, 1.0 if leaky else f, trace_dtype, plain=leaky, **how)
+    if config.temporal_recursion != "jacobian":
+        how |= {"kept": leak(config.decay), "exit_cotangents": ExitCotangents.DETACHED}
+    return per_weight(trace_dtype, kappa=config.kappa or 0.0, most=most, **how)
+
+
+def crossings_of(config: ETraceConfig) -> int | None:
+    """How many crossings the traces are followed through; None keeps to paths without any."""
+    if config.trace_factorization not in ("per_param", "io_factorized"):
+        return None
+    return {"diagonal": None, "coupled": 0}.get(config.recurrence_scope, (config.sparse_n or 1) - 1)
+
+
+def learning_rule(
+    config: ETraceConfig, signal: OfGroup | None = None, *, how: Mapping[str, Any], **fields: Any
+) -> LearningRule:
+    """The value with these coordinates; `how` are arguments of `rule_of`."""
+    record = rule_of(config, **how)
+    if signal is not None:
+        record = with_signal(record, by_group(signal))
+    name, crossings = config.trace_factorization, crossings_of(config)
+    return LearningRule(name, config, record, crossings, signal=signal, **fields)
+
+
 def stated(make: Callable[P, LearningRule]) -> Callable[P, LearningRule]:
-    """A function that makes a rule, which then has its name and the options that it got."""
+    """A function that returns a rule, which then has its name and options."""
 
     @functools.wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> LearningRule:
+    def rule(*args: P.args, **kwargs: P.kwargs) -> LearningRule:
         bound = inspect.signature(make).bind(*args, **kwargs)
         bound.apply_defaults()
         return replace(make(*args, **kwargs), name=make.__name__, options=bound.arguments)
 
-    return made
+    return rule
 
 
 def credit_of(record: Rule, config: ETraceConfig | None, windows: bool) -> Credit:

@@ -14,13 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message, not_supported, type_error, value_error
-from ..engine import Rule
 from ..graph import HiddenGroup
-from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
-from ._learning_rule import Groups, LearningRule, stated
-from ._options import check_count, key_of, trace_type
-from ._signal import OfGroup, by_group, with_signal
+from ._learning_rule import Groups, LearningRule, learning_rule, stated
+from ._options import check_count, key_of
 
 Array = jax.Array
 NO_DERIVATIVE = "its signal is not a derivative of the loss"
@@ -39,14 +36,12 @@ def three_factor(*, trace_dtype: Any = None) -> LearningRule:
         trace_dtype: storage type of the traces.
     """
     config = ETraceConfig(learning_signal="modulatory")
-    record = _signalled(config, modulator_of, trace_dtype)
-    return LearningRule(
-        "three_factor",
+    return learning_rule(
         config,
-        record,
+        modulator_of,
+        how={"trace_dtype": trace_dtype},
         takes=("modulator",),
         no_windows=NO_DERIVATIVE,
-        signal=modulator_of,
         check_call=check_modulator,
     )
 
@@ -66,22 +61,26 @@ def osttp(
             no signal, and the traces go on.
         trace_dtype: storage type of the traces.
     """
-    check_timing(target_timing)
+    if target_timing not in ("per-step", "sequence-end"):
+        raise value_error(
+            f"target_timing={target_timing!r}.",
+            why="targets come with every step, or with some of them",
+            do="choose 'per-step' or 'sequence-end'",
+        )
     matrices = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
-    config = ETraceConfig(recurrence_scope="coupled", learning_signal="target_projection")
     needs = "with target_timing='per-step' every call has one"
     every_step = target_timing == "per-step"
-    return LearningRule(
-        "osttp",
-        config,
-        _signalled(config, projected_target, trace_dtype),
-        crossings_of(config),
+    return learning_rule(
+        ETraceConfig(recurrence_scope="coupled", learning_signal="target_projection"),
+        projected_target,
+        how={"trace_dtype": trace_dtype},
         takes=("y_target",),
         no_windows=NO_DERIVATIVE,
-        signal=projected_target,
         values={"B_list": matrices},
         check_groups=lambda groups: check_matrices(groups, matrices),
-        check_call=lambda groups, extra: check_given(extra, "OSTTP", needs) if every_step else None,
+        check_call=lambda groups, extra: (
+            check_target_of(extra, "OSTTP", needs) if every_step else None
+        ),
     )
 
 
@@ -112,27 +111,20 @@ def decolle(
     """
     local = local_loss_of(n_target, key, local_loss, observe)
     matrices = None if readouts is None else [jnp.asarray(R) for R in readouts]
-    config = ETraceConfig(learning_signal="local_loss")
     needs = "every group learns to predict it"
-    return LearningRule(
-        "decolle",
-        config,
-        _signalled(config, local.signal, trace_dtype),
+    return learning_rule(
+        ETraceConfig(learning_signal="local_loss"),
+        local.signal,
+        how={"trace_dtype": trace_dtype},
         takes=("y_target",),
         no_windows=OWN_LOSS,
-        signal=local.signal,
         values={} if matrices is None else {"readouts": matrices},
         check_groups=lambda groups: check_readouts(groups, matrices, n_target),
-        check_call=lambda groups, extra: check_given(extra, "DECOLLE", needs),
+        check_call=lambda groups, extra: check_target_of(extra, "DECOLLE", needs),
     )
 
 
-def _signalled(config: ETraceConfig, signal: OfGroup, trace_dtype: Any) -> Rule:
-    record = rule_of(config, trace_dtype=trace_type(trace_dtype))
-    return with_signal(record, by_group(signal))
-
-
-def check_given(extra: Mapping[str, Any], rule: str, why: str) -> None:
+def check_target_of(extra: Mapping[str, Any], rule: str, why: str) -> None:
     """Refuse a call without a target."""
     if "y_target" not in extra:
         raise value_error(
@@ -199,15 +191,6 @@ def modulator_of(group: HiddenGroup, cotangent: Array, state: Array, extra: Any)
 
 
 # -------------------------------------------------------------------------------------- targets
-
-
-def check_timing(target_timing: Any) -> None:
-    if target_timing not in ("per-step", "sequence-end"):
-        raise value_error(
-            f"target_timing={target_timing!r}.",
-            why="targets come with every step, or with some of them",
-            do="choose 'per-step' or 'sequence-end'",
-        )
 
 
 def check_matrices(groups: Groups, matrices: Sequence[Array]) -> None:

@@ -15,17 +15,17 @@ from .._errors import message, type_error, value_error
 def check_fraction(name: str, value: Any, *, zero: bool = True) -> float:
     """A number between 0 and 1; 1 is too much, 0 is allowed with `zero`."""
     ends = "[0, 1)" if zero else "(0, 1)"
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.number)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise type_error(
             f"{name} is a {type(value).__name__}.",
-            why="it is the part of a trace that a step leaves",
+            why="it is the fraction of a trace that a step leaves",
             do=f"pass a number in {ends}",
         )
     number = float(value)
     if not (0 < number < 1 or (zero and number == 0)):
         raise value_error(
             f"{name}={value}.",
-            why=f"it is the part of a trace that a step leaves, in {ends}",
+            why=f"it is the fraction of a trace that a step leaves, in {ends}",
             do=f"pass a number in {ends}",
         )
     return number
@@ -66,13 +66,7 @@ def decay_of(value: Any) -> float:
                 do="pass an integer >= 1, or a float in [0, 1)",
             )
         return (int(value) - 1) / (int(value) + 1)
-    if not 0 <= float(value) < 1:
-        raise value_error(
-            f"decay_or_rank={value}.",
-            why="a decay outside [0, 1) does not forget",
-            do="pass a float in [0, 1), or an integer >= 1",
-        )
-    return float(value)
+    return check_fraction("decay_or_rank", value)
 
 
 def trace_type(dtype: Any) -> Any:

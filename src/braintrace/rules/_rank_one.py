@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,19 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported
-from ..engine import (
-    Arrived,
-    Block,
-    Fresh,
-    Rule,
-    Values,
-    evaluate_plain,
-    new_hidden,
-    scan_steps,
-    zeros_like_traces,
-)
+from ..engine import Arrived, Rule, Values, evaluate_plain, new_hidden, zeros_like_traces
 from ..graph import Graph
-from ._full_influence import parameters_of
+from ._full_influence import over_states, parameters_of
 
 Array = jax.Array
 
@@ -45,12 +36,6 @@ def rank_one(key: Any, eps: float = 1e-12) -> Rule:
         eps: added to norms.
     """
 
-    def advance(
-        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
-    ) -> list[Any]:
-        push = lambda values, traces: _pushed(graph, values, traces, key, eps)
-        return scan_steps(block, push, list(traces))
-
     def traced(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
         leaves = parameters_of(graph)
         return [*leaves, (len(leaves), ("states",))]
@@ -59,16 +44,14 @@ def rank_one(key: Any, eps: float = 1e-12) -> Rule:
         *ws, last = zeros_like_traces(traces)
         return [*ws, {**last, "draws": traces[-1]["draws"]}]
 
-    return Rule(
-        _init,
-        traced,
-        advance,
-        _credit,
+    return over_states(
+        partial(_pushed, key, eps),
+        init=_init,
+        traced=traced,
+        credit=_credit,
         reset=reset,
-        entry_only=True,
         one_by_one=True,
         per_parameter=True,
-        complete=True,
         constants={"key": key, "eps": eps},
         approximates="the influence of every parameter: one random outer product stands for it",
     )
@@ -90,7 +73,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
     return [*out, {"s": s, "draws": jnp.zeros((), jnp.int32)}]
 
 
-def _pushed(graph: Graph, values: Values, traces: Sequence[Any], key: Any, e: float) -> list[Any]:
+def _pushed(key: Any, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
     """The factors after a step."""
     *ws, last = traces
     s = per_state(last["s"])

@@ -1,6 +1,6 @@
 """The table of rules. What a rule is called, takes, stores and stands for is read from here.
 
-A row names the function that makes the rule; its arguments, their defaults and its docstring are
+A row names the function that returns the rule; its arguments, their defaults and its docstring are
 the options. `braintrace.online` and `compile`, the learner classes, the command line, and the
 tables of the README and of `docs/rules.md` (by a test) follow from it.
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import message, type_error
-from ._built import crossings_of, rule_of
 from ._config import ETraceConfig
 from ._family import (
     d_rtrl,
@@ -32,7 +31,7 @@ from ._family import (
     stllr,
     uoro,
 )
-from ._learning_rule import LearningRule
+from ._learning_rule import LearningRule, learning_rule
 from ._modulated import decolle, osttp, three_factor
 
 
@@ -42,7 +41,7 @@ class Row:
 
     Attributes:
         name: what it is called.
-        make: the function that checks its options and makes it; None if there is a learner only.
+        make: the function that checks its options and returns it; None if there is a learner only.
         learner: its class for brainstate modules.
         trace: what it stores, in words.
         signal: what meets the trace, in words.
@@ -137,17 +136,16 @@ def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
         kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
         raise type_error(
             f"{kind} is not a rule.",
-            why="a rule is a name, a value made by braintrace.rules, or an ETraceConfig",
+            why="a rule is a name, a value of braintrace.rules, or an ETraceConfig",
             do=f"pass one of {', '.join(sorted(RULES))}",
         )
     if isinstance(rule, ETraceConfig):
-        record = rule_of(rule, **options)
-        return LearningRule(rule.trace_factorization, rule, record, crossings_of(rule))
+        return learning_rule(rule, how=options)
     if options:
         raise type_error(
             f"{rule.name} as a value, with the options {', '.join(options)}.",
-            why="a rule that is made has its options",
-            do=f"pass them where it is made: braintrace.rules.{rule.name}(...)",
+            why="a value has its options already",
+            do=f"pass them to braintrace.rules.{rule.name}(...)",
         )
     return rule
 
