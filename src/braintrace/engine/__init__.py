@@ -3,13 +3,10 @@
 from ._evaluate import evaluate_plain as evaluate_plain
 from ._evaluate import inputs_of as inputs_of
 from ._evaluate import new_hidden as new_hidden
-from ._exits import run_with_exits as run_with_exits
-from ._map_steps import map_steps as map_steps
-from ._map_steps import scan_steps as scan_steps
+from ._evaluate import operands_pulled as operands_pulled
 from ._observe import group_jacobians as group_jacobians
 from ._observe import observe as observe
 from ._observe import observe_block as observe_block
-from ._operands import operands_pulled as operands_pulled
 from ._recurrence import StepValues as StepValues
 from ._recurrence import evaluate_all_steps as evaluate_all_steps
 from ._recurrence import needed as needed
@@ -31,7 +28,10 @@ from ._run_block import run_block as run_block
 from ._samples import has_samples as has_samples
 from ._signals import OWN as OWN
 from ._signals import mix as mix
+from ._signals import run_with_exits as run_with_exits
 from ._signals import signals_of as signals_of
 from ._values import Block as Block
 from ._values import TimeAxes as TimeAxes
 from ._values import Values as Values
+from ._values import map_steps as map_steps
+from ._values import scan_steps as scan_steps

@@ -39,14 +39,6 @@ from ..graph import Graph, reach
 from ._rule import ExitCotangents
 
 
-def evaluate_cut(
-    graph: Graph, consts: Sequence[Any], inputs: Sequence[Any], apply: Apply, feed: Feed
-) -> list[Any]:
-    """Run the step with every recurrent entry detached."""
-    variants = _Variants(graph, apply, graph.links.from_leaves, graph.links.cut_entries, {})
-    return variants.start(consts, inputs, feed)
-
-
 @dataclass(frozen=True, slots=True)
 class Hook:
     """How a new state is computed, and how others see it.
@@ -60,33 +52,34 @@ class Hook:
     while_computed: int
 
 
-def evaluate_with_exits(
-    graph: Graph,
-    consts: Sequence[Any],
-    inputs: Sequence[Any],
-    apply: Apply,
-    feed: Feed,
-    sees: Mapping[Var, Callable[[Any], Any]],
-    exits: ExitCotangents,
-) -> list[Any]:
-    """Run the step with its new states seen through `sees`, see `ExitCotangents`.
+def variants_of(
+    graph: Graph, apply: Apply, zeros: Sequence[Any] | None, exits: ExitCotangents | None
+) -> _Variants:
+    """The step with recurrent entries detached, its new states seen with `zeros` added.
 
-    A new state that reads one it shares a trace with sees that as it is. Unless the cotangents are
-    those of its readers alone, it sees no entry of these either: what comes from them has to come
-    through `sees`.
+    A new state that reads one it shares a trace with sees that as it is. Unless the cotangents of
+    `zeros` are those of its readers alone, it sees no entry of these either: what comes from them
+    has to come through the zeros.
     """
     step = graph.step
-    n, hooks = len(step.hidden), {}
+    if zeros is None:
+        return _Variants(graph, apply, graph.links.from_leaves, graph.links.cut_entries, {})
+    n, hooks = len(step.hidden), dict[Var, Hook]()
     number = {step.exit(leaf): i for i, leaf in enumerate(step.hidden)}
-    for var, see in sees.items():
+    computed = {o for eqn in step.program.equations for o in eqn.outputs}
+    for leaf, zero in zip(step.hidden, zeros, strict=True):
+        var = step.exit(leaf)
+        if var not in computed or var in hooks:  # one value in two states moves both of their slots
+            continue
         mask = graph.shares_trace[number[var]]
         as_it_is = mask << n  # no zero of any state it shares a trace with
-        own = 1 << (n + number[var])
-        hooks[var] = Hook(see, own, as_it_is if exits is ExitCotangents.READ else as_it_is | mask)
+        while_computed = as_it_is if exits is ExitCotangents.READ else as_it_is | mask
+        see = lambda value, zero=zero: value + zero
+        hooks[var] = Hook(see, 1 << (n + number[var]), while_computed)
     seeds = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
     reached = reach(step.program, {**seeds, **{v: h.own for v, h in hooks.items()}})
     cuts = {} if exits is ExitCotangents.UNCUT else graph.links.cut_entries
-    return _Variants(graph, apply, reached, cuts, hooks).start(consts, inputs, feed)
+    return _Variants(graph, apply, reached, cuts, hooks)
 
 
 # By the variant that matters to the value, one that was asked for.

@@ -1,8 +1,13 @@
-"""One step: as it is, with recurrent entries cut, or with zeros added to its new states."""
+"""One step: as it is, with recurrent entries cut, or with zeros added to its new states.
+
+Random feedback is other operands in the reverse pass through an operator than forward.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,10 +16,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from .._control import Apply, bind_quietly, run
-from .._jaxpr import Equation, bind
-from ..graph import Graph, bind_reversible
-from ._detached import evaluate_cut, evaluate_with_exits
-from ._rule import ExitCotangents
+from .._jaxpr import Equation, Var, bind
+from ..graph import Graph, bind_reversible, bits_of, reach
+from ..ops import ETPPrimitive
+from ._detached import variants_of
+from ._rule import ExitCotangents, Feedback
 from ._values import Values
 
 Array = jax.Array
@@ -33,6 +39,13 @@ def inputs_of(graph: Graph, values: Values) -> list[Any]:
         for leaf, array in zip(leaves, arrays, strict=True):
             inputs[leaf.position] = array
     return inputs
+
+
+def after_step(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
+    """The results among the program's outputs, and the values with the new states."""
+    step = graph.step
+    hidden, others = (tuple(outs[leaf.output] for leaf in k) for k in (step.hidden, step.others))
+    return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
 
 
 def evaluate_plain(graph: Graph, values: Values) -> list[Any]:
@@ -90,22 +103,9 @@ def evaluate_single(
         exit_cotangents: which cotangents they get.
         backs: operands for the reverse pass through operators.
     """
-    inputs, apply = inputs_of(graph, values), _applied(graph, taps, ys, backs)
-    if exits is None:
-        return evaluate_cut(graph, values.consts, inputs, apply, dict(taps))
-    step = graph.step
-    computed = {o for eqn in step.program.equations for o in eqn.outputs}
-    hooks: dict[Any, Any] = {}
-    for leaf, zero in zip(step.hidden, exits, strict=True):
-        var = step.exit(leaf)
-        if (
-            var in computed and var not in hooks
-        ):  # one value in two states moves both of their slots
-            hooks[var] = lambda value, zero=zero: value + zero
-    assert exit_cotangents is not None
-    return evaluate_with_exits(
-        graph, values.consts, inputs, apply, dict(taps), hooks, exit_cotangents
-    )
+    apply = _applied(graph, taps, ys, backs)
+    variants = variants_of(graph, apply, exits, exit_cotangents)
+    return variants.start(values.consts, inputs_of(graph, values), dict(taps))
 
 
 Backs = Mapping[Equation, Mapping[int, Array]]
@@ -166,3 +166,39 @@ def _precomputed(eqn: Equation, operands: list[Any], y: Array) -> Array:
 
     output.defjvp(pushed, symbolic_zeros=True)
     return output(list(operands), y)
+
+
+def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
+    """Random operands for the operators between states and the loss that do not feed back."""
+    if feedback is None:
+        return None
+    step = graph.step
+    states = [v for leaf in step.hidden for v in (step.entry(leaf), step.exit(leaf))]
+    carries = reach(step.program, {v: 1 for v in states if isinstance(v, Var)})
+    out = {}
+    for i, site in enumerate(graph.sites):
+        eqn = site.equation
+        if not isinstance(eqn.primitive, ETPPrimitive) or eqn in graph.links.cut_entries:
+            continue
+        if site.x is None or not bits_of(site.x, carries):
+            continue
+        operands = {}
+        for k, at in enumerate(site.operator.positions.values()):
+            shape, dtype = site.operator.operands[at].shape, site.operator.operands[at].dtype
+            key = jax.random.fold_in(jax.random.fold_in(feedback.key, i), k)
+            fan = max(1, math.prod(shape) // shape[0]) if shape else 1
+            operands[at] = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
+        out[eqn] = operands
+    return out
+
+
+def operands_pulled(graph: Graph, consts: Sequence[Any], params: Sequence[Any]) -> tuple[Any, Any]:
+    """The operands of every relation, and a function from their gradients to the parameters'."""
+
+    def traced(p):
+        weights = graph.operands(consts, p)
+        pairs = zip(graph.relations, weights, strict=True)
+        return [{k: w[k] for k in r.keys} for r, w in pairs], weights
+
+    _, pull, weights = jax.vjp(traced, params, has_aux=True)
+    return weights, lambda grads: pull(grads)[0]

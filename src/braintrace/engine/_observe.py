@@ -12,9 +12,8 @@ import numpy as np
 from .._jaxpr import Var
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
 from ._evaluate import inputs_of
-from ._map_steps import map_steps
 from ._rule import Steps
-from ._values import Block
+from ._values import Block, map_steps
 
 Array = jax.Array
 _FEW = 4  # derivatives that are written out one by one; more are computed at once
@@ -248,8 +247,8 @@ def _seed(here: np.ndarray, var: Var) -> Array | None:
     return jnp.asarray(here.reshape(var.shape), var.dtype)
 
 
-def _total(terms: list[Array], slots: Any, turns: int | None = None) -> Array:
+def _total(terms: list[Array], slots: Any, iterations: int | None = None) -> Array:
     if terms:
         return sum(terms[1:], terms[0])
-    shape = slots.shape if turns is None else (turns, *slots.shape)
+    shape = slots.shape if iterations is None else (iterations, *slots.shape)
     return jnp.zeros(shape, slots.dtype)

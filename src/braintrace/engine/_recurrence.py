@@ -29,10 +29,11 @@ from .._jaxpr import (
     Var,
     bind,
     cannot_be_mapped,
+    prune,
 )
 from ..graph import bits_of, indices_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
-from ._map_steps import map_steps
+from ._values import map_steps
 
 
 @dataclass(slots=True)
@@ -89,18 +90,18 @@ def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[
         bits |= dict.fromkeys(eqn.outputs, mask)
     reads = [bits_of(new, bits) for _, new in carried]
     masks = strongly_connected(reads)
-    whole = _closure(reads)
-    order = sorted(set(masks), key=lambda m: (whole[indices_of(m)[0]].bit_count(), m))
+    reached = _closure(reads)
+    order = sorted(set(masks), key=lambda m: (reached[indices_of(m)[0]].bit_count(), m))
     return [indices_of(m) for m in order]
 
 
 def _closure(reads: Sequence[int]) -> list[int]:
-    whole = [mask | 1 << i for i, mask in enumerate(reads)]
-    for k in range(len(whole)):
-        for i in range(len(whole)):
-            if whole[i] >> k & 1:
-                whole[i] |= whole[k]
-    return whole
+    reached = [mask | 1 << i for i, mask in enumerate(reads)]
+    for k in range(len(reached)):
+        for i in range(len(reached)):
+            if reached[i] >> k & 1:
+                reached[i] |= reached[k]
+    return reached
 
 
 def _run_group(
@@ -118,7 +119,7 @@ def _run_group(
     evaluate_all_steps([e for e in equations if not varying & set(e.outputs)], values, length)
     inside = _apart([e for e in equations if varying & set(e.outputs)], varying, values, length)
     stored = [v for v in wanted if v in varying and v not in entries]
-    inside = _used(inside, [*targets, *stored])
+    inside = list(prune(Program((), (), tuple(inside), ()), [*targets, *stored]).equations)
     read = [*(a for e in inside for a in e.inputs), *targets]
     sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in values.timed]
 
@@ -145,18 +146,7 @@ def _varying(equations: Sequence[Equation], entries: Collection[Var]) -> set[Var
     return varying
 
 
-def _used(equations: Sequence[Equation], targets: Sequence[Atom]) -> list[Equation]:
-    """The equations that the targets need."""
-    open_ = {a for a in targets if isinstance(a, Var)}
-    out = []
-    for eqn in reversed(equations):
-        if any(o in open_ for o in eqn.outputs):
-            out.append(eqn)
-            open_.update(a for a in eqn.inputs if isinstance(a, Var))
-    return out[::-1]
-
-
-# ------------------------------------------------------------------------- inputs of several parts
+# ---------------------------------------------------------------------------- concatenated inputs
 
 
 def _apart(
@@ -169,10 +159,9 @@ def _apart(
     joined = {e.outputs[0]: e for e in equations if e.name == "concatenate"}
     out = []
     for eqn in equations:
-        primitive = eqn.primitive
-        at = getattr(primitive, "x_invar_index", None)
+        at = getattr(eqn.primitive, "x_invar_index", None)
         join = None
-        if isinstance(primitive, ETPPrimitive) and at is not None:
+        if isinstance(eqn.primitive, ETPPrimitive) and at is not None:
             x = eqn.inputs[at]
             join = joined.get(x) if isinstance(x, Var) else None
         new = None if join is None else _split(eqn, join, varying, values, length)
@@ -211,7 +200,7 @@ def _split(
     def alone(*operands):
         return operator.call(jnp.zeros(operator.x.shape, operator.x.dtype), named(operands))
 
-    atoms = lambda numbers: [a for i in numbers for a in (join.inputs[i], rows[i])]
+    atoms = lambda indices: [a for i in indices for a in (join.inputs[i], rows[i])]
     y = eqn.outputs[0]
     bias, base = Var(y.shape, y.dtype), Var(y.shape, y.dtype)
     first = [

@@ -4,8 +4,8 @@ First the states are run through the steps (`_recurrence`). Then everything else
 steps at once, at the states they started from: results and losses, what the rule observes (x, f and
 D of each relation), and reverse mode within each step or window. The memory of a rule enters as an
 *anchor*: an identity on the states where steps or windows enter, and zeros added to the outputs of
-operators, whose cotangents the rule turns into gradients of the parameters. Nothing goes on to the
-past.
+operators; the rule computes gradients of the parameters from the cotangents of both. Nothing goes
+on to the past.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from jax import lax
 
 from ..graph import Graph
 from ..ops import ETPPrimitive
-from ._depending import depending_on
-from ._evaluate import Backs, evaluate_single, evaluate_window
-from ._feedback import back_operands
-from ._map_steps import map_steps
-from ._once import floating_of, once
+from ._anchor import depending_on, floating_of, once
+from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
 from ._recurrence import StepValues, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource
 from ._signals import signal_source
-from ._values import Block, TimeAxes, Values, merged, timed_of
+from ._values import Block, TimeAxes, Values, map_steps, merged, timed_of
 
 Array = jax.Array
 
@@ -69,7 +66,7 @@ def run_block(
         traces: the rule's traces before the first step.
         axes: how the arrays are laid out in time.
         keep: whether the traces after the last step are wanted; else they are not computed.
-        fresh: whether the traces are zero, if that is known.
+        fresh: whether the traces are zero; None if it is uncertain.
         substitute: the index of the window (or step) to evaluate in place of each one where losses
             are counted, if some are not: what they compute must not count, even if it is NaN.
     """
@@ -84,10 +81,10 @@ def run_block(
     after = rule.advance(graph, block, before, observed, fresh) if keep else before
     memory = _Memory(graph, rule, before, observed, fresh)
     flat = _results(memory, values, block, None)
-    outs, new = _sorted(graph, values, flat)
+    outs, new = after_step(graph, values, flat)
     credited = outs, new
     if substitute is not None:
-        credited = _sorted(graph, values, _results(memory, values, block, substitute))
+        credited = after_step(graph, values, _results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat
         results, after_each = _penalised(credited, penalty)
@@ -109,12 +106,6 @@ _penalised.defvjp(
 )
 
 
-def _sorted(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
-    step = graph.step
-    hidden, others = (tuple(outs[leaf.output] for leaf in k) for k in (step.hidden, step.others))
-    return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
-
-
 def _one_by_one(
     graph: Graph, rule: Rule, values: Values, traces: list[Any], axes: TimeAxes, fresh: Fresh
 ) -> BlockResult:
@@ -132,15 +123,22 @@ def _one_by_one(
         last = jax.tree.map(lambda a: a[-1], results[2])
         return (*last, ran.traces, None if fresh is None else jnp.zeros((), bool)), results
 
-    count = axes.length // size
-    split = lambda a: a.reshape((count, size, *a.shape[1:]))
-    join = lambda a: a.reshape((axes.length, *a.shape[2:]))
-    sliced = jax.tree.map(split, list(map(timed_of, arrays, flags)))
+    sliced = _split(list(map(timed_of, arrays, flags)), size)
     start: Any = (values.hidden, values.others, traces, fresh)
-    (*_, traces, _), results = lax.scan(body, start, sliced, count)
-    outs, before, after = jax.tree.map(join, results)
+    (*_, traces, _), results = lax.scan(body, start, sliced, axes.length // size)
+    outs, before, after = _joined(results)
     first, last = (replace(values, hidden=h, others=o) for h, o in (before, after))
     return BlockResult(outs, first, last, traces, (outs, last))
+
+
+def _split(arrays: Any, size: int) -> Any:
+    """Steps as (windows, steps of a window)."""
+    split = lambda a: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
+    return jax.tree.map(split, arrays)
+
+
+def _joined(arrays: Any) -> Any:
+    return jax.tree.map(lambda a: a.reshape((a.shape[0] * a.shape[1], *a.shape[2:])), arrays)
 
 
 # --------------------------------------------------------------------------------- along the time
@@ -151,16 +149,13 @@ def _unrolled(graph: Graph, values: Values, axes: TimeAxes) -> Block:
     step, program = graph.step, graph.step.program
     leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
     if axes.length == 1:
-        hidden, others = (
-            tuple(jnp.expand_dims(a, 0) for a in k) for k in (values.hidden, values.others)
-        )
-        return Block(replace(values, hidden=hidden, others=others), axes, {})
+        one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
+        path = replace(values, hidden=one(values.hidden), others=one(values.others))
+        return Block(path, axes, {})
     env = StepValues()
-    for var, value, timed in zip(program.consts, values.consts, axes.consts, strict=True):
-        env.add(var, value, timed)
-    for var, value, timed in zip(
-        program.inputs[: step.n_args], values.args, axes.args, strict=True
-    ):
+    variables = (*program.consts, *program.inputs[: step.n_args])
+    arrays, flags = (*values.consts, *values.args), (*axes.consts, *axes.args)
+    for var, value, timed in zip(variables, arrays, flags, strict=True):
         env.add(var, value, timed)
     for leaf, value in zip(step.params, values.params, strict=True):
         env.add(step.entry(leaf), value, False)
@@ -223,13 +218,14 @@ def _results(memory: _Memory, values: Values, block: Block, substitute: Array | 
 def _windows(
     graph: Graph, values: Values, axes: TimeAxes, starts: Any, per_step: Any, backs: Backs | None
 ) -> list[Any]:
-    assert axes.window is not None
-    count, size = axes.length // axes.window, axes.window
+    size = axes.window
+    assert size is not None
 
     def step(hidden, sliced):
         slices, others, taps, ys = sliced
-        outs = evaluate_window(graph, axes.at(values, slices, hidden, others), taps, ys, backs)
-        return tuple(outs[leaf.output] for leaf in graph.step.hidden), outs
+        now = axes.at(values, slices, hidden, others)
+        outs = evaluate_window(graph, now, taps, ys, backs)
+        return after_step(graph, now, outs)[1].hidden, outs
 
     def window(hidden, sliced):
         if size == 1:
@@ -237,9 +233,7 @@ def _windows(
             return jax.tree.map(lambda a: jnp.expand_dims(a, 0), outs)
         return lax.scan(step, hidden, sliced, size)[1]
 
-    split = jax.tree.map(lambda a: a.reshape((count, size, *a.shape[1:])), per_step)
-    outs = map_steps(count, window, starts, split)
-    return jax.tree.map(lambda a: a.reshape((axes.length, *a.shape[2:])), outs)
+    return _joined(map_steps(axes.length // size, window, starts, _split(per_step, size)))
 
 
 def _anchored(
@@ -256,8 +250,8 @@ def _anchored(
     leaving = [(h.shape, h.dtype) for h in path.hidden] if source.exits and every is None else []
 
     def zeros(r):
-        turns = () if r.site.iterations is None else (r.site.iterations,)
-        return jnp.zeros((length, *turns, *r.operator.y.shape), r.operator.y.dtype)
+        iterations = () if r.site.iterations is None else (r.site.iterations,)
+        return jnp.zeros((length, *iterations, *r.operator.y.shape), r.operator.y.dtype)
 
     def points(params, starts, saved, live):
         taps = {r.index: zeros(r) for r in relations}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..graph import Graph, split_cotangents
-from ._evaluate import Backs, evaluate_plain
-from ._map_steps import map_steps
+from ._evaluate import Backs, after_step, back_operands, evaluate_plain, evaluate_single
 from ._rule import (
     Arrived,
     ExitCotangents,
@@ -20,9 +21,10 @@ from ._rule import (
     SignalSource,
     Steps,
 )
-from ._values import TimeAxes, Values
+from ._values import TimeAxes, Values, map_steps
 
 Array = jax.Array
+SignalsOf = Callable[[Sequence[Array], Any], list[Array]]
 OWN = ""  # the name, among what a rule is called with, of arrays that are no sequences
 
 
@@ -55,8 +57,8 @@ def _after(graph: Graph, path: Values, axes: TimeAxes) -> tuple[Array, ...]:
     """The states after every step."""
 
     def step(slices, hidden, others):
-        outs = evaluate_plain(graph, axes.at(path, slices, hidden, others))
-        return tuple(outs[leaf.output] for leaf in graph.step.hidden)
+        values = axes.at(path, slices, hidden, others)
+        return after_step(graph, values, evaluate_plain(graph, values))[1].hidden
 
     return map_steps(axes.length, step, axes.slices(path), path.hidden, path.others)
 
@@ -110,6 +112,47 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
         return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
 
     return map_steps(cotangents[0].shape[0], one, *cotangents)
+
+
+def run_with_exits(
+    graph: Graph,
+    rule: Rule,
+    values: Values,
+    exits: Sequence[Array],
+    extra: tuple[bool, ...],
+    names: Any,
+) -> tuple[list[Any], Values, SignalsOf, Any]:
+    """Run one step with `exits` added to its new states, as others read them.
+
+    Args:
+        graph: the analysed step.
+        rule: the rule, whose random feedback is in the reverse pass.
+        values: the arrays of the step.
+        exits: zeros, one per hidden leaf.
+        extra: as in `TimeAxes`, of what the rule is called with.
+        names: its structure.
+
+    Returns:
+        results, values after the step, a function from the cotangents of `exits` and the last
+        item to the signals of the rule, and that item: arrays.
+    """
+    backs = back_operands(graph, rule.feedback)
+    outs = evaluate_single(graph, values, {}, {}, exits, ExitCotangents.READ, backs)
+    results, after = after_step(graph, values, outs)
+    one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
+    consts, args = ((False,) * len(a) for a in (values.consts, values.args))
+    axes = TimeAxes(1, consts, args, None, extra, names)
+    path = replace(values, hidden=one(values.hidden), others=one(values.others))
+    source = signal_source(graph, rule, values, path, axes, backs)
+
+    def signals(cotangents: Sequence[Array], read: Any) -> list[Array]:
+        if source.signal is None:
+            return list(cotangents)
+        states, extra = read
+        inputs = SignalInputs(graph.groups, one(cotangents), states, extra)
+        return [jnp.asarray(a)[0] for a in source.signal(inputs)]
+
+    return results, after, signals, (source.states, source.extra)
 
 
 def mix(D: Array, eps: Array, few: bool = True) -> Array:

@@ -1,0 +1,66 @@
+"""What a function with a derivative of its own needs: see `_run_block`.
+
+The gradient of a learner is a value, and to differentiate it again is refused: traces say how the
+states changed with the weights, not how that changes with weights and inputs, so a second
+derivative would silently lack these terms.
+
+Under `vmap` JAX adds up the cotangent of an output that is the same for all samples, before the
+function's own derivative sees it. So an output must be mapped whenever anything the derivative
+reads is: it gets a dependence, on no value, on all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .._errors import NotSupportedError, message
+from .._jaxpr import is_inexact
+
+_SECOND = message(
+    "the gradient of a learner is differentiated once more.",
+    why="it comes from traces, which are constants: they do not say how they change with the "
+    "weights and the inputs, and a second derivative would lack that term",
+    do="differentiate a loop over the model itself, without the learner; or keep the gradient "
+    "constant with jax.lax.stop_gradient",
+)
+
+
+def floating_of(*trees: Any) -> list[Any]:
+    """All arrays that can carry a derivative."""
+    return [a for a in jax.tree.leaves(trees) if is_inexact(jnp.result_type(a))]
+
+
+@jax.custom_jvp
+def once(cotangents: Any, live: list[Any]) -> Any:
+    """`cotangents` of a reverse pass; to differentiate them by `live`, its inputs, is an error."""
+    return cotangents
+
+
+def _pushed(primals: Any, tangents: Any) -> Any:
+    moved, live = tangents
+    if any(not isinstance(t, SymbolicZero) for t in live):
+        raise NotSupportedError(_SECOND)
+    zero = lambda a, t: jnp.zeros_like(a) if isinstance(t, SymbolicZero) else t
+    return primals[0], jax.tree.map(zero, primals[0], moved)
+
+
+once.defjvp(_pushed, symbolic_zeros=True)
+
+
+def depending_on(value: Any, *others: Any) -> Any:
+    """`value`, formally depending on every array in `others`."""
+    flags = [_flag(leaf) for leaf in jax.tree.leaves(others) if jnp.size(leaf)]
+    if not flags:
+        return value
+    flag = jax.lax.stop_gradient(sum(flags[1:], flags[0]) > 0)
+    return jax.tree.map(lambda v: jnp.where(flag, v, v), value)
+
+
+def _flag(leaf: Any) -> Any:
+    if jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+        leaf = jax.random.key_data(leaf)
+    return (jnp.ravel(leaf)[0] == 0).astype("int32")
