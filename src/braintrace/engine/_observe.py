@@ -89,7 +89,7 @@ class _States:
     def transition(self, relation: HiddenParamOpRelation) -> Array:
         slots = relation.slots
         if slots.table is not None:
-            return slots.table(self._stacked(slots.dtype), slots.dtype)
+            return slots.table(self.stacked(slots.dtype), slots.dtype)
         rows = [
             jnp.stack(
                 [
@@ -102,7 +102,7 @@ class _States:
         ]
         return jnp.stack(rows, -2)
 
-    def _stacked(self, dtype) -> Array:
+    def stacked(self, dtype) -> Array:
         shapes = [v.shape for v in self._graph.tangent.entries]
         rows = [
             jnp.concatenate(
@@ -203,35 +203,27 @@ def _tail(
 
 def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
-    derivatives = _States(graph, 0, _pushed(graph, 0, consts, inputs)).derivatives
-    offsets, c = graph.influence.offsets, graph.pattern.colouring
-    first, second = graph.pattern.kept.T
+    states = _States(graph, 0, _pushed(graph, 0, consts, inputs))
+    c, offsets = graph.pattern.colouring, np.asarray(graph.influence.offsets, np.int64)
+    first, second = graph.pattern.kept.astype(np.int64).T
+    edges = first * offsets[-1] + second
     out = []
     for g in graph.groups:
-        size = int(np.prod(g.varshape, dtype=np.int64))
+        dtype = jnp.result_type(*(graph.tangent.entries[k].dtype for k in g.components))
+        derivatives = states.stacked(dtype)
+        units = np.arange(np.prod(g.varshape, dtype=np.int64))
         rows = []
         for to in g.components:
-            row = []
             for source in g.components:
-                total = jnp.zeros(g.varshape, graph.tangent.entries[to].dtype)
-                start, begin = int(offsets[to]), int(offsets[source])
-                here = (first >= start) & (first < start + size) & (second - begin == first - start)
-                there = np.zeros(size, bool)
-                there[first[here] - start] = True
-                back = (to, source) in c.backward
-                numbers = (
-                    c.n_sources + c.exits[start : start + size]
-                    if back
-                    else c.sources[begin : begin + size]
-                )
-                for n in np.unique(numbers[there]):
-                    value = derivatives[n][source if back else to]
-                    if value is not None:
-                        mask = (there & (numbers == n)).reshape(g.varshape)
-                        total = jnp.where(mask, value, total)
-                row.append(total)
-            rows.append(jnp.stack(row, -1))
-        out.append(jnp.stack(rows, -2))
+                exit_, entry = offsets[to] + units, offsets[source] + units
+                if (to, source) in c.backward:
+                    values = derivatives[c.n_sources + c.exits[exit_], entry]
+                else:
+                    values = derivatives[c.sources[entry], exit_]
+                there = np.isin(exit_ * offsets[-1] + entry, edges)
+                rows.append(jnp.where(there, values, 0))
+        size = len(g.components)
+        out.append(jnp.stack(rows, -1).reshape(*g.varshape, size, size))
     return out
 
 

@@ -8,9 +8,10 @@ matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from operator import or_
 from typing import Any
@@ -84,24 +85,21 @@ def unroll(
 
 def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[int]]:
     """Numbers of the states that need each other, those that others read first."""
-    bits = {v: 1 << i for i, (v, _) in enumerate(carried)}
-    for eqn in program.equations:  # as it is evaluated: an equation needs all its inputs
+    bits = _depends(program.equations, {v: 1 << i for i, (v, _) in enumerate(carried)})
+    reads = [bits_of(new, bits) for _, new in carried]
+    groups = strongly_connected(reads)
+    before = {g: {groups[j] for i in indices_of(g) for j in indices_of(reads[i])} for g in groups}
+    order = TopologicalSorter({g: others - {g} for g, others in before.items()}).static_order()
+    return [indices_of(g) for g in order]
+
+
+def _depends(equations: Sequence[Equation], seeds: Mapping[Var, int]) -> dict[Var, int]:
+    """The seeds that a value depends on, as it is evaluated: an equation needs all its inputs."""
+    bits = dict(seeds)
+    for eqn in equations:
         mask = reduce(or_, (bits_of(a, bits) for a in eqn.inputs), 0)
         bits |= dict.fromkeys(eqn.outputs, mask)
-    reads = [bits_of(new, bits) for _, new in carried]
-    masks = strongly_connected(reads)
-    reached = _closure(reads)
-    order = sorted(set(masks), key=lambda m: (reached[indices_of(m)[0]].bit_count(), m))
-    return [indices_of(m) for m in order]
-
-
-def _closure(reads: Sequence[int]) -> list[int]:
-    reached = [mask | 1 << i for i, mask in enumerate(reads)]
-    for k in range(len(reached)):
-        for i in range(len(reached)):
-            if reached[i] >> k & 1:
-                reached[i] |= reached[k]
-    return reached
+    return bits
 
 
 def _run_group(
@@ -115,7 +113,7 @@ def _run_group(
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
     equations = needed(program, targets, values)
-    varying = _varying(equations, entries)
+    varying = {v for v, bit in _depends(equations, dict.fromkeys(entries, 1)).items() if bit}
     evaluate_all_steps([e for e in equations if not varying & set(e.outputs)], values, length)
     inside = _apart([e for e in equations if varying & set(e.outputs)], varying, values, length)
     stored = [v for v in wanted if v in varying and v not in entries]
@@ -135,15 +133,6 @@ def _run_group(
     values.timed.update(zip((v for v, _ in pairs), before, strict=True))
     values.timed.update(zip(stored, seen, strict=True))
     return last
-
-
-def _varying(equations: Sequence[Equation], entries: Collection[Var]) -> set[Var]:
-    """What depends on the entries."""
-    varying = set(entries)
-    for eqn in equations:
-        if any(isinstance(a, Var) and a in varying for a in eqn.inputs):
-            varying.update(eqn.outputs)
-    return varying
 
 
 # ---------------------------------------------------------------------------- concatenated inputs

@@ -9,26 +9,52 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message, type_error, value_error
+from .._errors import type_error, value_error
 
 
 def check_fraction(name: str, value: Any, *, zero: bool = True) -> float:
     """A number between 0 and 1; 1 is too much, 0 is allowed with `zero`."""
-    ends = "[0, 1)" if zero else "(0, 1)"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise type_error(
-            f"{name} is a {type(value).__name__}.",
-            why="it is the fraction of a trace that a step leaves",
-            do=f"pass a number in {ends}",
-        )
-    number = float(value)
-    if not (0 < number < 1 or (zero and number == 0)):
-        raise value_error(
-            f"{name}={value}.",
-            why=f"it is the fraction of a trace that a step leaves, in {ends}",
-            do=f"pass a number in {ends}",
-        )
-    return number
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not (0 < float(value) < 1 or (zero and value == 0)):
+        ends = "[0, 1)" if zero else "(0, 1)"
+        why = f"it is the fraction of a trace that a step leaves, in {ends}"
+        raise _refusal(number, name, value, why, f"pass a number in {ends}")
+    return float(value)
+
+
+def check_count(name: str, value: Any, what: str) -> int:
+    """A positive integer."""
+    integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not integer or value < 1:
+        why = f"it counts {what}, one at least"
+        raise _refusal(integer, name, value, why, "pass a positive integer")
+    return int(value)
+
+
+def check_limit(limit: Any) -> int | None:
+    """A number of bytes, or None."""
+    integer = isinstance(limit, (int, np.integer)) and not isinstance(limit, bool)
+    if limit is not None and not (integer and limit >= 0):
+        why = "it counts the bytes that traces may need"
+        do = "pass a number of bytes such as 4 * 2**30, or None for no limit"
+        raise _refusal(integer, "memory_limit", limit, why, do)
+    return None if limit is None else int(limit)
+
+
+def decay_of(value: Any) -> float:
+    """The decay that a float is, or that an integer rank stands for."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    rank = number and isinstance(value, numbers.Integral)
+    if not number or not (value >= 1 if rank else 0 <= float(value) < 1):
+        why = "a float is a decay, an integer a rank r, which stands for (r - 1) / (r + 1)"
+        do = "pass a float in [0, 1), or an integer >= 1"
+        raise _refusal(number, "decay_or_rank", value, why, do)
+    return (int(value) - 1) / (int(value) + 1) if rank else float(value)
+
+
+def _refusal(right_type: bool, name: str, value: Any, why: str, do: str) -> Exception:
+    what = f"{name}={value}." if right_type else f"{name} is a {type(value).__name__}."
+    return (value_error if right_type else type_error)(what, why=why, do=do)
 
 
 def key_of(name: str, key: Any) -> Any:
@@ -50,25 +76,6 @@ def key_of(name: str, key: Any) -> Any:
     )
 
 
-def decay_of(value: Any) -> float:
-    """The decay that a float is, or that an integer rank stands for."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise type_error(
-            f"decay_or_rank is a {type(value).__name__}.",
-            why="a float is a decay, an integer a rank",
-            do="pass a float in [0, 1) or an integer >= 1",
-        )
-    if isinstance(value, numbers.Integral):
-        if value < 1:
-            raise value_error(
-                f"decay_or_rank={value}.",
-                why="an integer is a rank r, which stands for the decay (r - 1) / (r + 1)",
-                do="pass an integer >= 1, or a float in [0, 1)",
-            )
-        return (int(value) - 1) / (int(value) + 1)
-    return check_fraction("decay_or_rank", value)
-
-
 def trace_type(dtype: Any) -> Any:
     """The storage type of traces, None for that of their products."""
     if dtype is None:
@@ -84,34 +91,3 @@ def trace_type(dtype: Any) -> Any:
             do="pass e.g. jnp.bfloat16 or jnp.float32",
         )
     return jnp.dtype(dtype)
-
-
-def check_count(name: str, value: Any, what: str) -> int:
-    """A positive integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise type_error(
-            f"{name} is a {type(value).__name__}.",
-            why=f"it counts {what}",
-            do="pass a positive integer",
-        )
-    if value < 1:
-        raise value_error(
-            f"{name}={value}.",
-            why=f"it counts {what}, one at least",
-            do="pass a positive integer",
-        )
-    return int(value)
-
-
-def check_limit(limit: Any) -> int | None:
-    """A number of bytes, or None."""
-    whole = isinstance(limit, (int, np.integer)) and not isinstance(limit, bool)
-    if limit is not None and not (whole and limit >= 0):
-        raise (ValueError if whole else TypeError)(
-            message(
-                f"memory_limit={limit!r}.",
-                why="it counts the bytes that traces may need",
-                do="pass a number of bytes such as 4 * 2**30, or None for no limit",
-            )
-        )
-    return None if limit is None else int(limit)

@@ -14,25 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import message, type_error
+from . import _family as family
+from . import _modulated as modulated
 from ._config import ETraceConfig
-from ._family import (
-    d_rtrl,
-    eprop,
-    kf_rtrl,
-    no_trace,
-    ostl_feedforward,
-    ostl_recurrent,
-    otpe,
-    ottt,
-    pp_prop,
-    rflo,
-    rtrl,
-    snap,
-    stllr,
-    uoro,
-)
 from ._learning_rule import LearningRule, learning_rule
-from ._modulated import decolle, osttp, three_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,55 +48,55 @@ _OSTL = "Bohnstingl et al., *Online spatio-temporal learning in deep neural netw
 
 # fmt: off
 ROWS = (
-    Row("d_rtrl", d_rtrl, "D_RTRL", "one entry per weight and state of its neuron", _LOSS,
+    Row("d_rtrl", family.d_rtrl, "D_RTRL", "one entry per weight and state of its neuron", _LOSS,
         "diagonal RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
         "recognition*, 1989; Zucchet et al., *Online learning of long-range dependencies*, 2023; "
         "for any model: Wang et al., *BrainScale*, 2024"),
-    Row("pp_prop", pp_prop, "pp_prop", "two filtered factors: inputs, and outputs × states", _LOSS,
-        "Wang et al., *BrainScale*, 2024", ("es_d_rtrl", "esd_rtrl")),
-    Row("eprop", eprop, "EProp", "as `D_RTRL`, with another low-pass filter (κ)",
+    Row("pp_prop", family.pp_prop, "pp_prop", "two filtered factors: inputs, and outputs × states",
+        _LOSS, "Wang et al., *BrainScale*, 2024", ("es_d_rtrl", "esd_rtrl")),
+    Row("eprop", family.eprop, "EProp", "as `D_RTRL`, with another low-pass filter (κ)",
         "the loss, or random feedback",
         "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
         "neurons*, 2020"),
-    Row("rflo", rflo, "RFLO", "as `D_RTRL`, or with a single leak", "random feedback",
+    Row("rflo", family.rflo, "RFLO", "as `D_RTRL`, or with a single leak", "random feedback",
         "Murray, *Local online learning in recurrent networks with random feedback*, 2019"),
-    Row("ostl_recurrent", ostl_recurrent, "OSTLRecurrent", "as `SnAp(1)`", _LOSS, _OSTL),
-    Row("ostl_feedforward", ostl_feedforward, "OSTLFeedforward",
+    Row("ostl_recurrent", family.ostl_recurrent, "OSTLRecurrent", "as `SnAp(1)`", _LOSS, _OSTL),
+    Row("ostl_feedforward", family.ostl_feedforward, "OSTLFeedforward",
         "as `pp_prop`, with almost no memory", _LOSS, _OSTL),
-    Row("ottt", ottt, "OTTT", "filtered inputs", _LOSS,
+    Row("ottt", family.ottt, "OTTT", "filtered inputs", _LOSS,
         "Xiao et al., *Online training through time for spiking neural networks*, 2022"),
-    Row("otpe", otpe, "OTPE", "one entry per weight with a single leak, or two factors", _LOSS,
-        "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
+    Row("otpe", family.otpe, "OTPE", "one entry per weight with a single leak, or two factors",
+        _LOSS, "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
         "SNNs*, 2023"),
-    Row("osttp", osttp, "OSTTP", "as `OSTLRecurrent`", "projected targets",
+    Row("osttp", modulated.osttp, "OSTTP", "as `OSTLRecurrent`", "projected targets",
         "Ortner et al., *Online spatio-temporal learning with target projection*, 2023"),
-    Row("snap", snap, "SnAp", "one entry per weight and unit reached in `n - 1` operator crossings",
-        _LOSS,
+    Row("snap", family.snap, "SnAp",
+        "one entry per weight and unit reached in `n - 1` operator crossings", _LOSS,
         "Menick et al., *Practical real time recurrent learning with a sparse approximation*, "
         "2021"),
-    Row("rtrl", rtrl, "RTRL", "parameters × states; exact for every model it accepts", _LOSS,
+    Row("rtrl", family.rtrl, "RTRL", "parameters × states; exact for every model it accepts", _LOSS,
         "Williams and Zipser, *A learning algorithm for continually running fully recurrent "
         "neural networks*, 1989"),
-    Row("three_factor", three_factor, "ThreeFactor", "as `D_RTRL`",
+    Row("three_factor", modulated.three_factor, "ThreeFactor", "as `D_RTRL`",
         "a modulator, passed with the call",
         "Frémaux and Gerstner, *Neuromodulated spike-timing-dependent plasticity, and theory of "
         "three-factor learning rules*, 2016"),
-    Row("decolle", decolle, "DECOLLE", "as `D_RTRL`", "a local loss per layer",
+    Row("decolle", modulated.decolle, "DECOLLE", "as `D_RTRL`", "a local loss per layer",
         "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020"),
-    Row("stllr", stllr, "STLLR", "filtered inputs and sensitivities, causal and anti-causal pairs",
-        _LOSS,
+    Row("stllr", family.stllr, "STLLR",
+        "filtered inputs and sensitivities, causal and anti-causal pairs", _LOSS,
         "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
         "neural networks*, 2023"),
     # What it learns besides the model is a brainstate module.
     Row("dni", None, "DNI", "as `D_RTRL`; synthetic gradients for parameters without a trace",
         _LOSS, "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017"),
-    Row("uoro", uoro, "UORO", "a random rank-one estimate of RTRL's: unbiased, noisy", _LOSS,
+    Row("uoro", family.uoro, "UORO", "a random rank-one estimate of RTRL's: unbiased, noisy", _LOSS,
         "Tallec and Ollivier, *Unbiased online recurrent optimization*, 2018"),
-    Row("kf_rtrl", kf_rtrl, "KFRTRL",
+    Row("kf_rtrl", family.kf_rtrl, "KFRTRL",
         "a random product per operator, an estimate of RTRL's: unbiased, less noisy", _LOSS,
         "Mujika et al., *Approximating real-time recurrent learning with random Kronecker "
         "factors*, 2018"),
-    Row("no_trace", no_trace, "NoTrace", "none: the baseline", _LOSS, ""),
+    Row("no_trace", family.no_trace, "NoTrace", "none: the baseline", _LOSS, ""),
 )
 # fmt: on
 BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
