@@ -66,8 +66,8 @@ ROWS = (
     Row("ottt", family.ottt, "OTTT", "filtered inputs", _LOSS,
         "Xiao et al., *Online training through time for spiking neural networks*, 2022"),
     Row("otpe", family.otpe, "OTPE", "one entry per weight with a single leak, or two factors",
-        _LOSS, "Summe et al., *Estimating post-synaptic effects for online training of feed-forward "
-        "SNNs*, 2023"),
+        _LOSS, "Summe et al., *Estimating post-synaptic effects for online training of "
+        "feed-forward SNNs*, 2023"),
     Row("osttp", modulated.osttp, "OSTTP", "as `OSTLRecurrent`", "projected targets",
         "Ortner et al., *Online spatio-temporal learning with target projection*, 2023"),
     Row("snap", family.snap, "SnAp",
