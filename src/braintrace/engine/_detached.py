@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax import lax
+from jax import Array, lax
 
 from .._control import Apply, Feed, Seen, through
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
@@ -47,13 +47,13 @@ class Hook:
     bit `own` the value is seen as it is, in others through `see`.
     """
 
-    see: Callable[[Any], Any]
+    see: Callable[[Array], Array]
     own: int
     while_computed: int
 
 
 def variants_of(
-    graph: Graph, apply: Apply, zeros: Sequence[Any] | None, exits: ExitCotangents | None
+    graph: Graph, apply: Apply, zeros: Sequence[Array] | None, exits: ExitCotangents | None
 ) -> _Variants:
     """The step with recurrent entries detached, its new states seen with `zeros` added.
 
@@ -103,11 +103,11 @@ class _Variants:
             if masks or eqn in graph.opens or eqn in graph.whiles:
                 self.inner[eqn] = masks
 
-    def start(self, consts: Sequence[Any], inputs: Sequence[Any], feed: Feed) -> list[Any]:
+    def start(self, consts: Sequence[Array], inputs: Sequence[Array], feed: Feed) -> list[Array]:
         """The outputs of the step itself, in the variant in which nothing is detached."""
         step = self.graph.step
         program = step.program
-        env: dict[tuple[Var, int], Any] = {}
+        env: dict[tuple[Var, int], Array] = {}
         entry = {step.entry(leaf): 1 << k for k, leaf in enumerate(step.hidden)}
         for var, value in zip((*program.consts, *program.inputs), (*consts, *inputs), strict=True):
             env[var, 0] = value
@@ -120,13 +120,13 @@ class _Variants:
         """A value, in the variant that matters to it."""
         return var, variant & self.reach.get(var, 0)
 
-    def keep(self, env: dict, var: Var, variant: int, value: Any) -> None:
+    def keep(self, env: dict, var: Var, variant: int, value: Array) -> None:
         hook = self.hooks.get(var)
         if hook is None or variant & hook.while_computed == hook.while_computed:
             env[self.key(var, variant)] = value
 
     def run(
-        self, program: Program, env: dict[tuple[Var, int], Any], variants: list[int], feed: Feed
+        self, program: Program, env: dict[tuple[Var, int], Array], variants: list[int], feed: Feed
     ) -> tuple[list[dict[int, Any]], Seen]:
         """The outputs in these variants; `env` holds constants and inputs in all they need."""
         wanted: Wanted = {}
@@ -175,7 +175,7 @@ class _Variants:
             values[0] = read(eqn.inputs[0], variants[0])  # a number has no derivative
 
         def inside(body: Body, inputs: Sequence[Any], feed: Feed) -> tuple[list[Any], Seen]:
-            env: dict[tuple[Var, int], Any] = {
+            env: dict[tuple[Var, int], Array] = {
                 (v, 0): c for v, c in zip(body.program.consts, body.values, strict=True)
             }
             for var, by_variant in zip(body.program.inputs, inputs, strict=True):

@@ -26,10 +26,10 @@ from ._values import Values
 Array = jax.Array
 
 
-def inputs_of(graph: Graph, values: Values) -> list[Any]:
+def inputs_of(graph: Graph, values: Values) -> list[Array]:
     """The program's flat inputs."""
     step = graph.step
-    inputs: list[Any] = [None] * len(step.program.inputs)
+    inputs: list[Array] = [None] * len(step.program.inputs)
     inputs[: step.n_args] = values.args
     for leaves, arrays in (
         (step.params, values.params),
@@ -41,27 +41,29 @@ def inputs_of(graph: Graph, values: Values) -> list[Any]:
     return inputs
 
 
-def after_step(graph: Graph, values: Values, outs: list[Any]) -> tuple[list[Any], Values]:
+def after_step(graph: Graph, values: Values, outs: list[Array]) -> tuple[list[Array], Values]:
     """The results among the program's outputs, and the values with the new states."""
     step = graph.step
     hidden, others = (tuple(outs[leaf.output] for leaf in k) for k in (step.hidden, step.others))
     return outs[: step.n_outs], replace(values, hidden=hidden, others=others)
 
 
-def evaluate_plain(graph: Graph, values: Values) -> list[Any]:
+def evaluate_plain(graph: Graph, values: Values) -> list[Array]:
     """The program's outputs, with a reverse mode through every `while`."""
     apply: Apply = lambda eqn, operands, feed: (bind_reversible(eqn, operands), {})
     return run(graph.step.program, values.consts, inputs_of(graph, values), apply, graph.whiles)[0]
 
 
-def new_hidden(graph: Graph, values: Values, taps: Mapping[int, Array] | None = None) -> list[Any]:
+def new_hidden(
+    graph: Graph, values: Values, taps: Mapping[int, Array] | None = None
+) -> list[Array]:
     """The new hidden states as a function that can be differentiated forward.
 
     `taps` are added to the operators' outputs, by relation; operators are not in control flow then.
     """
     index_of = {r.site.equation: r.index for r in graph.relations} if taps else {}
 
-    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+    def apply(eqn: Equation, operands: list[Array], feed: Any) -> tuple[list[Array], dict]:
         outs = bind_quietly(eqn, operands)
         return ([outs[0] + taps[index_of[eqn]]] if taps and eqn in index_of else outs), {}
 
@@ -76,7 +78,7 @@ def evaluate_window(
     taps: Mapping[int, Array],
     ys: Mapping[int, Array],
     backs: Backs | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """The program's outputs, nothing cut; operators as in `evaluate_single`."""
     apply = _applied(graph, taps, ys, backs)
     inputs = inputs_of(graph, values)
@@ -91,7 +93,7 @@ def evaluate_single(
     exits: Sequence[Array] | None,
     exit_cotangents: ExitCotangents | None = None,
     backs: Backs | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """The program's outputs with recurrent entries cut, or with `exits` added to the new states.
 
     Args:
@@ -118,7 +120,7 @@ def _applied(
     relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
     output_of = {graph.sites[i].equation: y for i, y in ys.items()}
 
-    def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
+    def apply(eqn: Equation, operands: list[Array], feed: Any) -> tuple[list[Array], dict]:
         r = relation_of.get(eqn)
         if r is not None:
             weights = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
@@ -142,7 +144,7 @@ def _applied(
     return apply
 
 
-def _precomputed(eqn: Equation, operands: list[Any], y: Array) -> Array:
+def _precomputed(eqn: Equation, operands: list[Array], y: Array) -> Array:
     """The output `y` of an operator, computed before, with the operator's derivative."""
 
     @jax.custom_jvp
@@ -192,7 +194,9 @@ def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
     return out
 
 
-def operands_pulled(graph: Graph, consts: Sequence[Any], params: Sequence[Any]) -> tuple[Any, Any]:
+def operands_pulled(
+    graph: Graph, consts: Sequence[Array], params: Sequence[Array]
+) -> tuple[Any, Any]:
     """The operands of every relation, and a function from their gradients to the parameters'."""
 
     def traced(p):

@@ -21,8 +21,8 @@ _FEW = 4  # derivatives that are written out one by one; more are computed at on
 
 def observe(
     graph: Graph,
-    consts: Sequence[Any],
-    inputs: Sequence[Any],
+    consts: Sequence[Array],
+    inputs: Sequence[Array],
     ys: Mapping[int, Array] | None = None,
 ) -> list[Steps]:
     """Evaluate the kept Jacobian of a step at a point, relation by relation.
@@ -201,7 +201,7 @@ def _tail(
     return jax.lax.complex(stacked(0), -stacked(1)) if len(parts) == 2 else stacked(0)
 
 
-def group_jacobians(graph: Graph, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Array]:
+def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Array]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
     states = _States(graph, 0, _pushed(graph, 0, consts, inputs))
     c, offsets = graph.pattern.colouring, np.asarray(graph.influence.offsets, np.int64)

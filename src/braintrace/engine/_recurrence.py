@@ -36,13 +36,15 @@ from ..graph import bits_of, indices_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
 from ._values import map_steps
 
+Array = jax.Array
+
 
 @dataclass(slots=True)
 class StepValues:
     """Values of variables: the same at all steps, or with a leading axis of steps."""
 
-    shared: dict[Var, Any] = field(default_factory=dict)
-    timed: dict[Var, Any] = field(default_factory=dict)
+    shared: dict[Var, Array] = field(default_factory=dict)
+    timed: dict[Var, Array] = field(default_factory=dict)
 
     def __contains__(self, var: Var) -> bool:
         return var in self.shared or var in self.timed
@@ -55,10 +57,10 @@ def unroll(
     program: Program,
     values: StepValues,
     carried: Sequence[tuple[Var, Atom]],
-    start: Sequence[Any],
+    start: Sequence[Array],
     length: int,
     wanted: Sequence[Var] = (),
-) -> list[Any]:
+) -> list[Array]:
     """Run the states of a step through `length` steps; returns their last values.
 
     Args:
@@ -106,10 +108,10 @@ def _run_group(
     program: Program,
     values: StepValues,
     pairs: Sequence[tuple[Var, Atom]],
-    start: Sequence[Any],
+    start: Sequence[Array],
     length: int,
     wanted: Sequence[Var],
-) -> list[Any]:
+) -> list[Array]:
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
     equations = needed(program, targets, values)
@@ -243,12 +245,12 @@ def evaluate_all_steps(equations: Sequence[Equation], values: StepValues, length
     values.timed.update(zip(outputs, arrays, strict=True))
 
 
-def evaluate(equations: Sequence[Equation], env: dict[Var, Any]) -> None:
+def evaluate(equations: Sequence[Equation], env: dict[Var, Array]) -> None:
     """Apply equations to an environment, and extend it."""
     for eqn in equations:
         operands = [_value(a, env) for a in eqn.inputs]
         env.update(zip(eqn.outputs, bind(eqn, operands), strict=True))
 
 
-def _value(atom: Atom, env: Mapping[Var, Any]) -> Any:
+def _value(atom: Atom, env: Mapping[Var, Array]) -> Any:
     return atom.value if isinstance(atom, Const) else env[atom]

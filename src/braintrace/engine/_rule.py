@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..graph import Graph, HiddenGroup
+from ..graph import Graph, HiddenGroup, Path
 from ._values import Block, Values
 
 Array = jax.Array
 Trace = Any
 Fresh = Array | bool | None  # whether traces are zero; None is not known
 Grads = dict[str, Array]
-Path = tuple[Any, ...]
 
 
 class Steps(NamedTuple):
@@ -100,7 +99,7 @@ class Feedback(NamedTuple):
     `signal` is used where there is no such operator.
     """
 
-    key: Any
+    key: Array
     scale: float
     signal: Signal
 

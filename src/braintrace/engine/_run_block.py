@@ -39,11 +39,11 @@ class BlockResult:
     windows are counted.
     """
 
-    outs: list[Any]
+    outs: list[Array]
     before: Values
     after: Values
-    traces: list[Any]
-    credited: tuple[list[Any], Values]
+    traces: list[Array]
+    credited: tuple[list[Array], Values]
 
 
 def run_block(
@@ -70,7 +70,7 @@ def run_block(
         substitute: the index of the window (or step) to evaluate in place of each one where losses
             are counted, if some are not: what they compute must not count, even if it is NaN.
     """
-    before: list[Any] = lax.stop_gradient(list(traces))
+    before: list[Array] = lax.stop_gradient(list(traces))
     in_order = (graph.effects or graph.unmapped) and axes.window is None
     if (rule.one_by_one or in_order) and axes.length > (axes.window or 1):
         return _one_by_one(graph, rule, values, before, axes, fresh)
@@ -107,7 +107,7 @@ _penalised.defvjp(
 
 
 def _one_by_one(
-    graph: Graph, rule: Rule, values: Values, traces: list[Any], axes: TimeAxes, fresh: Fresh
+    graph: Graph, rule: Rule, values: Values, traces: list[Array], axes: TimeAxes, fresh: Fresh
 ) -> BlockResult:
     """For steps or windows that must happen once and in order."""
     size = axes.window or 1
@@ -187,12 +187,14 @@ class _Memory:
 
     graph: Graph
     rule: Rule
-    traces: list[Any]
+    traces: list[Array]
     observed: Any
     fresh: Fresh
 
 
-def _results(memory: _Memory, values: Values, block: Block, substitute: Array | None) -> list[Any]:
+def _results(
+    memory: _Memory, values: Values, block: Block, substitute: Array | None
+) -> list[Array]:
     """All results of all steps, differentiable as the rule asks."""
     graph, rule, axes, path = memory.graph, memory.rule, block.axes, block.path
     backs = back_operands(graph, rule.feedback)
@@ -217,7 +219,7 @@ def _results(memory: _Memory, values: Values, block: Block, substitute: Array | 
 
 def _windows(
     graph: Graph, values: Values, axes: TimeAxes, starts: Any, per_step: Any, backs: Backs | None
-) -> list[Any]:
+) -> list[Array]:
     size = axes.window
     assert size is not None
 

@@ -15,8 +15,10 @@ from ..graph import Graph
 from ._evaluate import new_hidden
 from ._values import Values
 
+Array = jax.Array
 
-def has_samples(graph: Graph, consts: Sequence[Any]) -> bool:
+
+def has_samples(graph: Graph, consts: Sequence[Array]) -> bool:
     """Whether axis 0 counts samples that do not reach each other's states; tried out, at random.
 
     It is an axis of all states, inputs and outputs that runs along no weight.

@@ -121,7 +121,7 @@ def run_with_exits(
     exits: Sequence[Array],
     extra: tuple[bool, ...],
     names: Any,
-) -> tuple[list[Any], Values, SignalsOf, Any]:
+) -> tuple[list[Array], Values, SignalsOf, Any]:
     """Run one step with `exits` added to its new states, as others read them.
 
     Args:

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+Array = jax.Array
+
 
 @dataclass(frozen=True, slots=True)
 class Values:
@@ -46,7 +48,7 @@ class TimeAxes:
     extra: tuple[bool, ...] = ()
     names: Any = None
 
-    def slices(self, values: Values) -> tuple[list[Any], list[Any]]:
+    def slices(self, values: Values) -> tuple[list[Array], list[Array]]:
         """The constants and arguments that have an axis of time."""
         return timed_of(values.consts, self.consts), timed_of(values.args, self.args)
 
@@ -74,21 +76,23 @@ class Block:
 
     path: Values
     axes: TimeAxes
-    ys: dict[int, jax.Array]
+    ys: dict[int, Array]
 
     @property
-    def consts(self) -> tuple[Any, ...]:
+    def consts(self) -> tuple[Array, ...]:
         """The constants of the first step: operands do not vary in a block."""
         path, flags = self.path, self.axes.consts
         return merged(path.consts, flags, [a[0] for a in timed_of(path.consts, flags)])
 
 
-def timed_of(arrays: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+def timed_of(arrays: Sequence[Array], flags: Sequence[bool]) -> list[Array]:
     """The arrays that have an axis of time."""
     return [a for a, f in zip(arrays, flags, strict=True) if f]
 
 
-def merged(arrays: Sequence[Any], flags: Sequence[bool], timed: Sequence[Any]) -> tuple[Any, ...]:
+def merged(
+    arrays: Sequence[Array], flags: Sequence[bool], timed: Sequence[Array]
+) -> tuple[Array, ...]:
     """`arrays` with `timed` in the places of those that have an axis of time."""
     items = iter(timed)
     return tuple(next(items) if f else a for a, f in zip(arrays, flags, strict=True))

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
@@ -29,7 +30,7 @@ Array = jax.Array
 def factored(
     decay_x: float,
     decay_f: float,
-    trace_dtype: Any = None,
+    trace_dtype: DTypeLike | None = None,
     *,
     plain: bool = False,
     exit_cotangents: ExitCotangents | None = None,
@@ -56,7 +57,7 @@ def factored(
 
 
 def factors(
-    decay_x: float, decay_f: float, trace_dtype: Any = None, *, plain: bool = False
+    decay_x: float, decay_f: float, trace_dtype: DTypeLike | None = None, *, plain: bool = False
 ) -> RelationFunctions:
     """What `factored` does with relations."""
     stored = storage(trace_dtype)

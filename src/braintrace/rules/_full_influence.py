@@ -21,7 +21,8 @@ from ..graph import Graph
 Array = jax.Array
 
 
-Push = Callable[[Graph, Values, Sequence[Any]], list[Any]]
+Trace = Any  # arrays by name
+Push = Callable[[Graph, Values, Sequence[Trace]], list[Trace]]
 
 
 def over_states(push: Push, **functions: Any) -> Rule:
@@ -33,8 +34,8 @@ def over_states(push: Push, **functions: Any) -> Rule:
     """
 
     def advance(
-        graph: Graph, block: Block, traces: Sequence[Any], observed: Any, fresh: Fresh
-    ) -> list[Any]:
+        graph: Graph, block: Block, traces: Sequence[Trace], observed: Any, fresh: Fresh
+    ) -> list[Trace]:
         return scan_steps(block, partial(push, graph), list(traces))
 
     return Rule(advance=advance, entry_only=True, complete=True, **functions)
@@ -47,7 +48,7 @@ def full_influence(at_once: int = 4096) -> Rule:
         at_once: how many parameter elements are pushed through the step at once.
     """
 
-    def push(graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
+    def push(graph: Graph, values: Values, traces: Sequence[Trace]) -> list[Trace]:
         each = enumerate(traces)
         return [_pushed(graph, i, values, t, at_once) if t else t for i, t in each]
 
@@ -59,7 +60,7 @@ def parameters_of(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
     return [(i, leaf.path) for i, leaf in enumerate(graph.step.params)]
 
 
-def _init(graph: Graph, values: Values) -> list[Any]:
+def _init(graph: Graph, values: Values) -> list[Trace]:
     """Zero traces: per parameter leaf, one array for every state leaf that it can reach."""
     out = []
     for reached, p in zip(graph.influenced, values.params, strict=True):
@@ -69,7 +70,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
     return out
 
 
-def _pushed(graph: Graph, i: int, values: Values, trace: Any, at_once: int) -> Any:
+def _pushed(graph: Graph, i: int, values: Values, trace: Trace, at_once: int) -> Trace:
     """The trace of one parameter leaf after a step."""
     params, hidden = values.params, values.hidden
     p = params[i]

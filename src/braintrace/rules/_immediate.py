@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals
 from ..graph import HiddenParamOpRelation as Relation
@@ -49,7 +50,11 @@ def _within(block: RelationBlock, ct: Array, masked: bool) -> Grads:
 
 
 def paired(
-    decay_pre: float, decay_post: float, pre: float, post: float, trace_dtype: Any = None
+    decay_pre: float,
+    decay_post: float,
+    pre: float,
+    post: float,
+    trace_dtype: DTypeLike | None = None,
 ) -> Rule:
     """Pairings of inputs and sensitivities, in both orders of time."""
 

@@ -43,7 +43,7 @@ from ._rank_one import per_state
 Array = jax.Array
 
 
-def kronecker(key: Any, eps: float = 1e-12) -> Rule:
+def kronecker(key: Array, eps: float = 1e-12) -> Rule:
     """The influence of every weight on every state, as one random product per operator.
 
     Args:
@@ -108,7 +108,7 @@ def _check(r: Relation, entries: Sequence[Any]) -> None:
         )
 
 
-def _pushed(key: Any, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
+def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
     """The factors after a step."""
     steps = observe(graph, values.consts, inputs_of(graph, values), {})
     hidden = tuple(values.hidden)

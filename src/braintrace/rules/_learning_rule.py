@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
+from jax.typing import DTypeLike
+
 from ..engine import ExitCotangents, Rule
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
@@ -72,7 +74,7 @@ def rule_of(
     key: Any = None,
     scale: float = 1.0,
     eps: float = 1e-12,
-    trace_dtype: Any = None,
+    trace_dtype: DTypeLike | None = None,
     most: float | None = None,
 ) -> Rule:
     """The record with these coordinates.

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from .._errors import message, not_supported, type_error, value_error
 from ..graph import HiddenGroup
@@ -25,7 +26,7 @@ OWN_LOSS = "each group has a loss of its own"
 
 
 @stated
-def three_factor(*, trace_dtype: Any = None) -> LearningRule:
+def three_factor(*, trace_dtype: DTypeLike | None = None) -> LearningRule:
     """Traces per weight times a modulator that comes with the call, in place of the loss's signal.
 
     The modulator is a number, an array of a group's `varshape` or (*varshape, num_state), one
@@ -48,7 +49,7 @@ def three_factor(*, trace_dtype: Any = None) -> LearningRule:
 
 @stated
 def osttp(
-    B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: Any = None
+    B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: DTypeLike | None = None
 ) -> LearningRule:
     """Online spatio-temporal learning with targets projected to every layer.
 
@@ -92,7 +93,7 @@ def decolle(
     local_loss: Callable[[Array, Array], Array] | None = None,
     observe: Callable[[Array], Array] | None = None,
     *,
-    trace_dtype: Any = None,
+    trace_dtype: DTypeLike | None = None,
 ) -> LearningRule:
     """Deep continuous local learning: every group has a loss of its own, of a fixed read-out.
 

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._errors import not_supported
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
@@ -37,7 +38,7 @@ Recall = Callable[[Relation, Any, Array, Grads], Grads]
 
 
 def per_weight(
-    trace_dtype: Any = None,
+    trace_dtype: DTypeLike | None = None,
     *,
     exit_cotangents: ExitCotangents | None = None,
     kept: Kept | None = None,

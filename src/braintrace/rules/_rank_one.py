@@ -28,7 +28,7 @@ from ._full_influence import over_states, parameters_of
 Array = jax.Array
 
 
-def rank_one(key: Any, eps: float = 1e-12) -> Rule:
+def rank_one(key: Array, eps: float = 1e-12) -> Rule:
     """The influence of every parameter on every state, as one random outer product.
 
     Args:
@@ -73,7 +73,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
     return [*out, {"s": s, "draws": jnp.zeros((), jnp.int32)}]
 
 
-def _pushed(key: Any, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
+def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence[Any]) -> list[Any]:
     """The factors after a step."""
     *ws, last = traces
     s = per_state(last["s"])

@@ -25,7 +25,7 @@ def by_group(of_group: OfGroup) -> Signal:
     """
 
     def signal(inputs: SignalInputs) -> list[Array]:
-        out: list[Any] = [jnp.zeros_like(c) for c in inputs.cotangents]
+        out: list[Array] = [jnp.zeros_like(c) for c in inputs.cotangents]
         for g in inputs.groups:
             cotangent, state = (
                 g.concat_hidden([arrays[i] for i in g.leaves])
@@ -62,12 +62,12 @@ def with_signal(rule: Rule, signal: Signal) -> Rule:
     return replace(rule, signal=signal, approximates=replaced, pending=pending)
 
 
-def random_feedback(key: Any, scale: float) -> Feedback:
+def random_feedback(key: Array, scale: float) -> Feedback:
     """Fixed random operands from this key; a signal where no operator is passed."""
     return Feedback(key, scale, _square(key))
 
 
-def _square(key: Any) -> Signal:
+def _square(key: Array) -> Signal:
     """The direction of the loss's own signal, through one fixed random matrix per group."""
 
     def of_group(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
