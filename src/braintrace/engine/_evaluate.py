@@ -29,7 +29,7 @@ Array = jax.Array
 def inputs_of(graph: Graph, values: Values) -> list[Array]:
     """The program's flat inputs."""
     step = graph.step
-    inputs: list[Array] = [None] * len(step.program.inputs)
+    inputs: list[Any] = [None] * len(step.program.inputs)
     inputs[: step.n_args] = values.args
     for leaves, arrays in (
         (step.params, values.params),

@@ -44,7 +44,7 @@ class StepValues:
     """Values of variables: the same at all steps, or with a leading axis of steps."""
 
     shared: dict[Var, Array] = field(default_factory=dict)
-    timed: dict[Var, Array] = field(default_factory=dict)
+    timed: dict[Var, Any] = field(default_factory=dict)
 
     def __contains__(self, var: Var) -> bool:
         return var in self.shared or var in self.timed

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from .._errors import not_supported
 from ..engine import Fresh, Grads
 from ..graph import HiddenParamOpRelation as Relation
+from ._options import TraceDtype
 
 Array = jax.Array
 
@@ -134,7 +134,7 @@ def seen_input(r: Relation, x: Array | None) -> Array:
     return seen if jnp.issubdtype(seen.dtype, jnp.inexact) else seen.astype(r.operator.y.dtype)
 
 
-def storage(trace_dtype: DTypeLike | None) -> Callable[[Array], Array]:
+def storage(trace_dtype: TraceDtype) -> Callable[[Array], Array]:
     """How a trace is stored: as it is, or in another precision (complex stays complex)."""
 
     def stored(eps: Array) -> Array:

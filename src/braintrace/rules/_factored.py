@@ -16,12 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, iterations, pull, scan, seen_input, storage, taken
 from ._linear import at_output, each_step, moved, slim, wide
+from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
 
 Array = jax.Array
@@ -30,7 +30,7 @@ Array = jax.Array
 def factored(
     decay_x: float,
     decay_f: float,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
     *,
     plain: bool = False,
     exit_cotangents: ExitCotangents | None = None,
@@ -57,7 +57,7 @@ def factored(
 
 
 def factors(
-    decay_x: float, decay_f: float, trace_dtype: DTypeLike | None = None, *, plain: bool = False
+    decay_x: float, decay_f: float, trace_dtype: TraceDtype = None, *, plain: bool = False
 ) -> RelationFunctions:
     """What `factored` does with relations."""
     stored = storage(trace_dtype)

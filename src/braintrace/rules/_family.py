@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jax.typing import DTypeLike
 
 from .._errors import value_error
 from ._config import ETraceConfig
 from ._full_influence import full_influence
 from ._learning_rule import LearningRule, learning_rule, stated
-from ._options import check_count, check_fraction, check_limit, decay_of
+from ._options import TraceDtype, check_count, check_fraction, check_limit, decay_of
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -19,7 +18,7 @@ NO_PAIRING = "the pairing of a sensitivity with later inputs is no derivative of
 
 
 @stated
-def d_rtrl(*, trace_dtype: DTypeLike | None = None) -> LearningRule:
+def d_rtrl(*, trace_dtype: TraceDtype = None) -> LearningRule:
     """Diagonal real-time recurrent learning: a trace per weight, element-wise Jacobian.
 
     Args:
@@ -29,7 +28,7 @@ def d_rtrl(*, trace_dtype: DTypeLike | None = None) -> LearningRule:
 
 
 @stated
-def pp_prop(decay_or_rank: Any, *, trace_dtype: DTypeLike | None = None) -> LearningRule:
+def pp_prop(decay_or_rank: Any, *, trace_dtype: TraceDtype = None) -> LearningRule:
     """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
 
     Args:
@@ -55,7 +54,7 @@ def eprop(
     random_feedback_key: Any = None,
     *,
     feedback_scale: float = 1.0,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
 ) -> LearningRule:
     """Traces per weight, filtered once more, with symmetric or random feedback.
 
@@ -86,7 +85,7 @@ def rflo(
     random_feedback_key: Any = 0,
     *,
     feedback_scale: float = 1.0,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
 ) -> LearningRule:
     """Random feedback, local and online: a trace per weight, random feedback from the read-out.
 
@@ -110,7 +109,7 @@ def rflo(
 def snap(
     n: int = 2,
     *,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
     memory_limit: int | None = MEMORY_LIMIT,
     most_entries: int = MOST_FOLLOWED,
 ) -> LearningRule:
@@ -135,7 +134,7 @@ def snap(
 @stated
 def ostl_recurrent(
     *,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
     memory_limit: int | None = MEMORY_LIMIT,
     most_entries: int = MOST_FOLLOWED,
 ) -> LearningRule:
@@ -150,9 +149,7 @@ def ostl_recurrent(
 
 
 @stated
-def ostl_feedforward(
-    decay_or_rank: Any = 1e-6, *, trace_dtype: DTypeLike | None = None
-) -> LearningRule:
+def ostl_feedforward(decay_or_rank: Any = 1e-6, *, trace_dtype: TraceDtype = None) -> LearningRule:
     """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory.
 
     Args:
@@ -163,7 +160,7 @@ def ostl_feedforward(
 
 
 @stated
-def ottt(mode: str = "A", *, leak: float, trace_dtype: DTypeLike | None = None) -> LearningRule:
+def ottt(mode: str = "A", *, leak: float, trace_dtype: TraceDtype = None) -> LearningRule:
     """Online training through time: filtered inputs meet the derivative within the step.
 
     Args:
@@ -183,7 +180,7 @@ def otpe(
     *,
     leak: float,
     trace_clip_abs: float | None = None,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
 ) -> LearningRule:
     """Online training with postsynaptic estimates: traces that all decay alike.
 
@@ -216,7 +213,7 @@ def stllr(
     alpha_pre: float = 1.0,
     alpha_post: float = -0.2,
     *,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
 ) -> LearningRule:
     """Traces of spike timing: inputs before the unit was sensitive, and inputs after it.
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import folded, iterations, pull, scan, storage, taken
 from ._factored import factors
 from ._linear import at_output
+from ._options import TraceDtype
 from ._relation_rule import Blocks, RelationBlock, RelationFunctions, relation_rule
 
 Array = jax.Array
@@ -50,11 +50,7 @@ def _within(block: RelationBlock, ct: Array, masked: bool) -> Grads:
 
 
 def paired(
-    decay_pre: float,
-    decay_post: float,
-    pre: float,
-    post: float,
-    trace_dtype: DTypeLike | None = None,
+    decay_pre: float, decay_post: float, pre: float, post: float, trace_dtype: TraceDtype = None
 ) -> Rule:
     """Pairings of inputs and sensitivities, in both orders of time."""
 

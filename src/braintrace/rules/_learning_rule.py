@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
-from jax.typing import DTypeLike
-
 from ..engine import ExitCotangents, Rule
 from ..graph import MOST_ENTRIES, Credit, HiddenGroup
 from ._config import ETraceConfig
@@ -18,7 +16,7 @@ from ._full_influence import full_influence
 from ._immediate import paired, untraced
 from ._kept import leak
 from ._kronecker import kronecker
-from ._options import key_of, trace_type
+from ._options import TraceDtype, key_of, trace_type
 from ._per_weight import per_weight
 from ._rank_one import rank_one
 from ._signal import OfGroup, by_group, random_feedback, with_signal
@@ -74,7 +72,7 @@ def rule_of(
     key: Any = None,
     scale: float = 1.0,
     eps: float = 1e-12,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
     most: float | None = None,
 ) -> Rule:
     """The record with these coordinates.

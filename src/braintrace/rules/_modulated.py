@@ -12,13 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from .._errors import message, not_supported, type_error, value_error
 from ..graph import HiddenGroup
 from ._config import ETraceConfig
 from ._learning_rule import Groups, LearningRule, learning_rule, stated
-from ._options import check_count, key_of
+from ._options import TraceDtype, check_count, key_of
 
 Array = jax.Array
 NO_DERIVATIVE = "its signal is not a derivative of the loss"
@@ -26,7 +25,7 @@ OWN_LOSS = "each group has a loss of its own"
 
 
 @stated
-def three_factor(*, trace_dtype: DTypeLike | None = None) -> LearningRule:
+def three_factor(*, trace_dtype: TraceDtype = None) -> LearningRule:
     """Traces per weight times a modulator that comes with the call, in place of the loss's signal.
 
     The modulator is a number, an array of a group's `varshape` or (*varshape, num_state), one
@@ -49,7 +48,7 @@ def three_factor(*, trace_dtype: DTypeLike | None = None) -> LearningRule:
 
 @stated
 def osttp(
-    B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: DTypeLike | None = None
+    B_list: Sequence[Any], target_timing: str = "per-step", *, trace_dtype: TraceDtype = None
 ) -> LearningRule:
     """Online spatio-temporal learning with targets projected to every layer.
 
@@ -93,7 +92,7 @@ def decolle(
     local_loss: Callable[[Array, Array], Array] | None = None,
     observe: Callable[[Array], Array] | None = None,
     *,
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
 ) -> LearningRule:
     """Deep continuous local learning: every group has a loss of its own, of a fixed read-out.
 

@@ -8,8 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from .._errors import type_error, value_error
+
+TraceDtype = DTypeLike | None  # None is that of the products in a trace
 
 
 def check_fraction(name: str, value: Any, *, zero: bool = True) -> float:
@@ -76,7 +79,7 @@ def key_of(name: str, key: Any) -> Any:
     )
 
 
-def trace_type(dtype: Any) -> Any:
+def trace_type(dtype: TraceDtype) -> TraceDtype:
     """The storage type of traces, None for that of their products."""
     if dtype is None:
         return None

@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._errors import not_supported
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
@@ -31,6 +30,7 @@ from ..graph import HiddenParamOpRelation as Relation
 from ._block import contract, dtypes_of, either, folded, grown, iterations, pull, storage, taken
 from ._kept import at_filtered, filtered
 from ._linear import at_output, later, moved, onward, space, times
+from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
 Array = jax.Array
@@ -38,7 +38,7 @@ Recall = Callable[[Relation, Any, Array, Grads], Grads]
 
 
 def per_weight(
-    trace_dtype: DTypeLike | None = None,
+    trace_dtype: TraceDtype = None,
     *,
     exit_cotangents: ExitCotangents | None = None,
     kept: Kept | None = None,
