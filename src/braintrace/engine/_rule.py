@@ -7,7 +7,7 @@ stores traces, one pytree for each thing that has one. Along a block the engine 
     advance(graph, block, traces, observed, fresh)    the traces after the block
     credit(graph, arrived)                            from cotangents to gradients of the parameters
 
-`rules.relation_rule` makes a rule of functions of single operators (`Steps`, `Signals`).
+`rules.relation_rule` builds a rule from functions of single operators (`Steps`, `Signals`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._values import Block, Values
 
 Array = jax.Array
 Trace = Any
-Fresh = Array | bool | None  # whether traces are zero; None is not known
+Fresh = Array | bool | None  # whether traces are zero; None if uncertain
 Grads = dict[str, Array]
 
 
@@ -64,7 +64,7 @@ class Signals(NamedTuple):
 
 
 class SignalInputs(NamedTuple):
-    """What a learning signal can be made of, with a leading axis of steps.
+    """What a learning signal can read, with a leading axis of steps.
 
     `states` and `cotangents` are per hidden leaf, the states after each step; in a window the
     cotangents are those of the states before it. `extra` is what the learner was called with
@@ -156,14 +156,14 @@ def observe_nothing(graph: Graph, block: Block, traces: Sequence[Trace]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a rule stores and how it turns cotangents into gradients.
+    """What a rule stores and how it computes gradients from cotangents.
 
     Attributes:
         init: `(graph, values) -> traces` before the first step; of the values, constants and
             parameters are there.
         traced: `graph -> [(number, path)]` of what has a trace, in the order of the traces.
         advance: `(graph, block, traces, observed, fresh) -> traces` after the block; `fresh` is
-            true if the traces before it are known to be zero.
+            true if the traces before it are certainly zero.
         credit: `(graph, arrived) -> gradients` of the parameters.
         observe: `(graph, block, traces) -> observed`, arrays that both of these need.
         reset: `traces -> traces` between sequences.
@@ -173,12 +173,12 @@ class Rule:
         signal: cotangents per hidden leaf in place of those of the loss.
         takes_signal: whether it can have one.
         feedback: where the reverse pass is random.
-        one_by_one: whether steps or windows must not be taken together.
+        one_by_one: whether steps or windows must run one after another.
         pending: the rule for weights that change every few steps, where that is another one.
         folds: whether it can follow a weight with a factor that varies (see `graph._fold`), because
             it stores nothing of the input alone.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
-        constants: numbers that are part of it and in no trace, by name; a checkpoint compares them.
+        constants: arrays of the rule that are in no trace, by name; a checkpoint compares them.
         per_parameter: whether traces belong to parameters, not to operators.
         complete: whether it follows all paths between states.
     """

@@ -23,7 +23,7 @@ from ..ops import ETPPrimitive
 from ._anchor import depending_on, floating_of, once
 from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
 from ._recurrence import StepValues, unroll
-from ._rule import Arrived, Fresh, Rule, SignalSource
+from ._rule import Arrived, Fresh, Rule, SignalSource, Trace
 from ._signals import signal_source
 from ._values import Block, TimeAxes, Values, map_steps, merged, timed_of
 
@@ -42,7 +42,7 @@ class BlockResult:
     outs: list[Array]
     before: Values
     after: Values
-    traces: list[Array]
+    traces: list[Trace]
     credited: tuple[list[Array], Values]
 
 
@@ -50,7 +50,7 @@ def run_block(
     graph: Graph,
     rule: Rule,
     values: Values,
-    traces: Sequence[Any],
+    traces: Sequence[Trace],
     axes: TimeAxes,
     *,
     keep: bool = True,
@@ -70,7 +70,7 @@ def run_block(
         substitute: the index of the window (or step) to evaluate in place of each one where losses
             are counted, if some are not: what they compute must not count, even if it is NaN.
     """
-    before: list[Array] = lax.stop_gradient(list(traces))
+    before: list[Trace] = lax.stop_gradient(list(traces))
     in_order = (graph.effects or graph.unmapped) and axes.window is None
     if (rule.one_by_one or in_order) and axes.length > (axes.window or 1):
         return _one_by_one(graph, rule, values, before, axes, fresh)
@@ -107,7 +107,7 @@ _penalised.defvjp(
 
 
 def _one_by_one(
-    graph: Graph, rule: Rule, values: Values, traces: list[Array], axes: TimeAxes, fresh: Fresh
+    graph: Graph, rule: Rule, values: Values, traces: list[Trace], axes: TimeAxes, fresh: Fresh
 ) -> BlockResult:
     """For steps or windows that must happen once and in order."""
     size = axes.window or 1
@@ -187,7 +187,7 @@ class _Memory:
 
     graph: Graph
     rule: Rule
-    traces: list[Array]
+    traces: list[Trace]
     observed: Any
     fresh: Fresh
 
@@ -265,21 +265,10 @@ def _anchored(
 
     def backward(residuals, cotangents):
         params, starts, (consts, traces, observed, flag, substitute, read), live = residuals
-        states, extra = read
         entry, taps, exits = once(cotangents, floating_of(params, live))
-        arrived = Arrived(
-            params,
-            consts,
-            traces,
-            observed,
-            fresh if static else flag,
-            entry,
-            taps,
-            exits,
-            every,
-            substitute,
-            replace(source, states=states, extra=extra),
-        )
+        memory = (params, consts, traces, observed, fresh if static else flag)
+        own = replace(source, states=read[0], extra=read[1])
+        arrived = Arrived(*memory, entry, taps, exits, every, substitute, own)
         return rule.credit(graph, arrived), jax.tree.map(jnp.zeros_like, starts), None, None
 
     anchor = jax.custom_vjp(points)

@@ -33,7 +33,7 @@ def _accept(groups: Groups, *_: Any) -> None:
 class LearningRule:
     """A learning rule as a value: what `braintrace.online` runs on a step.
 
-    The functions of `braintrace.rules` make these, for example `braintrace.rules.d_rtrl()`.
+    The functions of `braintrace.rules` return these, for example `braintrace.rules.d_rtrl()`.
 
     Attributes:
         name: its name.
