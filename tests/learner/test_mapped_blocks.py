@@ -90,7 +90,7 @@ def test_gradients_of_blocks_are_those_of_single_calls(rule, size):
         got = learner.etrace_grad(xs, ys, step_fn=step(learner), reduction="sum", block_size=size)
         same(got, single_calls(other, step(other), (xs, ys)))
     alone = learner.module.rule.one_by_one
-    assert learner.module.last_run.in_blocks != alone
+    assert learner.last_run.in_blocks != alone
     same(left(learner), left(other))
 
 
@@ -106,7 +106,7 @@ def test_what_the_rule_takes_is_mapped_too():
     learner, other, (xs, ys) = make("three_factor"), make("three_factor"), sequence()
     step = lambda net: lambda x, y: jnp.sum(net(x, modulator=y))
     got = learner.etrace_grad(xs, ys, step_fn=step(learner), reduction="sum")
-    assert learner.module.last_run.in_blocks
+    assert learner.last_run.in_blocks
     same(got, single_calls(other, step(other), (xs, ys)))
 
 
@@ -122,7 +122,7 @@ def test_weights_learn_while_the_sequence_runs(every):
         update_every=every,
         reduction="sum",
     )
-    assert learner.module.last_run.in_blocks and losses.shape == (T,)
+    assert learner.last_run.in_blocks and losses.shape == (T,)
     weights = other.param_states
     grad = brainstate.transform.grad(step(other), weights, check_states=False)
     for start in range(0, T, every):

@@ -291,3 +291,14 @@ def test_what_stays_plain_has_a_line_in_the_report():
     assert b.exact and not a.exact
     assert a.dropped or a.silent
     close(got["B"], bptt(step, weights, jnp.zeros((B, N)), jnp.asarray(XS))["B"])
+
+
+def test_what_recognition_cannot_follow_is_told_what_to_do():
+    def step(p, h, x):
+        body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ p["w"]))
+        h = lax.while_loop(lambda c: c[0] < 3, body, (0, h))[1]
+        return h, h
+
+    with pytest.raises(bt.CompilationError, match="outside of a while_loop") as error:
+        bt.online(step).init({"w": normal(1, N, N)}, jnp.zeros((B, N)), jnp.asarray(XS[0]))
+    assert "braintrace.matmul" not in str(error.value) and "rtrl" in str(error.value)

@@ -23,6 +23,10 @@ _USE_ANOTHER_RULE = (
 _USE_LESS_MEMORY = (
     "use d_rtrl, snap with a small n or windows, make the batch smaller, or raise memory_limit"
 )
+_USE_OUTSIDE = (
+    "let a product of a weight reach a state unit by unit, outside of a while_loop and with the "
+    "weight made of parameters alone"
+)
 _MARKED = {
     "dot_general": "braintrace.nn.Linear or braintrace.matmul(x, w) for the plain product",
     "conv_general_dilated": "braintrace.nn.Conv2d or braintrace.conv for the plain convolution",
@@ -103,31 +107,42 @@ def check_memory(
     )
 
 
-def check_relations(graph: Graph, everything: bool, words: Wording = _FOR_FUNCTIONS) -> None:
-    """Refuse a step that has nothing to learn online; `everything`: operators are not needed."""
+def check_relations(
+    graph: Graph, everything: bool, unmarked: bool, words: Wording = _FOR_FUNCTIONS
+) -> None:
+    """Refuse a step that has nothing to learn online.
+
+    Args:
+        graph: the analysed step.
+        everything: whether the rule needs no operators.
+        unmarked: whether plain JAX was recognised.
+        words: those of the front end.
+    """
     if not graph.step.hidden:
         raise CompilationError(words.no_state)
     influenced = any(graph.influenced)
     if graph.relations or (everything and influenced):
         return
-    hints = {**_HINTS, **dict.fromkeys(_NO_OPERATOR, words.use_an_operator)}
+    use_an_operator = _USE_OUTSIDE if unmarked else words.use_an_operator
+    hints = {**_HINTS, **dict.fromkeys(_NO_OPERATOR, use_an_operator)}
     records = [d for d in graph.records if d.primitive or d.kind in hints]
     advice = list(dict.fromkeys(hints[d.kind] for d in records if d.kind in hints))
     plain = lambda eqn: any(bits_of(a, graph.links.plain) for a in eqn.inputs)
     equations = (e for e in deep_equations(graph.step.program) if e.name in _MARKED and plain(e))
     eqn = next(equations, None)
     where = None if eqn is None else eqn.where()
-    if eqn is not None:
+    if eqn is not None and not unmarked:
         advice = [f"use {_MARKED[eqn.name]} at {where}"]
     if influenced:
         exact = "the rule 'rtrl', which accepts the model (memory parameters x states)"
-        advice = [*(advice or [words.use_an_operator]), f"or {words.recognise}", f"or {exact}"]
+        others = [exact] if unmarked else [words.recognise, exact]
+        advice = [*(advice or [use_an_operator]), *(f"or {other}" for other in others)]
     raise CompilationError(
         message(
             words.no_relation,
             where=where,
             why="; ".join(d.message.rstrip(".") for d in records) or words.no_operator,
-            do="; ".join(advice) or words.use_an_operator,
+            do="; ".join(advice) or use_an_operator,
         )
     )
 

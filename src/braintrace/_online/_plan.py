@@ -133,7 +133,7 @@ def make_plan(
     )
     limits = (rule.crossings, rule.most_entries, policy, rule.record.folds, unmarked)
     graph = analyse(traced, consts, lambda path: None, (), *limits)
-    check_relations(graph, rule.record.per_parameter)
+    check_relations(graph, rule.record.per_parameter, unmarked)
     rule.check_groups(graph.groups)
     arrays = signature.shapes[first : first + len(trained)]
     init = lambda params: rule.record.init(graph, Values(tuple(consts), (), params, (), ()))

@@ -28,6 +28,7 @@ from ._dni import DNI
 from ._drivers import SequenceDriverMixin
 from ._reset import LAST, reinitialise
 from ._rule_learner import RuleLearner
+from ._run import RunInfo
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
     name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
@@ -112,6 +113,11 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
                 why="axis 0 of its inputs counts the samples, not the steps",
                 do="compile with an explicit batch (vmap=False, batch_size=...)",
             )
+
+    @property
+    def last_run(self) -> RunInfo | None:
+        """How the last sequence was run: in blocks, or why not."""
+        return self.module.last_run
 
     @property
     def _learner(self) -> ETraceAlgorithm:
