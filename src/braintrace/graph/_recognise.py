@@ -98,7 +98,8 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
             if not kinds.trained(atom) or kinds.entered(atom) or kinds.trained(other):
                 continue
             cone, todo = [], [atom]
-            while todo and isinstance(value := todo.pop(), Var):
+            while todo:
+                value = todo.pop()
                 if kinds.trained(value) and kinds.varies(value) and value in producer:
                     cone.append(producer[value])
                     todo += producer[value].inputs
