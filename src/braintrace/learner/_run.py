@@ -118,11 +118,12 @@ class SequenceRun:
             return run(bodies.__getitem__, Weights(trained, fixed), at, stream, options, own=own)
 
         etraces = list(learner.etraces.values()) if self.split else []
-        compiled: Any = jax.jit(loop)
         if self.split:
             keys = (body.key for body in bodies.values() if isinstance(body, SplitBody))
-            whole = (key, options, *keys)
-            compiled = learner.executor.compiled(whole, loop, 6 if only_ours(etraces) else None)
+            whole, donated = (key, options, *keys), 6 if only_ours(etraces) else None
+            compiled = learner.executor.compiled(whole, loop, donated)
+        else:  # a program of real calls has no fingerprint that is cheap
+            compiled = jax.jit(loop)
         values = [jax.tree.leaves(state.value)[i] for state, i in self.states]
         states = [values[i] for i in self.cells.changed]
         away = {*self.cells.changed, *self.cells.trained}
