@@ -8,7 +8,8 @@ import saiunit as u
 import scipy.sparse
 from jax.experimental import sparse as jax_sparse
 
-from braintrace.ops import sparse_matmul
+from braintrace.ops import _sparse, sparse_matmul
+from braintrace.ops._operator import Operator
 from braintrace.ops._structure import Structure, structure_of
 
 brainevent = pytest.importorskip("brainevent")
@@ -126,3 +127,31 @@ def test_sparse_matmul_refuses_shapes_that_do_not_fit(x, size, bias, text):
     w = jnp.ones(np.count_nonzero(DENSE) + size)
     with pytest.raises(ValueError, match="sparse_matmul: (.|\n)*" + text):
         sparse_matmul(x, w, sparse_mat=scipy.sparse.csr_matrix(DENSE), bias=bias)
+
+
+@pytest.mark.parametrize("gathered", [1, 40, 2**18])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_sums_over_steps_go_by_chunks_of_non_zeros(batch, gathered, monkeypatch):
+    monkeypatch.setattr(_sparse, "_gathered", lambda: gathered)
+    rng = np.random.default_rng(0)
+    matrix = (rng.random((4, 3)) < 0.6) * 1.0
+    structure = structure_of(jax_sparse.BCOO.fromdense(matrix, nse=np.count_nonzero(matrix) + 2))
+    primitive = _sparse.etp_sp_mm if batch else _sparse.etp_sp_mv
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float64)
+    params = {"structure": structure, "has_bias": True}
+    operands = (shape(*batch, 4), shape(structure.size), shape(3))
+    op = Operator(primitive, params, operands, shape(*batch, 3))
+    x, c = (jnp.asarray(rng.normal(size=(5, *batch, n))) for n in (4, 3))
+    weights = {"weight": jnp.zeros(structure.size), "bias": jnp.zeros(3)}
+    grads = op.pull_all(x, c, weights, ["weight", "bias"])
+    steps = [op.pull(x[i], c[i], weights) for i in range(5)]
+    for k in weights:
+        np.testing.assert_allclose(grads[k], sum(g[k] for g in steps), rtol=1e-12)
+    values = jnp.asarray(rng.normal(size=(5, 2, *batch, 3, 2)))  # two lanes, two slots
+    total = op.sum_steps("weight", x, values)
+    ones = [op.features(a, weights, ["weight"])["weight"] for a in x]
+    want = sum(
+        one[..., None] * op.spread("weight", v, 1) for one, v in zip(ones, values, strict=True)
+    )
+    np.testing.assert_allclose(total, want, rtol=1e-12)
+    assert not np.any(total[..., np.count_nonzero(matrix) :, :])

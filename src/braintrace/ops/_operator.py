@@ -50,7 +50,9 @@ class Rules:
         free: `(key, y_shape, **static) -> shape` of the free positions.
         represent: `(x, shapes, **static) -> x` as a floating array in which y is linear.
         pull: `(x, c, shapes, **static) -> {key: array}`, the weight pull-back of many inputs and
-            cotangents, summed over the leading axis of both.
+            cotangents, summed over the leading axis of both; or None to decline.
+        sum_steps: `(key, x, values, **static) -> array`, the sum over the leading axis of
+            `features` times `spread` of values (steps, *lanes, *y, slots); or None to decline.
         part: `(weights, axis, start, stop, **static) -> rows`, the weights that a part of the
             input meets (from `start` to `stop` along `axis`), or None to decline; with it,
             `of_part(x, rows, **static) -> y` of that part alone, without a bias.
@@ -62,7 +64,8 @@ class Rules:
     spread: Callable[..., Array | None] | None = None
     free: Callable[..., tuple[int, ...] | None] | None = None
     represent: Callable[..., Array] | None = None
-    pull: Callable[..., Weights] | None = None
+    pull: Callable[..., Weights | None] | None = None
+    sum_steps: Callable[..., Array | None] | None = None
     part: Callable[..., Array | None] | None = None
     of_part: Callable[..., Array] | None = None
 
@@ -327,6 +330,10 @@ class Operator:
             out, vjp = jax.vjp(each, {k: effective[k] for k in keys})
             grads = vjp(c.astype(out.dtype))[0]
         return {k: grads[k] for k in keys}
+
+    def sum_steps(self, key: str, x: Any, values: Array) -> Array | None:
+        """The sum over steps of features times spread values, if there is a rule for it."""
+        return self._rule("sum_steps")(key, x, values)
 
     @cached_property
     def constant_keys(self) -> frozenset[str]:

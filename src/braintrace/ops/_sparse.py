@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
@@ -48,6 +50,58 @@ def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: objec
     return with_bias_features(inputs, shapes)
 
 
+def _gathered() -> int:
+    # Numbers gathered at a time: on a CPU they stay in its cache, elsewhere they fill the device.
+    return 2**18 if jax.default_backend() == "cpu" else 2**24
+
+
+def _sampled(x: Array, v: Array, structure: Structure) -> Array:
+    """Per non-zero, x of its row times v of its column, summed over the steps.
+
+    x is (in, steps, *batch), v (out, steps, *lanes, *batch, slots), both with their units first, so
+    that a non-zero gathers whole rows; the result is (non-zeros, *lanes, *batch, slots). A chunk of
+    non-zeros at a time: rows of all of them would be as large as the trace times the steps.
+    """
+    lanes = v.ndim - x.ndim - 1
+    axes = [0, 1, *range(2 + lanes, v.ndim - 1)]
+
+    def chunk(where: tuple[Array, Array]) -> Array:
+        rows, cols = where
+        here = x.at[rows].get(mode="fill", fill_value=0)
+        return jnp.einsum(here, axes, v[cols], [*range(v.ndim)], [0, *range(2, v.ndim)])
+
+    size = max(1, _gathered() // max(1, prod(v.shape[1:])))
+    rows, cols = structure.rows, structure.cols
+    if size >= len(rows):
+        return chunk((jnp.asarray(rows), jnp.asarray(cols)))
+    padding = -len(rows) % size
+    rows = np.pad(rows, (0, padding), constant_values=structure.shape[0]).reshape(-1, size)
+    cols = np.pad(cols, (0, padding)).reshape(-1, size)
+    out = jax.lax.map(chunk, (jnp.asarray(rows), jnp.asarray(cols)))
+    return out.reshape(-1, *out.shape[2:])[: structure.size]
+
+
+def _sum_steps(
+    key: str, x: Array, values: Array, *, structure: Structure, **static: object
+) -> Array | None:
+    if key != "weight" or jnp.iscomplexobj(x) or jnp.iscomplexobj(values):
+        return None
+    out = _sampled(jnp.moveaxis(x, -1, 0), jnp.moveaxis(values, -2, 0), structure)
+    return jnp.moveaxis(out, 0, -2)
+
+
+def _pull(
+    x: Array, c: Array, shapes: Shapes, *, structure: Structure, **static: object
+) -> Weights | None:
+    if jnp.iscomplexobj(x) or jnp.iscomplexobj(c):
+        return None
+    flat = lambda a: a.reshape(-1, a.shape[-1]).T
+    grads = {"weight": _sampled(flat(x), flat(c)[..., None], structure)[:, 0]}
+    if "bias" in shapes:
+        grads["bias"] = c.sum(range(c.ndim - 1))
+    return grads
+
+
 def _free(key: str, y: tuple[int, ...], **static: object) -> tuple[int, ...] | None:
     return y[:-1] if key == "weight" else None
 
@@ -64,7 +118,9 @@ def _primitive(name: str, rank: int) -> ETPPrimitive:
         _multiply,
         batched=rank == 2,
         trainable_invars_fn=weight_and_bias,
-        rules=Rules(features=_features, spread=spread, free=_free),
+        rules=Rules(
+            features=_features, spread=spread, free=_free, pull=_pull, sum_steps=_sum_steps
+        ),
     )
 
 

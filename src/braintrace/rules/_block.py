@@ -61,6 +61,10 @@ def grown(r: Relation, x: Any, v: Array, weights: Grads, dtypes: dict) -> Grads:
     same = op.features(first, weights, r.keys) if constant else {}
     out = {k: same[k][..., None] * op.spread(k, v.sum(0), lead) for k in constant}
     for k in (k for k in r.keys if k not in constant):
+        total = op.sum_steps(k, x, v)
+        if total is not None:
+            out[k] = total
+            continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
 
