@@ -164,6 +164,13 @@ FEW = {
         "test_element_wise_cells_are_exact": 3,
         "test_row_is_what_is_measured": 2,
     },
+    "online/test_hard_cells.py": {
+        "test_blocks_are_steps_are_the_gradient_of_a_scan": 1,
+        "test_d_rtrl_is_its_definition": 1,
+        "test_mapped_over_samples_is_a_batch": 1,
+        "test_rtrl_is_bptt": 2,
+        "test_what_is_called_exact_is_exact_and_nothing_else": 3,
+    },
     "online/test_libraries.py": {
         "test_a_cell_of_another_library_learns_online": 3,
     },
