@@ -70,7 +70,7 @@ def mamba(batch: int, mm=jnp.matmul, elem=plain) -> Cell:
 
 
 def delta_net(batch: int, mm=jnp.matmul, elem=plain) -> Cell:
-    """S = α S + β k (v - α S' k)', y = S' q: q, k, v through short convolutions, q, k normalised."""
+    """S = α S + β k (v - α S' k)', y = S' q: q, k, v through short filters, q, k normalised."""
 
     def step(p, state, x):
         past, heads = {}, {}

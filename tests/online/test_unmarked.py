@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import braintrace as bt
+from interpret import computed
 
 B, N, I, T = 2, 4, 3, 8
 
@@ -28,8 +29,7 @@ def gradient(step, rule, params, state, xs, loss=lambda out: jnp.sum(out**2), **
     net = bt.online(step, rule, **options)
     carry = net.init(params, state, *jax.tree.map(lambda a: a[0], (xs,)))
     # Several blocks: in a single one no trace is read.
-    grads, _ = net.grad(loss, block_size=3)(params, carry, xs)
-    return grads, net
+    return computed(lambda: net.grad(loss, block_size=3)(params, carry, xs)[0]), net
 
 
 def bptt(step, params, state, xs, loss=lambda out: jnp.sum(out**2)):
@@ -40,7 +40,7 @@ def bptt(step, params, state, xs, loss=lambda out: jnp.sum(out**2)):
 
         return lax.scan(body, state, xs)[1].sum()
 
-    return jax.grad(total)(params)
+    return computed(lambda: jax.grad(total)(params))
 
 
 def close(got, want, tolerance=1e-9):
@@ -246,9 +246,10 @@ def test_blocks_are_steps_are_the_gradient_of_a_scan():
     net = bt.online(step, "d_rtrl")
     carry = net.init(p, zeros, xs[0])
     loss = lambda out: jnp.sum(out**2)
-    want, _ = net.grad(loss, block_size=1)(p, carry, xs)
-    close(net.grad(loss, block_size=3)(p, carry, xs)[0], want)
-    close(jax.grad(lambda p: jnp.sum(net.scan(p, carry, xs)[1] ** 2))(p), want)
+    want = computed(lambda: net.grad(loss, block_size=1)(p, carry, xs)[0])
+    close(computed(lambda: net.grad(loss, block_size=3)(p, carry, xs)[0]), want)
+    scanned = lambda p: jnp.sum(net.scan(p, carry, xs)[1] ** 2)
+    close(computed(lambda: jax.grad(scanned)(p)), want)
 
     def loop(p):
         at, total = carry, 0.0
@@ -257,7 +258,7 @@ def test_blocks_are_steps_are_the_gradient_of_a_scan():
             total = total + loss(out)
         return total
 
-    close(jax.grad(loop)(p), want)
+    close(computed(lambda: jax.grad(loop)(p)), want)
 
 
 def test_precision_and_result_type_survive():
@@ -280,17 +281,101 @@ def test_precision_and_result_type_survive():
     )
 
 
-def test_what_stays_plain_has_a_line_in_the_report():
-    def step(p, h, x):  # the product of the weights' results with states mixes units
-        h = jnp.tanh(0.5 * h + (x @ p["A"]) @ p["B"])
-        return h, h
+# ---------------------------------------------------------------------------- what stays plain
 
-    weights = {"A": normal(1, I, 3), "B": normal(2, 3, N)}
-    got, net = gradient(step, "d_rtrl", weights, jnp.zeros((B, N)), jnp.asarray(XS))
-    a, b = net.report.parameters["A",], net.report.parameters["B",]
-    assert b.exact and not a.exact
-    assert a.dropped or a.silent
-    close(got["B"], bptt(step, weights, jnp.zeros((B, N)), jnp.asarray(XS))["B"])
+
+def attention(p, h, x):
+    scores = jax.nn.softmax((h @ p["q"]) @ (h @ p["k"]).T)
+    h = jnp.tanh(0.5 * h + scores @ h + x @ p["w"])
+    return h, h
+
+
+def fast_weights(p, state, x):
+    h, fast = state
+    key = jnp.tanh(h @ p["k"])
+    fast = 0.9 * fast + key[:, :, None] * h[:, None, :]
+    h = jnp.tanh(jnp.einsum("bkn,bk->bn", fast, jnp.sin(x @ p["q"])) + x @ p["w"])
+    return (h, fast), h
+
+
+def low_rank(p, h, x):
+    h = jnp.tanh(0.5 * h + (x @ p["A"]) @ p["B"])
+    return h, h
+
+
+def in_a_while(p, h, x):
+    body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ p["u"]))
+    h = 0.5 * lax.while_loop(lambda c: c[0] < 3, body, (0, h))[1] + x @ p["w"]
+    return h, h
+
+
+H = (B, N)
+PLAIN = {  # a step, the shapes of its parameters and states, and those without a trace
+    "attention": (attention, {"q": (N, N), "k": (N, N), "w": (I, N)}, H, "qk"),
+    "fast weights": (fast_weights, {"k": (N, 2), "q": (I, 2), "w": (I, N)}, (H, (B, 2, N)), "q"),
+    "low rank": (low_rank, {"A": (I, 3), "B": (3, N)}, H, "A"),
+    "while": (in_a_while, {"u": (N, N), "w": (I, N)}, H, "u"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_stays_plain_keeps_its_gradient_within_the_step_and_has_a_line(name):
+    step, shapes, state, plain = PLAIN[name]
+    weights = {k: normal(i + 1, *s) for i, (k, s) in enumerate(shapes.items())}
+    state = jax.tree.map(lambda s: normal(9, *s), state, is_leaf=lambda s: isinstance(s[0], int))
+
+    def forward(entry):  # a `while` has no reverse mode in JAX
+        def total(weights):
+            def body(state, x):
+                state, out = step(weights, jax.tree.map(entry, state), x)
+                return state, jnp.sum(out**2)
+
+            return lax.scan(body, state, jnp.asarray(XS))[1].sum()
+
+        return computed(lambda: jax.jacfwd(total)(weights))
+
+    truth, within = forward(lambda a: a), forward(lax.stop_gradient)
+    close(gradient(step, "rtrl", weights, state, jnp.asarray(XS))[0], truth)
+    got, net = gradient(step, "d_rtrl", weights, state, jnp.asarray(XS))
+    reports = {k: p for (k,), p in net.report.parameters.items()}
+    assert [k for k in reports if reports[k].how == "within-step"] == sorted(plain)
+    for k, p in reports.items():
+        assert p.exact == bool(np.abs(got[k] - truth[k]).max() < 1e-9), p
+    for k in plain:
+        close(got[k], within[k])
+        assert reports[k].dropped and all(d.line for d in reports[k].dropped)
+        line = next(d.message for d in net.report.diagnostics if d.weight_path == (k,))
+        assert "exact gradient within the step" in line and "the rule 'rtrl' follows it" in line
+
+
+# --------------------------------------------------------------------------------- known pitfalls
+
+
+def test_a_bias_is_part_of_its_product():
+    for write, w in (
+        (lambda p, x, h: x @ p["w"] + p["b"], (I, N)),
+        (lambda p, x, h: jax.vmap(lambda x: p["b"] + p["w"] @ x)(x), (N, I)),
+    ):
+        net = bt.online(leak(write))
+        net.init({"w": normal(1, *w), "b": normal(2, N)}, jnp.zeros((B, N)), jnp.asarray(XS[0]))
+        w, b = net.report.parameters["w",], net.report.parameters["b",]
+        assert len(net.report.etrace_weights) == 2 and w.operators == b.operators
+        assert b.trace_shapes == ((B, N, 1),)  # its own, of the same relation
+
+
+def test_parameters_are_named_by_their_path_in_the_tree():
+    def step(p, states, x):
+        new = []
+        for layer, h in zip(p["layers"], states, strict=True):
+            x = jnp.tanh(0.5 * h + x @ layer["w"])
+            new.append(x)
+        return new, x
+
+    weights = {"layers": [{"w": normal(1, I, N)}, {"w": normal(2, N, N)}]}
+    net = bt.online(step)
+    net.init(weights, [jnp.zeros((B, N))] * 2, jnp.asarray(XS[0]))
+    assert list(net.report.parameters) == [("layers", 0, "w"), ("layers", 1, "w")]
+    assert "layers.0.w -> layers.1.w" in str(net.report.parameters["layers", 0, "w"])
 
 
 def test_what_recognition_cannot_follow_is_told_what_to_do():

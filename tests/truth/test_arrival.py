@@ -194,7 +194,8 @@ def test_silence_is_told_everywhere():
     told = (
         "no gradient can arrive: this rule leaves out every path from it to what the step returns"
     )
-    do = "With snap, rtrl or windows (vjp_method='multi-step') one does"
+    windows = "windows (online(..., window=K) or compile(..., vjp_method='multi-step'))"
+    do = f"With snap, rtrl or {windows} one does"
     words = str(report.parameters["ab",])
     assert told in words and "only a loss that reads b directly" in words and do in words
     assert all(line in report.to_str() for line in words.splitlines())

@@ -16,6 +16,7 @@ from .._errors import dotted
 from .._jaxpr import Atom, Equation, Var
 from ._graph import Graph
 from ._reach import bits_of, indices_of, reach, union_of
+from ._slots import TAKE_WINDOWS
 from ._step import Path
 
 
@@ -36,8 +37,8 @@ class Silent:
 
     Attributes:
         unless: the states that bring a gradient if the loss reads them directly.
-        instead: what brings one: rules by name, or 'windows' (`vjp_method='multi-step'`); empty if
-            nothing that the step returns ever depends on the parameter.
+        instead: what brings one: rules by name, or 'windows'; empty if nothing that the step
+            returns ever depends on the parameter.
     """
 
     unless: tuple[Path, ...]
@@ -57,7 +58,7 @@ class Silent:
 
 
 Silent.__module__ = "braintrace"
-_WINDOWS = "windows (vjp_method='multi-step')"
+_WINDOWS = f"windows ({TAKE_WINDOWS})"
 _Mask = int  # of the outputs of the step
 
 

@@ -18,6 +18,7 @@ from ._step import Path, Step
 from ._tangent import Tangent
 
 Kind, Level = DiagnosticKind, DiagnosticLevel
+_FOLLOWED = "the rule 'rtrl' follows it from step to step"
 
 
 def _paths(step: Step, site: Site) -> list[Path]:
@@ -87,7 +88,7 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
         why = "what lies between its output and the hidden state mixes units"
     text = (
         f"{dotted(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
-        "It keeps its exact gradient within the step."
+        f"It keeps its exact gradient within the step{f'; {_FOLLOWED}' if reached else ''}."
     )
     return CompilationRecord(kind, level, text, eqn.name, path, reached, context)
 
@@ -136,7 +137,7 @@ def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
         text = (
             f"{dotted(p.path)} reaches {', '.join(map(dotted, states))} by plain "
             f"computation{where}, through no ETP operator; that part has its exact gradient within "
-            "the step, no memory."
+            f"the step, no memory; {_FOLLOWED}."
         )
         kind = Kind.RELATION_EXCLUDED_NO_OPERATOR
         if states:

@@ -125,6 +125,7 @@ class Slots:
 
 
 MOST_ENTRIES = 1 << 28  # of the D of one relation
+TAKE_WINDOWS = "online(..., window=K) or compile(..., vjp_method='multi-step')"
 _FEW = 4  # slots; with more of them, D is one table
 
 
@@ -211,8 +212,9 @@ def _too_large(entries: int, width: int, most: int) -> str:
         f"the Jacobian between the state elements that one weight reaches has {entries:,} entries.",
         why=f"an output element of its operator is followed to {width} state elements, and the "
         f"limit is {most:,} entries",
-        do="follow fewer crossings (SnAp with a smaller n, or D_RTRL), take windows "
-        "(vjp_method='multi-step'), use RTRL, or raise snap_max_jacobian_elements",
+        do="follow fewer crossings (snap with a smaller n, or d_rtrl), take windows "
+        f"({TAKE_WINDOWS}), use rtrl, or raise the limit (most_entries of rules.snap, "
+        "snap_max_jacobian_elements of SnAp)",
     )
 
 
