@@ -130,6 +130,26 @@ def test_tracers_know_the_trace_they_belong_to():
     assert seen == [(False, True)] * 3 + [(False, False)]
 
 
+def test_a_trace_lives_as_long_as_a_tracer_that_left_it():
+    kept, traces = [], []
+
+    def fun(x, keep):
+        traces.append(_jaxpr.trace_of(x))
+        y = jnp.sin(hard(x))
+        doubled = 2 * y
+        if keep:
+            kept.append(doubled)
+        return lax.scan(lambda c, _: (jnp.cos(c * y), None), x, None, 2)[0]
+
+    jax.make_jaxpr(lambda x: fun(x, False))(X)
+    assert _jaxpr.leaked(traces[-1]) is None
+    jax.make_jaxpr(lambda x: fun(x, True))(X)
+    assert _jaxpr.leaked(traces[-1]) is kept[0]  # not its operands, which it holds
+    assert "test_jax_contracts.py" in _jaxpr.line_of(kept[0])
+    kept.clear()
+    assert _jaxpr.leaked(traces[-1]) is None
+
+
 def test_callback_without_a_vmap_method_cannot_be_mapped():
     def called(x, **options):
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **options)

@@ -6,6 +6,7 @@ A `Program` is a jaxpr with the calls inlined, in three kinds of record (`Var`, 
 
 from __future__ import annotations
 
+import gc
 import os
 import sysconfig
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +168,30 @@ def is_traced(value: Any) -> bool:
 def is_of_outer_trace(value: Any) -> bool:
     """Whether a value belongs to a trace around the running one."""
     return is_traced(value) and value._trace is not jax_core.trace_ctx.trace
+
+
+def trace_of(value: Any) -> Callable[[], Any]:
+    """The trace that a tracer belongs to, for as long as something else holds it."""
+    return ref(value._trace)
+
+
+def leaked(running: Callable[[], Any]) -> Any:
+    """A tracer that outlived its trace, the last one computed; None if there is none."""
+
+    def tracers() -> list[Any]:
+        return [t for t in gc.get_referrers(running()) if is_traced(t)]
+
+    if running() is None or not tracers():
+        return None
+    gc.collect()  # what is held by reference cycles only is not held
+    left = tracers() if running() is not None else []
+    held = {id(t) for t in left}
+    for t in left:
+        near = [t]
+        for _ in range(3):  # its equation, the operands of that, the tracers among these
+            near = gc.get_referents(*near)
+            held -= {id(o) for o in near if o is not t}
+    return next((t for t in left if id(t) in held), None)
 
 
 def is_inexact(dtype: Any) -> bool:
@@ -639,6 +664,15 @@ def user_line(source: SourceInfo | None) -> str | None:
         return None
     frames = source_info_util.user_frames(source.traceback)
     return _first_of_user((f.file_name, f.start_line, f.function_name) for f in frames)
+
+
+def line_of(made: Any) -> str | None:
+    """`file:line (function)` of the user where a function begins, or a tracer was computed."""
+    if is_traced(made):
+        return user_line(made._line_info)
+    code = getattr(made, "__code__", None)
+    lines = () if code is None else [(code.co_filename, code.co_firstlineno, code.co_name)]
+    return _first_of_user(lines)
 
 
 def failing_line(error: BaseException) -> str | None:

@@ -1,6 +1,7 @@
 """What a user of `braintrace.online` can get wrong is said in four parts."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,129 @@ def test_steps_that_are_none(leaky):
         leaky.params, leaky.state, leaky.xs[0]
     )
     refuses(braintrace.CompilationError, "no parameter reaches", marked, plain)
+
+
+def leak(w, h, x):
+    return 0.5 * h + jnp.tanh(x @ w)
+
+
+W, ZERO, X = jnp.ones((3, N)), jnp.zeros((2, N)), jnp.ones((2, 3))
+
+
+def init(step, params=W, state=ZERO, inputs=(X,)):
+    net = braintrace.online(step)
+    return net, net.init(params, state, *inputs)
+
+
+def test_states_keep_structure_shape_and_type():
+    def returns(change):
+        return lambda w, h, x: (change(leak(w, h, x)), x)
+
+    refuses(TypeError, "of the structure PyTreeDef.None", init, returns(lambda h: None))
+    refuses(TypeError, "of the structure .*'h'", init, returns(lambda h: {"h": h}))
+    shorter = returns(lambda h: h[:1])
+    refuses(ValueError, r"enters as float64\[2, 4\] and leaves as float64\[1, 4\]", init, shorter)
+    integer = returns(lambda h: jnp.round(h).astype(int))
+    refuses(ValueError, "enters as float64.* and leaves as int64", init, integer)
+    counted = lambda w, s, x: ((leak(w, s[0], x), s[1] + 0.5), x)
+    refuses(ValueError, "enters as int64.* leaves as float64", init, counted, W, (ZERO, 0))
+
+
+def test_a_parameter_is_no_state():
+    carried = lambda w, s, x: ({"h": leak(w, s["h"], x), "w": s["w"]}, x)
+    state = {"h": ZERO, "w": W}
+    refuses(ValueError, "the parameter params is also the state w", init, carried, W, state)
+    returned = lambda p, s, x: ((p["w"], leak(p["w"], s[1], x)), x)
+    refuses(ValueError, "the parameter w is also the state 0", init, returned, {"w": W}, (W, ZERO))
+    # One array that both start from is no parameter in the state.
+    init(lambda p, h, x: (h + p["b"] + leak(p["w"], h, x), h), {"w": W, "b": ZERO}, ZERO)
+
+
+def test_states_without_a_use_have_a_line_in_the_report():
+    def step(w, s, x):
+        h = leak(w, s["h"], x) + s["fixed"]
+        return {"h": h, "fixed": s["fixed"], "last": 2 * h, "swap": s["other"], "other": h}, h
+
+    net, _ = init(step, W, dict.fromkeys(("h", "fixed", "last", "swap", "other"), ZERO))
+    lines = [d.message for d in net.report.diagnostics if d.kind == "state_mismatch"]
+    assert [" ".join(line.split()[:4]) for line in lines] == [
+        "state fixed never changes:",
+        "state last is never",
+        "state swap is never",
+    ]
+
+
+def test_only_floating_arrays_are_trained():
+    step = lambda p, h, x: (leak(p["w"], h, x) * p["n"], h)
+    net, carry = init(step, {"w": W, "n": jnp.asarray(2)})
+    grads, _ = net.grad(lambda out: out.sum())({"w": W, "n": jnp.asarray(2)}, carry, X[None])
+    assert grads["n"] is None and grads["w"].shape == W.shape
+    assert list(net.report.parameters) == [("w",)]
+    for params in ({"w": W.astype(int), "n": 2}, {"w": 1.0, "n": 2}, {}):
+        refuses(TypeError, "params has no floating array", init, step, params)
+
+
+def test_a_step_takes_parameters_state_and_its_inputs():
+    refuses(TypeError, "called with params, state and 1 input", init, lambda w, h: (h, h))
+    refuses(TypeError, "missing a required argument: 'x'", init, lambda w, h, x: (h, h), inputs=())
+    noisy = lambda w, h, x, key: (leak(w, h, x) + jax.random.normal(key, h.shape), h)
+    refuses(
+        TypeError, "(?s)missing a required argument: 'key'.*where: .*jax.random.split", init, noisy
+    )
+    init(lambda *args: (leak(*args), args[1]))
+
+
+def test_a_value_that_leaves_the_step_sideways_is_refused():
+    values, attributes, last = [], SimpleNamespace(), None
+
+    def appends(w, h, x):
+        h = leak(w, h, x)
+        values.append(2 * h)
+        return h, h
+
+    def sets(w, h, x):
+        attributes.last = x
+        return leak(w, h, x), h
+
+    def rebinds(w, h, x):
+        nonlocal last
+        h = leak(w, h, x)
+        last = h
+        return h, h
+
+    def computes(w, h, x):  # what it keeps is no value of a step
+        values.append(h.shape)
+        body = lambda c, _: (leak(w, c, x), None)
+        return jax.lax.scan(body, h, None, 2)[0], jax.nn.relu(h)
+
+    where = r"(?s)outside of its results.*where: \S*test_errors.py:\d+ \(.*appends\)"
+    refuses(TypeError, where, init, appends)
+    refuses(TypeError, "keeps a float64.2, 3. that", init, sets)
+    refuses(TypeError, "outside of its results", init, rebinds)
+    assert last is not None
+    init(computes)
+
+
+def test_noise_that_is_the_same_at_every_step_is_refused():
+    key = jax.random.key(0)
+    noisy = lambda w, h, x, key: (leak(w, h, x) + jax.random.normal(key, h.shape), h)
+    same = "(?s)the same random numbers at every step.*where: .*jax.random.split"
+    refuses(ValueError, same, init, lambda w, h, x: noisy(w, h, x, key))
+    refuses(ValueError, same, init, lambda w, h, x: noisy(w, h, x, jax.random.PRNGKey(1)))
+
+    net, carry = init(noisy, inputs=(X, key))
+    xs = (jnp.ones((3, 2, 3)), jax.random.split(key, 3))
+    _, outs = net.scan(W, carry, xs)
+    assert not jnp.allclose(outs[2] - 0.5 * outs[1], outs[1] - 0.5 * outs[0])
+
+    def splits(w, state, x):
+        key, own = jax.random.split(state["key"])
+        h, out = noisy(w, state["h"], x, own)
+        return {"h": h, "key": key}, out
+
+    init(splits, W, {"h": ZERO, "key": key})
+    fixed = jax.random.normal(key, ZERO.shape)  # drawn once, outside
+    init(lambda w, h, x: (leak(w, h, x) + fixed, h))
 
 
 def test_strict_names_what_is_left_out(recurrent):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import CompilationError, message, not_supported, type_error, value_error
-from .._jaxpr import PyTree, deep_equations, is_traced
-from ..graph import DiagnosticKind, Graph, ParameterReport, bits_of
+from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
+from .._jaxpr import Program, PyTree, deep_equations, is_traced, leaked, line_of
+from ..graph import (
+    CompilationRecord,
+    DiagnosticKind,
+    DiagnosticLevel,
+    Graph,
+    ParameterReport,
+    Step,
+    bits_of,
+    reach,
+)
 from ._blocks import nbytes
 from ._tree import Layout
 
@@ -141,10 +151,110 @@ def check_relations(
         message(
             words.no_relation,
             where=where,
-            why="; ".join(d.message.rstrip(".") for d in records) or words.no_operator,
+            why="; ".join(d.message.rstrip(".") for d in records)
+            or ("no state depends on a parameter" if unmarked else words.no_operator),
             do="; ".join(advice) or use_an_operator,
         )
     )
+
+
+_KEYS = (
+    "a key per step is an input: step(params, state, x, key), init(params, state, x, key) and "
+    "grad(loss)(params, carry, (xs, jax.random.split(key, len(xs))))"
+)
+
+
+def check_signature(step: Callable[..., PyTree], n_inputs: int, n_trained: int) -> None:
+    """Refuse a step that does not take so many inputs, and parameters that are none."""
+    try:
+        arguments = inspect.signature(step)
+    except (TypeError, ValueError):  # some builtins have none
+        arguments = None
+    try:
+        if arguments is not None:
+            arguments.bind(*range(2 + n_inputs))
+    except TypeError as error:
+        raise type_error(
+            f"the step takes {arguments} and is called with params, state and {n_inputs} input(s): "
+            f"{error}.",
+            where=line_of(step),
+            why="it is step(params, state, *inputs) -> (state, out)",
+            do="pass the inputs of one step to init and a tuple of their sequences to scan and "
+            f"grad; {_KEYS}",
+        ) from None
+    if not n_trained:
+        raise type_error(
+            "params has no floating array.",
+            why="only floating arrays are trained; integers, Python numbers and functions are "
+            "passed to the step as they are",
+            do="make the weights floating arrays, e.g. jnp.asarray(w, float)",
+        )
+
+
+def check_effects(running: Callable[[], Any]) -> None:
+    """Refuse a step that keeps a traced value outside of its results."""
+    tracer = leaked(running)
+    if tracer is not None:
+        raise type_error(
+            f"the step keeps a {tracer.dtype}{list(tracer.shape)} that it computes outside of "
+            "its results.",
+            where=line_of(tracer),
+            why="its Python runs once for all steps, so a list, an attribute or a global variable "
+            "gets no value of a step, and what is read from it there is a constant",
+            do="return the value: (state, (out, value)), or as a part of the state if a later step "
+            "reads it",
+        )
+
+
+def check_noise(program: Program) -> None:
+    """Refuse random numbers that are the same at every step."""
+    varying = reach(program, dict.fromkeys(program.inputs, 1), differentiable=False)
+    for eqn in program.equations:
+        if eqn.name in _NOISE and not any(bits_of(a, varying) for a in eqn.inputs):
+            raise value_error(
+                "the step draws the same random numbers at every step.",
+                where=eqn.where(),
+                why="its key is a constant, neither an input nor a state",
+                do=f"{_KEYS}; or split a key that is part of the state; draw what shall stay the "
+                "same outside of the step",
+            )
+
+
+_NOISE = ("random_bits", "threefry2x32", "rng_bit_generator", "random_gamma")
+
+
+def check_shared(step: Step, params: Sequence[Any], state: Sequence[Any]) -> None:
+    """Refuse arrays that are parameters and are carried as a state too: the floating leaves."""
+    weights = {step.entry(p) for p in step.params}
+    for leaf, array in zip(step.hidden, state, strict=True):
+        carried = step.exit(leaf) in (step.entry(leaf), *weights)
+        for p, weight in zip(step.params, params, strict=True):
+            if carried and weight is array:
+                name = dotted(leaf.path)
+                raise value_error(
+                    f"the parameter {dotted(p.path)} is also the state {name}.",
+                    why="parameters are passed to every call, and an optimizer changes them; a "
+                    "copy among the states stays what it was",
+                    do=f"leave {name} out of the state, and read it from params",
+                )
+
+
+def state_records(step: Step) -> list[CompilationRecord]:
+    """Records of states that remember nothing, or never change."""
+    read = {a for e in step.program.equations for a in e.inputs}
+    out = []
+    for leaf in step.hidden:
+        entry, name = step.entry(leaf), dotted(leaf.path)
+        others = (o for i, o in enumerate(step.program.outputs) if i != leaf.output)
+        if step.exit(leaf) is entry:
+            text = f"state {name} never changes: it is a constant, and could be an argument."
+        elif entry not in read and entry not in others:
+            text = f"state {name} is never read: it remembers nothing, and could be an output."
+        else:
+            continue
+        kind, level = DiagnosticKind.STATE_MISMATCH, DiagnosticLevel.WARNING
+        out.append(CompilationRecord(kind, level, text, hidden_paths=(leaf.path,)))
+    return out
 
 
 def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[Any]) -> None:
@@ -156,7 +266,7 @@ def check_states(names: Sequence[str], before: Sequence[Any], after: Sequence[An
     ]
     if bad:
         raise value_error(
-            f"the state {'; '.join(bad)}.",
+            f"a state changes: {'; '.join(bad)}.",
             why="a state must keep its shape and type from step to step",
             do="give the initial state the shape and type of its new value, or convert that",
         )

@@ -16,7 +16,7 @@ from ..graph import ControlFlowPolicy, check_policy
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
-from ._checks import check_exact, check_mask, check_traces, length_of
+from ._checks import check_exact, check_mask, check_shared, check_traces, length_of
 from ._loop import (
     Mode,
     Options,
@@ -189,8 +189,10 @@ class Online:
             state: the initial state.
             *inputs: inputs of one step; shapes and types count, values do not.
         """
+        shared = split(params)[1], split(state)[1]
         state = jax.tree.map(strong, state)
         plan, _ = self._plan(params, state, inputs)
+        check_shared(plan.graph.step, *shared)
         return Carry(state, plan.zeros(), np.zeros((), np.int32))
 
     def __call__(

@@ -11,12 +11,21 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
-from .._jaxpr import PyTree, flatten, is_traced, prune
+from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of
 from ..engine import Values
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, Traces, analyse, certify
 from ..report import CompilationReport, uses_of
 from ..rules import ETraceConfig, LearningRule, Rule, credit_of
-from ._checks import check_memory, check_relations, check_result, check_states
+from ._checks import (
+    check_effects,
+    check_memory,
+    check_noise,
+    check_relations,
+    check_result,
+    check_signature,
+    check_states,
+    state_records,
+)
 from ._tree import Layout
 
 Array = jax.Array
@@ -104,9 +113,12 @@ def make_plan(
     params, state = signature.params, signature.state
     n_inputs = signature.inputs.num_leaves
     sizes = (n_inputs, len(params.arrays), len(params.trained), len(state.trained))
+    check_signature(step, len(signature.inputs.children()), len(params.trained))
     trees: list[PyTreeDef] = []
+    traces: list[Callable] = []
 
     def flat(*leaves: PyTree) -> list[Array]:
+        traces.append(trace_of(leaves[0]))
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
         arguments = jax.tree.unflatten(signature.inputs, inputs)
         result = step(params.join(trained, fixed), state.join(hidden, others), *arguments)
@@ -115,7 +127,9 @@ def make_plan(
         return [*jax.tree.leaves(out), *(after[i] for i in (*state.trained, *state.arrays))]
 
     program, consts = flatten(jax.make_jaxpr(flat)(*signature.shapes))
+    check_effects(traces[-1])
     program = prune(program)
+    check_noise(program)
     out_tree = trees[-1]
     first, n_outs = n_inputs + len(params.arrays), out_tree.num_leaves
     leaf_of = lambda path, at, out: Leaf(path, 0, at, out)
@@ -132,7 +146,7 @@ def make_plan(
         [traced.exit(leaf) for leaf in leaves_of_state],
     )
     limits = (rule.crossings, rule.most_entries, policy, rule.record.folds, unmarked)
-    graph = analyse(traced, consts, lambda path: None, (), *limits)
+    graph = analyse(traced, consts, lambda path: None, state_records(traced), *limits)
     check_relations(graph, rule.record.per_parameter, unmarked)
     rule.check_groups(graph.groups)
     arrays = signature.shapes[first : first + len(trained)]
