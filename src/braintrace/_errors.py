@@ -18,6 +18,12 @@ class NotSupportedError(Exception):
     __module__ = "braintrace"
 
 
+OWN_CELL = (
+    "a function of arrays or a cell of another library learns by braintrace.online(step, rule), "
+    "see docs/how-to/bring-your-own-cell.md"
+)
+
+
 class NamedPath(tuple):
     """A path of keys that is shown by a name of its own; it equals the plain tuple."""
 

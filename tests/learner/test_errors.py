@@ -172,6 +172,7 @@ def test_model_that_is_no_module(model):
         with pytest.raises(TypeError) as error:
             build()
         assert_designed(error, "brainstate.nn.Module", type(model).__name__)
+        assert_designed(error, "braintrace.online(step, rule)", "bring-your-own-cell.md")
 
 
 def test_model_without_state():
@@ -188,6 +189,7 @@ def test_model_without_operator():
         learner_of(Step(plain), X)
     assert_designed(error, "no weight reaches a hidden state", "no ETP operator", "matmul(x, w)")
     assert_designed(error, "eligibility trace propagation", "braintrace.nn.Linear", "'rtrl'")
+    assert_designed(error, "unmarked=True", "bring-your-own-cell.md")
     assert len(re.findall(r"test_errors.py:\d+ \(.*plain\)", text_of(error.value))) == 3
     braintrace.RTRL(Step(plain)).compile_graph(X)  # as it says
 

@@ -78,7 +78,8 @@ _FOR_FUNCTIONS = Wording(
     no_operator="the step uses no operator of braintrace",
     use_an_operator="write braintrace.matmul(x, w) (or another operator of braintrace) instead of "
     "x @ w for the weights to be trained online",
-    recognise="leave out marked_only=True: then plain JAX is recognised",
+    recognise="leave out marked_only=True: then plain JAX is recognised, see "
+    "docs/how-to/bring-your-own-cell.md",
 )
 
 

@@ -10,7 +10,7 @@ import jax
 import saiunit as u
 from jax.tree_util import PyTreeDef
 
-from .._errors import NotSupportedError, dotted, message, type_error, value_error
+from .._errors import OWN_CELL, NotSupportedError, dotted, message, type_error, value_error
 from .._jaxpr import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import (
     CompilationRecord,
@@ -105,7 +105,7 @@ def extract_module_info(
         raise type_error(
             f"expected a brainstate.nn.Module, got {type(model).__name__}.",
             why="the compiler traces the `update` of a module and reads its states by path",
-            do="subclass brainstate.nn.Module and write one step of the network in `update`",
+            do=f"write one step of the network in the `update` of such a module; {OWN_CELL}",
         )
     check_policy(control_flow)
     every = named_states(model)

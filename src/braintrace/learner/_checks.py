@@ -41,7 +41,8 @@ FOR_MODULES = Wording(
     no_operator="`update` uses no ETP operator",
     use_an_operator="use a layer of braintrace.nn, or write braintrace.matmul(x, w) (or another "
     "operator of braintrace) instead of x @ w for the weights to be trained online",
-    recognise="braintrace.compile(..., unmarked=True), which recognises plain JAX",
+    recognise="braintrace.compile(..., unmarked=True), which recognises plain JAX, see "
+    "docs/how-to/bring-your-own-cell.md",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import brainstate
 import jax
 
-from .._errors import type_error, value_error
+from .._errors import OWN_CELL, type_error, value_error
 from .._jaxpr import PyTree, fingerprint
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
 from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
@@ -54,7 +54,7 @@ class ETraceGraphExecutor:
             raise type_error(
                 f"expected a brainstate.nn.Module, got {type(model).__name__}.",
                 why="the step of a learner is the `update` of a module",
-                do="subclass brainstate.nn.Module and write the step in `update`",
+                do=f"write one step of the network in the `update` of such a module; {OWN_CELL}",
             )
         self.model = model
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
