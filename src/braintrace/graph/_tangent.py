@@ -205,7 +205,7 @@ def _check_pure(program: Program) -> None:
                 where=eqn.where(),
                 why="the derivative of the step is evaluated at the values of the step, and a "
                 "second call may return others",
-                do="call it outside `update` and pass its result as an input",
+                do="call it outside of the step and pass its result as an input",
             )
 
 
