@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import braintrace as bt
+from braintrace._errors import dotted
 from interpret import computed
 
 B, N, I, T = 2, 4, 3, 8
@@ -374,8 +375,9 @@ def test_parameters_are_named_by_their_path_in_the_tree():
     weights = {"layers": [{"w": normal(1, I, N)}, {"w": normal(2, N, N)}]}
     net = bt.online(step)
     net.init(weights, [jnp.zeros((B, N))] * 2, jnp.asarray(XS[0]))
-    assert list(net.report.parameters) == [("layers", 0, "w"), ("layers", 1, "w")]
-    assert "layers.0.w -> layers.1.w" in str(net.report.parameters["layers", 0, "w"])
+    first, last = net.report.parameters
+    assert (first, last) == (("layers", 0, "w"), ("layers", 1, "w"))
+    assert f"{dotted(first)} -> {dotted(last)}" in str(net.report.parameters[first])
 
 
 def test_what_recognition_cannot_follow_is_told_what_to_do():
