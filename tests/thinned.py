@@ -183,6 +183,7 @@ FEW = {
     "online/test_unmarked.py": {
         "test_a_layer_without_recurrent_weights_is_exact": 15,
         "test_a_plain_model_learns_like_its_marked_twin": 2,
+        "test_what_stays_plain_keeps_its_gradient_within_the_step_and_has_a_line": 2,
     },
     "ops/test_operator.py": {
         "test_operator_features_equal_the_derived_ones": 14,
