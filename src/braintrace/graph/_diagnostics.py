@@ -10,8 +10,6 @@ from typing import Any
 class DiagnosticLevel(StrEnum):
     """How much a decision matters to the gradient."""
 
-    __module__ = "braintrace"
-
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
@@ -19,8 +17,6 @@ class DiagnosticLevel(StrEnum):
 
 class DiagnosticKind(StrEnum):
     """The kinds of decision the compiler records."""
-
-    __module__ = "braintrace"
 
     RELATION_INCLUDED = "relation_included"
     RELATION_EXCLUDED_NO_PARAMSTATE = "relation_excluded_no_paramstate"
@@ -50,6 +46,3 @@ class CompilationRecord:
     weight_path: tuple | None = None
     hidden_paths: tuple[tuple, ...] = ()
     context: dict[str, Any] | None = field(default=None, compare=False)
-
-
-CompilationRecord.__module__ = "braintrace"

@@ -160,9 +160,6 @@ class HiddenGroup:
         return moved, split(own, [jnp.asarray(v) for v in hidden_vals])
 
 
-HiddenGroup.__module__ = "braintrace"
-
-
 def find_groups(
     followed: Followed, pattern: Pattern, states: Callable[[Path], Any]
 ) -> tuple[HiddenGroup, ...]:

@@ -71,6 +71,3 @@ class HiddenPerturbation:
         if len(data) != len(self.step.hidden):
             raise ValueError(f"expected {len(self.step.hidden)} arrays, got {len(data)}.")
         return [g.concat_hidden([data[i] for i in g.leaves]) for g in groups]
-
-
-HiddenPerturbation.__module__ = "braintrace"

@@ -80,9 +80,6 @@ class ControlFlowPolicy:
                 )
 
 
-ControlFlowPolicy.__module__ = "braintrace"
-
-
 def check_policy(policy: Any) -> ControlFlowPolicy | None:
     """Accept a policy or None."""
     if policy is not None and not isinstance(policy, ControlFlowPolicy):

@@ -38,8 +38,6 @@ class PathClassification(StrEnum):
     Directly, through other trained operators only, or both ways.
     """
 
-    __module__ = "braintrace"
-
     ALL_DIRECT = "all_direct"
     ALL_THROUGH_OTHER_ETP = "all_through_other_etp"
     MIXED = "mixed"
@@ -146,6 +144,3 @@ class HiddenParamOpRelation:
         i = next(i for i, s in enumerate(followed.sites) if s.equation is self.site.equation)
         sources = frozenset(followed.tangent.tap_sources(i))
         return [followed.between([self.site.y], sources, g.leaves) for g in self.hidden_groups]
-
-
-HiddenParamOpRelation.__module__ = "braintrace"

@@ -77,8 +77,6 @@ def _weight_only(params: Params) -> dict[str, int]:
 class ETPPrimitive(DerivedPrimitive):
     """A JAX primitive whose weights take part in online learning; see `register_primitive`."""
 
-    __module__ = "braintrace"
-
     def __init__(
         self,
         name: str,
