@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+E = TypeVar("E", bound=Exception, covariant=True)
 
 
 class CompilationError(Exception):
@@ -53,14 +55,14 @@ def message(what: str, *, where: str | None = None, why: str, do: str) -> str:
     return "\n".join(lines)
 
 
-def value_error(what: str, *, where: str | None = None, why: str, do: str) -> ValueError:
-    """A `ValueError` with this message; likewise below."""
-    return ValueError(message(what, where=where, why=why, do=do))
+class Composed(Protocol[E]):
+    def __call__(self, what: str, *, where: str | None = None, why: str, do: str) -> E: ...
 
 
-def type_error(what: str, *, where: str | None = None, why: str, do: str) -> TypeError:
-    return TypeError(message(what, where=where, why=why, do=do))
+def error(kind: Callable[[str], E]) -> Composed[E]:
+    """Errors of a kind, with such a message: `error(KeyError)(what, why=..., do=...)`."""
+    return lambda what, **parts: kind(message(what, **parts))
 
 
-def not_supported(what: str, *, where: str | None = None, why: str, do: str) -> NotSupportedError:
-    return NotSupportedError(message(what, where=where, why=why, do=do))
+value_error, type_error = error(ValueError), error(TypeError)
+not_supported = error(NotSupportedError)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 
-from ._errors import message, type_error, value_error
+from ._errors import error, type_error, value_error
 from ._jaxpr import Equation, bind, evaluate, trace
 from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
 from .ops._structure import structure_of
@@ -100,12 +100,10 @@ class ETraceOp:
 
     def xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
         """The operator's output; its weights take part in online learning."""
-        raise NotImplementedError(
-            message(
-                f"{type(self).__name__} does not define xw_to_y.",
-                why="ETraceOp is the base of operators",
-                do="use a subclass, or an operator function such as braintrace.matmul",
-            )
+        raise error(NotImplementedError)(
+            f"{type(self).__name__} does not define xw_to_y.",
+            why="ETraceOp is the base of operators",
+            do="use a subclass, or an operator function such as braintrace.matmul",
         )
 
     def raw_xw_to_y(self, inputs: PyTree, weights: PyTree) -> PyTree:
@@ -118,12 +116,10 @@ class ETraceOp:
 
     def dt_to_t(self, hidden_dim_arr: PyTree, weight_dim_tree: PyTree) -> PyTree:
         """Refused: learning rules advance the traces themselves."""
-        raise NotImplementedError(
-            message(
-                f"{type(self).__name__}.dt_to_t is not defined.",
-                why="how a trace follows its neuron is derived from the operator itself",
-                do="read traces with learner.get_etrace_of(weight)",
-            )
+        raise error(NotImplementedError)(
+            f"{type(self).__name__}.dt_to_t is not defined.",
+            why="how a trace follows its neuron is derived from the operator itself",
+            do="read traces with learner.get_etrace_of(weight)",
         )
 
     def _checked(self, weights: PyTree) -> dict[str, jax.Array]:

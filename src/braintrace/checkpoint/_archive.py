@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message, value_error
+from .._errors import error, value_error
 
 try:
     import fcntl
@@ -45,12 +45,10 @@ def write(path: str | os.PathLike, header: Json, arrays: Sequence[np.ndarray]) -
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise IsADirectoryError(
-            message(
-                f"{os.fspath(path)!r} is a folder.",
-                why="a checkpoint is one file",
-                do="name a file in it",
-            )
+        raise error(IsADirectoryError)(
+            f"{os.fspath(path)!r} is a folder.",
+            why="a checkpoint is one file",
+            do="name a file in it",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     _clean(target)
@@ -89,12 +87,10 @@ def read(path: str | os.PathLike) -> tuple[Json, list[np.ndarray]]:
         ValueError: it is not such a file, of a later version, cut short or changed.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            message(
-                f"there is no file {os.fspath(path)}.",
-                why="a checkpoint is one file",
-                do="pass the path that was passed to learner.save",
-            )
+        raise error(FileNotFoundError)(
+            f"there is no file {os.fspath(path)}.",
+            why="a checkpoint is one file",
+            do="pass the path that was passed to learner.save",
         )
     data = Path(path).read_bytes()
     if len(data) < _PROLOGUE.size or not data.startswith(MAGIC):

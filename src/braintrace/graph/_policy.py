@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._errors import CompilationError, dotted, message, type_error, value_error
+from .._errors import CompilationError, dotted, error, type_error, value_error
 from .._jaxpr import Equation, deep_equations
 from ._reach import bits_of, reach
 from ._sites import Site
@@ -71,12 +71,10 @@ class ControlFlowPolicy:
             value = getattr(self, name)
             whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
             if not whole or value < least:
-                raise (ValueError if whole else TypeError)(
-                    message(
-                        f"ControlFlowPolicy: {name}={value!r}.",
-                        why="it is a number of iterations",
-                        do=f"pass an integer >= {least}",
-                    )
+                raise error(ValueError if whole else TypeError)(
+                    f"ControlFlowPolicy: {name}={value!r}.",
+                    why="it is a number of iterations",
+                    do=f"pass an integer >= {least}",
                 )
 
 
@@ -106,14 +104,12 @@ def close_bodies(policy: ControlFlowPolicy | None, step: Step, sites: Sequence[S
     if offenders and policy.etp_in_control_flow == "error":
         leaves = [i for s in offenders for v in s.leaves.values() for i in v]
         names = [dotted(step.params[i].path) for i in leaves]
-        raise CompilationError(
-            message(
-                f"operators of {', '.join(dict.fromkeys(names))} are inside closed control flow.",
-                where=_lines([s.equation for s in offenders]),
-                why=f"control_flow={policy}",
-                do="leave control_flow out to trace them, or pass etp_in_control_flow='exclude' to "
-                "learn them within the step only",
-            )
+        raise error(CompilationError)(
+            f"operators of {', '.join(dict.fromkeys(names))} are inside closed control flow.",
+            where=_lines([s.equation for s in offenders]),
+            why=f"control_flow={policy}",
+            do="leave control_flow out to trace them, or pass etp_in_control_flow='exclude' to "
+            "learn them within the step only",
         )
     return sites
 
@@ -137,13 +133,11 @@ def _refuse_while(step: Step) -> None:
     offenders = [e for i, e in enumerate(loops) if any(m >> i & 1 for m in masks.values())]
     if offenders:
         names = ", ".join(dotted(path) for path, mask in masks.items() if mask)
-        raise CompilationError(
-            message(
-                f"a while_loop computes {names}.",
-                where=_lines(offenders),
-                why="control_flow=ControlFlowPolicy(while_hidden='error')",
-                do="use a loop with a fixed number of iterations, or leave while_hidden out",
-            )
+        raise error(CompilationError)(
+            f"a while_loop computes {names}.",
+            where=_lines(offenders),
+            why="control_flow=ControlFlowPolicy(while_hidden='error')",
+            do="use a loop with a fixed number of iterations, or leave while_hidden out",
         )
 
 

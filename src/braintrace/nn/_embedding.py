@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import message, value_error
+from .._errors import error, value_error
 from ..ops import embedding
 from ._shapes import Init, Layer, Size, UnitArray, initial, over_leading
 
@@ -125,21 +125,17 @@ def _check(rows: int, padding: int | None, max_norm: float | None, by_frequency:
             do=f"give a number between 0 and {rows - 1}.",
         )
     if max_norm is not None:
-        raise NotImplementedError(
-            message(
-                f"Embedding: max_norm={max_norm} is not supported.",
-                why="it rewrites the rows that a step looks up, and weights must stay constant "
-                "while a trace is built.",
-                do="shorten the rows of layer.weight.value after each step of the optimizer.",
-            )
+        raise error(NotImplementedError)(
+            f"Embedding: max_norm={max_norm} is not supported.",
+            why="it rewrites the rows that a step looks up, and weights must stay constant "
+            "while a trace is built.",
+            do="shorten the rows of layer.weight.value after each step of the optimizer.",
         )
     if by_frequency:
-        raise NotImplementedError(
-            message(
-                "Embedding: scale_grad_by_freq=True is not supported.",
-                why="an index counts in all later steps through its trace, so one step's "
-                "frequencies do not scale the gradient.",
-                do="divide the table's gradient by the counts of your indices before the "
-                "optimizer uses it.",
-            )
+        raise error(NotImplementedError)(
+            "Embedding: scale_grad_by_freq=True is not supported.",
+            why="an index counts in all later steps through its trace, so one step's "
+            "frequencies do not scale the gradient.",
+            do="divide the table's gradient by the counts of your indices before the "
+            "optimizer uses it.",
         )

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 from warnings import warn
 
-from .._errors import message
+from .._errors import error
 
 _NEURONS = "IF LIF ALIF Expon Alpha DualExpon STP STD"
 _ACTIVATIONS = """
@@ -35,15 +35,13 @@ def forward(name: str) -> Any:
         raise AttributeError(f"module 'braintrace.nn' has no attribute {name!r}")
     try:
         module = import_module(home)
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError as cause:
         package = home.split(".")[0]
-        raise ImportError(
-            message(
-                f"braintrace.nn.{name} is {home}.{name}, and {package} cannot be imported.",
-                why=f"{package} is not a requirement of braintrace.",
-                do=f"run pip install {package}.",
-            )
-        ) from error
+        raise error(ImportError)(
+            f"braintrace.nn.{name} is {home}.{name}, and {package} cannot be imported.",
+            why=f"{package} is not a requirement of braintrace.",
+            do=f"run pip install {package}.",
+        ) from cause
     if not hasattr(module, name):
         raise AttributeError(f"module 'braintrace.nn' has no attribute {name!r}, nor has {home}")
     warn(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message, type_error, value_error
+from .._errors import error, type_error, value_error
 from .._jaxpr import is_inexact
 from ._einsum_form import EinsumForm
 from ._operator import Rules, Shape, Shapes, Weights, register_primitive
@@ -92,12 +92,10 @@ def embedding(indices: AnyArray, weight: AnyArray, *, weight_fn: Hook = None) ->
             do="convert them with .astype(int), or multiply by a one-hot array with matmul.",
         )
     if i.ndim > 1:
-        raise NotImplementedError(
-            message(
-                f"{op}: {i} has {i.ndim} axes.",
-                why="the indices are one integer or (batch,), so that every trace has its batch.",
-                do="reshape the indices into one axis and the result back.",
-            )
+        raise error(NotImplementedError)(
+            f"{op}: {i} has {i.ndim} axes.",
+            why="the indices are one integer or (batch,), so that every trace has its batch.",
+            do="reshape the indices into one axis and the result back.",
         )
     why = "the table is (rows, features)."
     expect_axes(op, table, (2,), why=why, do="reshape it to two axes.")

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from .._errors import message
+from .._errors import error
 from ._picture import Picture
 from ._svg import fragment
 
@@ -42,16 +42,14 @@ def write(text: str, path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(
-            message(
-                f"{target} cannot be written.",
-                why=f"there is no folder {target.parent}",
-                do="make the folder first, or choose another path",
-            )
+        raise error(FileNotFoundError)(
+            f"{target} cannot be written.",
+            why=f"there is no folder {target.parent}",
+            do="make the folder first, or choose another path",
         )
     if target.is_dir():
-        raise IsADirectoryError(
-            message(f"{target} is a folder.", why="a page is one file", do="name a file in it")
+        raise error(IsADirectoryError)(
+            f"{target} is a folder.", why="a page is one file", do="name a file in it"
         )
     handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
