@@ -54,11 +54,8 @@ class Leaky(Cell):
         self.keep = jnp.exp(-1 / _times(units, memory))
         self.W = nn.Linear(inputs + units, units, brainstate.nn.init.XavierNormal())
 
-    def update(self, x: Array) -> Array:
-        h = self.h.value
-        new = jnp.tanh(self.W(join(x, h)))
-        self.h.value = self.keep * h + (1 - self.keep) * new
-        return self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
+        return self.keep * h + (1 - self.keep) * jnp.tanh(self.W(join(x, h)))
 
 
 spike = nn.surrogate("fast_sigmoid", width=0.5, height=0.5)

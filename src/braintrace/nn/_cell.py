@@ -58,7 +58,10 @@ def activation_of(name: Activation) -> Callable[[Array], Array]:
 
 
 class Cell(Layer):
-    """Sizes, layers, and hidden states called `state_names`, each of `state_size`."""
+    """Sizes, layers, and hidden states called `state_names`, each of `state_size`.
+
+    A cell with one state writes `_next(x, h)`, any other `update(x)`.
+    """
 
     state_names: tuple[str, ...] = ("h",)
     _reads: tuple[tuple[str, str], ...] = ()  # layers, and what they read: x, h or xh, both joined
@@ -87,6 +90,11 @@ class Cell(Layer):
         n_in = sum(size[letter] for letter in reads)
         return Linear((*self.in_size[:-1], n_in), self.out_size, w_init, b_init)
 
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns the new state."""
+        self.h.value = self._next(x, self.h.value)
+        return self.h.value
+
     def _initial(self, batch_size: int | None) -> Array:
         return batched(self.state_init, self.state_size, batch_size)
 
@@ -96,9 +104,12 @@ class Cell(Layer):
             setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Set the hidden states to their initial values."""
-        for name in self.state_names:
-            getattr(self, name).value = self._initial(batch_size)
+        """Set the hidden states to the values that `init_state` gives them."""
+        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
+        self.init_state(batch_size)
+        for name, state in states.items():
+            state.value = getattr(self, name).value
+            setattr(self, name, state)
 
 
 def join(x: Array, h: Array) -> Array:

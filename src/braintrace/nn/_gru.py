@@ -52,13 +52,10 @@ class GRUCell(_Gated):
 
     _reads = (("Wz", "xh"), ("Wr", "xh"), ("Wh", "xh"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         xh = join(x, h)
         z, r = jax.nn.sigmoid(self.Wz(xh)), jax.nn.sigmoid(self.Wr(xh))
-        self.h.value = (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
-        return self.h.value
+        return (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
 
 
 class GRUResetAfterCell(_Gated):
@@ -73,13 +70,10 @@ class GRUResetAfterCell(_Gated):
 
     _reads = (("Wz", "xh"), ("Wr", "xh"), ("Wx", "x"), ("Wh", "h"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         xh = join(x, h)
         z, r = jax.nn.sigmoid(self.Wz(xh)), jax.nn.sigmoid(self.Wr(xh))
-        self.h.value = (1 - z) * h + z * self.activation(self.Wx(x) + r * self.Wh(h))
-        return self.h.value
+        return (1 - z) * h + z * self.activation(self.Wx(x) + r * self.Wh(h))
 
 
 class MGUCell(_Gated):
@@ -91,12 +85,9 @@ class MGUCell(_Gated):
 
     _reads = (("Wf", "xh"), ("Wh", "xh"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         f = jax.nn.sigmoid(self.Wf(join(x, h)))
-        self.h.value = (1 - f) * h + f * self.activation(self.Wh(join(x, f * h)))
-        return self.h.value
+        return (1 - f) * h + f * self.activation(self.Wh(join(x, f * h)))
 
 
 class CFNCell(_Gated):
@@ -110,10 +101,7 @@ class CFNCell(_Gated):
 
     _reads = (("Wf", "xh"), ("Wi", "xh"), ("Wh", "x"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         xh = join(x, h)
         f, i = jax.nn.sigmoid(self.Wf(xh)), jax.nn.sigmoid(self.Wi(xh))
-        self.h.value = f * self.activation(h) + i * self.activation(self.Wh(x))
-        return self.h.value
+        return f * self.activation(h) + i * self.activation(self.Wh(x))

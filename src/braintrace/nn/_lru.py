@@ -133,14 +133,12 @@ class RGLRUCell(Cell):
         self._add_layers(w_init, b_init)
         self.Wu = self._layer("x", w_init, None) if project or differ else None
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
+    def _next(self, x: Array, h: Array) -> Array:
         r, i = jax.nn.sigmoid(self.Wr(x)), jax.nn.sigmoid(self.Wi(x))
         log_a = -self.c * r * element_wise(self.Lambda.value, jax.nn.softplus)
         scale = jnp.sqrt(jnp.maximum(-jnp.expm1(2 * log_a), _FLOOR))
         u = x if self.Wu is None else self.Wu(x)
-        self.h.value = jnp.exp(log_a) * self.h.value + scale * i * u
-        return self.h.value
+        return jnp.exp(log_a) * h + scale * i * u
 
 
 def _modulus(nu: Array) -> Array:

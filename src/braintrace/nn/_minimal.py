@@ -51,12 +51,9 @@ class MiniGRU(_Mini):
 
     _reads = (("W_z", "xh"), ("W_x", "x"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         z = jax.nn.sigmoid(self.W_z(join(x, h)))
-        self.h.value = (1 - z) * h + z * self.W_x(x)
-        return self.h.value
+        return (1 - z) * h + z * self.W_x(x)
 
 
 class MiniLSTM(_Mini):
@@ -71,13 +68,10 @@ class MiniLSTM(_Mini):
 
     _reads = (("W_f", "xh"), ("W_i", "xh"), ("W_x", "x"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        h = self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
         xh = join(x, h)
         f, i = jax.nn.sigmoid(self.W_f(xh)), jax.nn.sigmoid(self.W_i(xh))
-        self.h.value = f * h + i * self.W_x(x)
-        return self.h.value
+        return f * h + i * self.W_x(x)
 
 
 class MinGRUCell(_Min):
@@ -97,11 +91,9 @@ class MinGRUCell(_Min):
 
     _reads = (("Wz", "x"), ("Wh", "x"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
+    def _next(self, x: Array, h: Array) -> Array:
         z = jax.nn.sigmoid(self.Wz(x))
-        self.h.value = (1 - z) * self.h.value + z * self.activation(self.Wh(x))
-        return self.h.value
+        return (1 - z) * h + z * self.activation(self.Wh(x))
 
 
 class MinLSTMCell(_Min):
@@ -115,10 +107,8 @@ class MinLSTMCell(_Min):
 
     _reads = (("Wf", "x"), ("Wi", "x"), ("Wh", "x"))
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
+    def _next(self, x: Array, h: Array) -> Array:
         # f/(f + i) = σ(log f - log i): no 0/0 where both gates are shut.
         ratio = jax.nn.log_sigmoid(self.Wf(x)) - jax.nn.log_sigmoid(self.Wi(x))
         keep, take = jax.nn.sigmoid(ratio), jax.nn.sigmoid(-ratio)
-        self.h.value = keep * self.h.value + take * self.activation(self.Wh(x))
-        return self.h.value
+        return keep * h + take * self.activation(self.Wh(x))

@@ -46,10 +46,8 @@ class ValinaRNNCell(Cell):
         super().__init__(in_size, out_size, state_init, activation, name)
         self.W = self._layer("xh", w_init, b_init)
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        self.h.value = self.activation(self.W(join(x, self.h.value)))
-        return self.h.value
+    def _next(self, x: Array, h: Array) -> Array:
+        return self.activation(self.W(join(x, h)))
 
 
 class MinimalRNNCell(Cell):
@@ -76,9 +74,7 @@ class MinimalRNNCell(Cell):
         self.phi: Callable[[Array], Array] = phi or self._layer("x", w_init, b_init)
         self.W_u = self._layer("hh", w_init, b_init)  # reads [z, h], both of the size of h
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
+    def _next(self, x: Array, h: Array) -> Array:
         z = self.phi(x)
-        f = jax.nn.sigmoid(self.W_u(join(z, self.h.value)))
-        self.h.value = f * self.h.value + (1 - f) * z
-        return self.h.value
+        f = jax.nn.sigmoid(self.W_u(join(z, h)))
+        return f * h + (1 - f) * z

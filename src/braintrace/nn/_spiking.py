@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypedDict
 
-import brainstate
 import jax
 import saiunit as u
 from brainstate.nn import init
 
 from .._errors import value_error
+from ._cell import Cell
 from ._linear import Linear
-from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial, one_of
+from ._shapes import KAIMING, ZERO, Init, Size, UnitArray, batched, initial, one_of
 from ._surrogate import surrogate as surrogate_of
 from ._time import Decay, refuted
 
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     name: str | None
 
 
-class SpikingCell(Layer):
+class SpikingCell(Cell):
     """A layer of spiking neurons, the base of the spiking cells and of your own.
 
     A cell writes `update(x)`, which advances one step and returns the new spikes, and names its
@@ -94,8 +94,7 @@ class SpikingCell(Layer):
         b_init: Init | None = ZERO,
         name: str | None = None,
     ):
-        super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
+        super().__init__(in_size, out_size, name=name)
         self.surrogate = surrogate_of(surrogate)
         self._reset = one_of("reset", reset, RESETS)
         self.V_th = self.per_neuron("V_th", V_th)
@@ -109,19 +108,6 @@ class SpikingCell(Layer):
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
 
-    def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Create the states at rest, with a leading batch axis if there is a `batch_size`."""
-        for name in self.state_names:
-            setattr(self, name, brainstate.HiddenState(self.rest(batch_size)))
-
-    def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Set the states to the values that `init_state` gives them."""
-        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
-        self.init_state(batch_size)
-        for name, state in states.items():
-            state.value = getattr(self, name).value
-            setattr(self, name, state)
-
     def per_neuron(self, name: str, value: Init) -> UnitArray:
         """One number per neuron, from a number, an array or an initialiser."""
         return initial(value, self.out_size, f"{self._kind}: {name}")
@@ -129,6 +115,9 @@ class SpikingCell(Layer):
     def rest(self, batch_size: int | None = None) -> UnitArray:
         """Zeros of one number per neuron in the unit of `V_th`, perhaps with a batch axis."""
         return self.voltage("rest", batched(ZERO, self.out_size, batch_size))
+
+    def _initial(self, batch_size: int | None) -> UnitArray:
+        return self.rest(batch_size)
 
     def current(self, x: UnitArray, z: jax.Array) -> UnitArray:
         """What comes in: the input through `W`, and the last spikes through `U` if recurrent."""

@@ -8,8 +8,9 @@ from typing import NoReturn
 import jax
 import numpy as np
 
-from .._errors import dotted, type_error, value_error
+from .._errors import dotted, type_error
 from ..learner import ETraceAlgorithm, MultiStepData
+from ..learner._sequences import check_choice
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
 from ._sequence import Grads, Path, PyTree, StepFn, at, check, restored
@@ -88,16 +89,9 @@ def compare(
         )
     model = learner.model4compile
     check(model, step_fn, sequences)
-    if against == "bptt":
-        reference = bptt_grad(model, step_fn, *sequences)
-    elif against == "finite":
-        reference = finite_difference_grad(model, step_fn, *sequences)
-    else:
-        raise value_error(
-            f"unknown reference {against!r}.",
-            why="a learner is compared with BPTT or with finite differences",
-            do="choose 'bptt' or 'finite'",
-        )
+    references = {"bptt": bptt_grad, "finite": finite_difference_grad}
+    check_choice("reference", against, tuple(references))
+    reference = references[against](model, step_fn, *sequences)
     sizes = {"chunk_size": chunk_size, "block_size": block_size}
     return comparison(online_grad(learner, step_fn, *sequences, **sizes), reference, against)
 

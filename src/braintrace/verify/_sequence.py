@@ -14,7 +14,7 @@ import numpy as np
 from .._errors import type_error, value_error
 from .._jaxpr import Program, flatten
 from ..graph import explicit
-from ..learner import check_takes
+from ..learner._sequences import check_choice, check_takes, length_of
 
 PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
@@ -41,20 +41,8 @@ def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "s
             why="the loss of a step is the user's",
             do="pass step_fn=lambda net, x, y: loss(net(x), y)",
         )
-    if reduction not in ("sum", "mean"):
-        raise value_error(
-            f"unknown reduction {reduction!r}.",
-            why="the gradients of the steps are added, or averaged",
-            do="choose 'sum' or 'mean'",
-        )
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(sequences)]
-    lengths = {s[0] if s else None for s in shapes}
-    if len(lengths) != 1 or None in lengths or 0 in lengths:
-        raise value_error(
-            f"sequences of shapes {', '.join(map(str, shapes)) or 'none'}.",
-            why="they are sliced in lockstep along axis 0, at least one step",
-            do="give every array a leading time axis of the same length",
-        )
+    check_choice("reduction", reduction, ("sum", "mean"))
+    length = length_of(sequences)
     check_takes(
         step_fn,
         ["the network", *["a slice"] * len(sequences)],
@@ -62,7 +50,7 @@ def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "s
         "call the argument, step_fn=lambda net, x: loss(net(x)), not the learner itself; "
         "step_fn(*slices) is for learner.etrace_grad",
     )
-    return int(lengths.pop())  # type: ignore[arg-type]
+    return length
 
 
 def at(sequences: PyTree, t: int | slice) -> PyTree:
