@@ -10,12 +10,12 @@ from collections.abc import Callable
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .. import nn
 from ..nn._cell import Cell, join
 from ..ops import element_wise, matmul
 
-Array = jax.Array
 MakeCell = Callable[[int, int, int], brainstate.nn.Module]  # (inputs, units, memory)
 
 

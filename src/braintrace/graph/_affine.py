@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._control import Feed, Outcome, opened, run
 from .._jaxpr import (
@@ -38,7 +39,6 @@ from .._jaxpr import (
 from ._reach import bits_of, reach, union_of
 from ._sites import located
 
-Array = jax.Array
 Carried = Sequence[tuple[Var, Atom]]  # of every state its entry and its exit
 
 

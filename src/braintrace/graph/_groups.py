@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from scipy.sparse import csgraph
 
 from .._errors import dotted
@@ -17,8 +18,6 @@ from .._jaxpr import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_
 from ._pattern import Pattern, matrix
 from ._step import Path, join, split
 from ._views import Followed, Values, arranged
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

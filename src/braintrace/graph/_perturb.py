@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._jaxpr import JaxVar, Var, bind, evaluate, variable
 from ._groups import HiddenGroup
 from ._step import Path, Step
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

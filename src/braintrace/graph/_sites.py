@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._control import guards
 from .._errors import NotSupportedError, message
@@ -33,8 +34,6 @@ from .._jaxpr import (
 from ..ops import ETPPrimitive, Operator
 from ._reach import bits_of, indices_of, reach
 from ._step import Step
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

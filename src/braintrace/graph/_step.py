@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._errors import dotted
 from .._jaxpr import Program, Var
 
-Array = jax.Array
 Path = tuple[Any, ...]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from .._control import Feed, Outcome, bind_quietly, opened, quiet, run, run_one
 from .._errors import CompilationError, NotSupportedError, not_supported
@@ -39,7 +39,6 @@ from .._jaxpr import (
 from ._sites import Site
 from ._step import Component, Step, components_of, join, split
 
-Array = jax.Array
 _SAME_IF_AS_LARGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "reduce_sum"}
 
 

@@ -9,12 +9,12 @@ import brainstate
 import jax
 import jax.numpy as jnp
 from brainstate.nn import init
+from jax import Array
 
 from .._errors import value_error
 from ._linear import Linear
 from ._shapes import ZERO, Init, Layer, Size, batched, one_of
 
-Array = jax.Array
 Activation = str | Callable[[Array], Array]
 
 

@@ -9,12 +9,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._errors import value_error
 from ._shapes import one_of
 from ._time import refuted
-
-Array = jax.Array
 
 
 def _multi_gaussian(a: Array) -> Array:

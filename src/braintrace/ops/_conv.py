@@ -8,15 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import Params, Rules, Shapes, Weights, register_primitive
 from ._twin import folds
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
-
-Array = jax.Array
 
 
 def _convolve(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import jax
+from jax import Array
 
 from .._errors import value_error
 from ._einsum_form import EinsumForm
 from ._operator import Rules, Shapes, Weights, register_primitive
 from ._twin import folds
 from ._units import AnyArray, Hook, Operand, UnitArray, attach, floating, hooked, operand
-
-Array = jax.Array
 
 
 def _contract(x: Array, weight: Array, *, equation: str) -> Array:

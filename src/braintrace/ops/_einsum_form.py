@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

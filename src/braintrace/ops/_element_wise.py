@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from ._operator import Rules, Shapes, Weights, register_primitive
 from ._units import AnyArray, Hook, UnitArray, attach, hooked
-
-Array = jax.Array
 
 
 def _features(x: None, shapes: Shapes) -> Weights:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._errors import error, type_error, value_error
 from .._jaxpr import is_inexact
@@ -15,8 +16,6 @@ from ._einsum_form import EinsumForm
 from ._operator import Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, attach, expect_axes, hooked, operand
-
-Array = jax.Array
 
 
 def row_rules(look_up: Callable[..., Array], one_hot: Callable[..., Array]) -> Rules:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
+from jax import Array
 
 from .._errors import value_error
 from ._einsum_form import EinsumForm, biased, biased_features
@@ -11,8 +11,6 @@ from ._matmul import check_product
 from ._operator import ETPPrimitive, Params, Rules, Weights, register_primitive
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
-
-Array = jax.Array
 
 
 def _trainable(params: Params) -> dict[str, int]:

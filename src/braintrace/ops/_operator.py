@@ -23,12 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._errors import message
 from .._jaxpr import DerivedPrimitive, Var, is_inexact, trace
 from ._ties import aval, tied_axes
 
-Array = jax.Array
 Weights = dict[str, Array]
 Shape = jax.ShapeDtypeStruct
 Shapes = dict[str, Shape]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from .._jaxpr import Atom, Equation
 from ._conv import _features
@@ -21,9 +21,6 @@ from ._einsum_form import EinsumForm, biased_rules, weight_and_bias
 from ._embedding import row_rules
 from ._matmul import etp_mm, etp_mv
 from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
-
-Array = jax.Array
-
 
 # ---------------------------------------------------------------------------------- products
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._errors import value_error
 from ._einsum_form import weight_and_bias, with_bias_features
@@ -25,8 +25,6 @@ from ._units import (
     hooked,
     operand,
 )
-
-Array = jax.Array
 
 
 def _presynaptic(x: Array, structure: Structure) -> Array:

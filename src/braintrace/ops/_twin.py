@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ._operator import ETPPrimitive, Params
 
-Array = jax.Array
 Twin = Callable[[Sequence[Array], tuple[int | None, ...], Params], Array | None]
 
 

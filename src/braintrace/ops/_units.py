@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
+from jax import Array
 from jax.typing import ArrayLike
 
 from .._errors import message, type_error, value_error
 from .._jaxpr import is_inexact
 from ._operator import ETPPrimitive
 
-Array = jax.Array
 UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit
 AnyArray: TypeAlias = ArrayLike | u.Quantity  # of JAX, NumPy or Python
 Hook = Callable[[Array], Array] | None

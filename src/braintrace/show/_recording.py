@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-import jax
+from jax import Array
 
 from .._errors import dotted, value_error
 
-Array = jax.Array
 PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
 Name = str | Path  # a path, or its keys joined by dots

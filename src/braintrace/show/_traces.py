@@ -9,11 +9,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..learner import ETraceAlgorithm
 from ._recording import Name, Path, PyTree, lookup, path_of
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

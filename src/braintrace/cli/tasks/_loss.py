@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 @dataclass(frozen=True, slots=True)
