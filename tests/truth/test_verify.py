@@ -162,9 +162,9 @@ loss = lambda net, x: net(x).sum()
     [
         (lambda: bptt_grad(3, loss, XS), TypeError, "int"),
         (lambda: bptt_grad(linear(), None, XS), TypeError, "NoneType"),
-        (lambda: bptt_grad(linear(), loss), ValueError, "none"),
-        (lambda: bptt_grad(linear(), loss, XS, jnp.ones((3, 1))), ValueError, "(3, 1)"),
-        (lambda: bptt_grad(linear(), loss, jnp.ones((0, 1))), ValueError, "(0, 1)"),
+        (lambda: bptt_grad(linear(), loss), ValueError, "no sequence"),
+        (lambda: bptt_grad(linear(), loss, XS, jnp.ones((3, 1))), ValueError, "[2, 3]"),
+        (lambda: bptt_grad(linear(), loss, jnp.ones((0, 1))), ValueError, "zero steps"),
         (lambda: bptt_grad(linear(), loss, XS, reduction="max"), ValueError, "max"),
         (lambda: bptt_grad(linear(), lambda net, x: net(x), XS), ValueError, "float64[1]"),
         (lambda: bptt_grad(linear(), loss, XS, weights=linear().w), ValueError, "belong"),
