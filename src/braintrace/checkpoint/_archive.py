@@ -39,9 +39,6 @@ def write(path: str | os.PathLike, header: Json, arrays: Sequence[np.ndarray]) -
 
     The bytes go to a file beside it and reach the disk before it takes the name; then the folder
     does. What writers that were killed left behind is removed.
-
-    Raises:
-        IsADirectoryError: the path is a folder.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -80,12 +77,7 @@ def write(path: str | os.PathLike, header: Json, arrays: Sequence[np.ndarray]) -
 
 
 def read(path: str | os.PathLike) -> tuple[Json, list[np.ndarray]]:
-    """The header and the arrays.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, of a later version, cut short or changed.
-    """
+    """The header and the arrays."""
     if not Path(path).is_file():
         raise error(FileNotFoundError)(
             f"there is no file {os.fspath(path)}.",

@@ -25,11 +25,7 @@ _IDLE = {"self", "model", "name", "rule", "config", "vjp_method", "memory_limit"
 
 
 def states_in(learner: Learner) -> dict[Name, brainstate.State]:
-    """All states but the optimizer's, by name: of the model, the learner, and the random numbers.
-
-    Args:
-        learner: a learner for one batch, or for one sample.
-    """
+    """All states but the optimizer's, by name: of the model, the learner, random numbers."""
     states: dict[Name, brainstate.State] = {}
     for path, state in learner.states().items():
         if path == ("optimizer_state",):
@@ -45,12 +41,7 @@ def states_in(learner: Learner) -> dict[Name, brainstate.State]:
 
 
 def identity(learner: Learner, samples: int | None) -> Json:
-    """What shapes the traces and gradients of a learner, in words of JSON, by name.
-
-    Args:
-        learner: a learner for one batch, or for one sample.
-        samples: how many samples that one is mapped over, None if it is not.
-    """
+    """What shapes traces and gradients, in words of JSON; `samples` the learner is mapped over."""
     rule = learner.rule
     out = {"rule": type(learner).__name__, "vjp_method": learner.vjp_method, "vmap": samples}
     if learner.config is not None:

@@ -21,12 +21,7 @@ def is_leaf(value: PyTree) -> bool:
 
 
 def encoded(value: PyTree) -> tuple[Spec, np.ndarray | None]:
-    """What a value is, in words of JSON, and its array if it has one.
-
-    Raises:
-        TypeError: it is neither array nor number nor text nor None.
-        ValueError: it has no numbers yet, being inside of a transformation.
-    """
+    """What a value is, in words of JSON, and its array if it has one."""
     if isinstance(value, u.Quantity):
         spec, array = encoded(value.mantissa)
         return {**spec, "unit": _unit(value.unit)}, array

@@ -37,14 +37,7 @@ class Optimizer:
 
 
 def to_save(holder: Learner, learner: Learner, optimizer: Any) -> Optimizer:
-    """What `save` writes.
-
-    Args:
-        holder: has the state of an optax transformation.
-        learner: has the weights.
-        optimizer: an optax transformation, an object with states, a tree; None for the holder's
-            own, False for none.
-    """
+    """What `save` writes: of `optimizer`, of the holder of a state if None, nothing if False."""
     own = holder.optimizer_state
     if optimizer is False or (optimizer is None and own is None):
         return Optimizer(None)
@@ -68,11 +61,7 @@ def to_save(holder: Learner, learner: Learner, optimizer: Any) -> Optimizer:
 def to_load(
     holder: Learner, learner: Learner, optimizer: Any, kind: str | None, path: str | os.PathLike
 ) -> Optimizer:
-    """What the optimizer in a file, of this kind, is for.
-
-    Raises:
-        ValueError: there is one in the file and none in the call, or the other way round.
-    """
+    """What the optimizer in a file, of this kind, is for."""
     own = holder.optimizer_state
     if optimizer is False or (optimizer is None and kind is None):
         return Optimizer(None)

@@ -9,11 +9,7 @@ from .._jaxpr import PyTree
 
 
 def packed(value: PyTree, put: Callable[[PyTree], PyTree]) -> PyTree:
-    """A value of dicts, lists and tuples in words of JSON; `put` takes what is in them.
-
-    Raises:
-        TypeError: it has a container or a key of another type.
-    """
+    """A value of dicts, lists and tuples in words of JSON; `put` takes what is in them."""
     kind = type(value)
     if kind is dict:
         return {"dict": [[_key(k, put), packed(v, put)] for k, v in value.items()]}

@@ -18,11 +18,7 @@ EXAMPLE = "example_input"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report of the model; a mistake in the options ends with status 2.
-
-    Returns:
-        The exit status.
-    """
+    """Print the report of the model; returns the exit status, 2 for a mistake in the options."""
     search_path = list(sys.path)
     try:
         name, rule_options = _rule(options.rule)

@@ -24,11 +24,7 @@ class MissingExtra(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are short, and name what may be meant.
-
-    Attributes:
-        commands: of the whole program; a command has none.
-    """
+    """A parser whose errors are short, and name what may be meant; a command has no `commands`."""
 
     commands: tuple[str, ...] = ()
 

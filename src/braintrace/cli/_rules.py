@@ -56,9 +56,6 @@ def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
     """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
 
     `block` is that of rules without an option `block`.
-
-    Raises:
-        ValueError: a name or an option is unknown, or a word is none of these.
     """
     rules: list[str] = []
     for item in (item for word in words for item in BETWEEN.split(word) if item):

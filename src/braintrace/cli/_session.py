@@ -57,11 +57,7 @@ def new_settings(options: argparse.Namespace, x64: bool) -> Settings:
 
 
 def resumed_settings(options: argparse.Namespace, folder: Path, x64: bool) -> Settings:
-    """The settings of a run that is continued; only the number of updates may be another.
-
-    Raises:
-        ValueError: there is none, or the options say something else.
-    """
+    """The settings of a run that is continued; only the number of updates may be another."""
     path = folder / SETTINGS
     if not path.is_file():
         raise ValueError(
@@ -117,11 +113,7 @@ class Session(Run):
         self.gradient.learner.save(path, optimizer=self.moments, step=self.done, extra=curves)
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            ValueError, FileNotFoundError: there is none that fits.
-        """
+        """Continue from a checkpoint."""
         checkpoint = self.gradient.learner.load(path, optimizer=self.moments)
         assert checkpoint.step is not None
         self.weights, self.moments = self.gradient.network.weights, checkpoint.optimizer

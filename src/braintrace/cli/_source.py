@@ -46,10 +46,6 @@ def load_module(text: str) -> tuple[ModuleType, str]:
     """The file of `FILE:NAME` as a module, and the name.
 
     Its folder stays importable, for its functions may import, too.
-
-    Raises:
-        Mistake: there is no such file.
-        Failure: the file raised an error.
     """
     # A path may hold colons, and so may the arguments after a name.
     colons = [i for i, letter in enumerate(text) if letter == ":"]
@@ -80,12 +76,7 @@ def load_module(text: str) -> tuple[ModuleType, str]:
 
 
 def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
-    """The module that a word names, or that the function or class of this name returns.
-
-    Raises:
-        Mistake: there is no such name, or it is no model.
-        Failure: the function raised an error.
-    """
+    """The module that a word names, or that the function or class of this name returns."""
     name, arguments = _read(word)
     if not hasattr(module, name):
         base = brainstate.nn.Module

@@ -26,11 +26,7 @@ CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train; a mistake in the options ends in the parser's error.
-
-    Returns:
-        The exit status; 128 and the number of the signal if one stopped the run.
-    """
+    """Train; returns the exit status: 128 and its number if a signal stopped the run."""
     folder = options.out or Path("out") / f"train_{options.task}"
     error = options.parser.error
     try:

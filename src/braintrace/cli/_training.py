@@ -47,9 +47,6 @@ class Training:
         start: the first moments of Adam for weights.
         step: `(weights, moments, grads) -> (weights, moments)`.
         score: the held-out score of weights.
-
-    Raises:
-        MissingExtra: optax is not installed.
     """
 
     def __init__(self, network: Network, task: Task, size: int, rate: float, held_out: Batch):

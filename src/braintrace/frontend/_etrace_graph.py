@@ -184,12 +184,7 @@ def graph_of(
     fold: bool = True,
     unmarked: bool = False,
 ) -> ETraceGraph:
-    """The graph of a traced model; `fold` and `unmarked` as in `analyse`.
-
-    Raises:
-        NotSupportedError: the step does something that has no sound treatment.
-        CompilationError: the derivative of the step could not be taken or analysed.
-    """
+    """The graph of a traced model; `fold` and `unmarked` as in `analyse`."""
     try:
         graph = analyse(
             minfo.step,

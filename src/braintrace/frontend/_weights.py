@@ -31,12 +31,7 @@ def floating(params: States) -> dict:
 
 
 def weights_of(weights: StateTree, params: States) -> PyTree:
-    """The states to differentiate, checked; None stands for all floating ones of `params`.
-
-    Raises:
-        TypeError: they are no states.
-        ValueError: there are none, or one is no weight.
-    """
+    """The states to differentiate, checked; None stands for all floating ones of `params`."""
     weights = floating(params) if weights is None else weights
     items = [weights] if isinstance(weights, (brainstate.State, str)) else weights
     items = list(items.values()) if hasattr(items, "values") else items

@@ -90,11 +90,7 @@ def check_policy(policy: Any) -> ControlFlowPolicy | None:
 
 
 def close_bodies(policy: ControlFlowPolicy | None, step: Step, sites: Sequence[Site]) -> list[Site]:
-    """The sites, those in closed bodies marked.
-
-    Raises:
-        CompilationError: the policy does not accept what the step contains.
-    """
+    """The sites, those in closed bodies marked."""
     if policy is None:
         return list(sites)
     if policy.while_hidden == "error":

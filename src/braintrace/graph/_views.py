@@ -39,9 +39,6 @@ class Followed:
         """The part of the step from `inputs` to new states, along the paths that are followed.
 
         `sources` are the source indices of the inputs.
-
-        Raises:
-            NotSupportedError: the paths do not end between two equations of the step.
         """
         step, tangent = self.step, self.tangent
         cuts, origins = self._cuts(sources, leaves), tangent.origins

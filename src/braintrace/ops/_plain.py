@@ -63,14 +63,7 @@ plain_dot = register_primitive(
 def dot_operator(
     params: Mapping[str, Any], left: Atom, right: Atom, weight_first: bool, out: Atom
 ) -> tuple[ETPPrimitive, Params]:
-    """The operator for a `dot_general`, and its static parameters.
-
-    Args:
-        params: the parameters of the primitive.
-        left, right: its operands.
-        weight_first: whether the left one is the weight.
-        out: its result.
-    """
+    """The operator for a `dot_general` of two operands, and its static parameters."""
     (lc, rc), (lb, rb) = params["dimension_numbers"]
     letters = iter(string.ascii_lowercase + string.ascii_uppercase)
     l: list[str] = [""] * len(left.shape)

@@ -50,9 +50,6 @@ def structure_of(matrix: Any) -> Structure:
     """Read the structure of a CSR, CSC, COO, BCOO, BCSR or scipy.sparse matrix.
 
     Formats are recognised by their attributes: no sparse library is needed to import this one.
-
-    Raises:
-        TypeError: if it is none of these.
     """
     if isinstance(matrix, Structure):
         return matrix

@@ -34,12 +34,7 @@ def page(picture: Picture) -> str:
 
 
 def write(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
-        IsADirectoryError: the path is a folder.
-    """
+    """Write a file whole or not at all."""
     target = Path(path)
     if not target.parent.is_dir():
         raise error(FileNotFoundError)(

@@ -17,12 +17,7 @@ def _read(name: str) -> str:
 
 
 def fragment(picture: Picture, name: str) -> str:
-    """The drawing with its legend, style and script, to put into a page.
-
-    Args:
-        picture: what to draw.
-        name: the id of the element; no other element of the page may have it.
-    """
+    """The drawing with its legend, style and script, to put into a page as the element `name`."""
     name = escape(name)
     # All of the style is about `.braintrace-picture`; the script is a function of that element.
     style, script = _read("_picture.css"), _read("_picture.js").strip().rstrip(";")

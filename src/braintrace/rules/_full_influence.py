@@ -26,12 +26,7 @@ Push = Callable[[Graph, Values, Sequence[Trace]], list[Trace]]
 
 
 def over_states(push: Push, **functions: Any) -> Rule:
-    """A rule that goes through the steps itself, on all paths between states.
-
-    Args:
-        push: `(graph, values, traces) -> traces` after one step.
-        **functions: the other fields of `Rule`.
-    """
+    """A rule that goes through the steps itself on all paths; `push` moves the traces by one."""
 
     def advance(
         graph: Graph, block: Block, traces: Sequence[Trace], observed: Any, fresh: Fresh
@@ -42,11 +37,7 @@ def over_states(push: Push, **functions: Any) -> Rule:
 
 
 def full_influence(at_once: int = 4096) -> Rule:
-    """Every parameter's influence on every state it reaches.
-
-    Args:
-        at_once: how many parameter elements are pushed through the step at once.
-    """
+    """Every parameter's influence on every state; so many parameter elements are pushed at once."""
 
     def push(graph: Graph, values: Values, traces: Sequence[Trace]) -> list[Trace]:
         each = enumerate(traces)

@@ -44,12 +44,7 @@ Array = jax.Array
 
 
 def kronecker(key: Array, eps: float = 1e-12) -> Rule:
-    """The influence of every weight on every state, as one random product per operator.
-
-    Args:
-        key: what random signs are drawn from; further ones after a reset.
-        eps: added to norms.
-    """
+    """The influence of every weight on every state, as one random product per operator."""
 
     def reset(traces: Sequence[Any]) -> list[Any]:
         pairs = zip(zeros_like_traces(traces), traces, strict=True)

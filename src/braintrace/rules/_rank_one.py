@@ -29,12 +29,7 @@ Array = jax.Array
 
 
 def rank_one(key: Array, eps: float = 1e-12) -> Rule:
-    """The influence of every parameter on every state, as one random outer product.
-
-    Args:
-        key: what random signs are drawn from; further ones after a reset.
-        eps: added to norms.
-    """
+    """The influence of every parameter on every state, as one random outer product."""
 
     def traced(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
         leaves = parameters_of(graph)

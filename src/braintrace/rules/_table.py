@@ -104,12 +104,7 @@ RULES = {row.name: row.make for row in ROWS if row.make is not None}
 
 
 def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
-    """A rule from its name and options, from its coordinates, or as it is.
-
-    Raises:
-        ValueError: no rule has this name.
-        TypeError: it is no rule, or has no such options.
-    """
+    """A rule from its name and options, from its coordinates, or as it is."""
     if isinstance(rule, str):
         name = rule.strip().lower()
         row = BY_NAME.get(name)

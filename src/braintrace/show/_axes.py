@@ -14,11 +14,7 @@ Duration: TypeAlias = float | u.Quantity
 
 
 def axes(ax: Axes | None = None) -> Axes:
-    """These axes, or those of a new figure.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """These axes, or those of a new figure."""
     if ax is not None:
         return ax
     try:

@@ -64,11 +64,7 @@ def path_of(name: Name) -> Path:
 
 
 def lookup(items: Mapping[Path, T], name: Name, kind: str, where: str = "the recording") -> T:
-    """The item at a path.
-
-    Raises:
-        ValueError: there is none; the message lists the paths that there are.
-    """
+    """The item at a path."""
     named = {dotted(path): value for path, value in items.items()}
     keyed = {dotted(tuple(path)): value for path, value in items.items()}
     wanted = dotted(path_of(name))

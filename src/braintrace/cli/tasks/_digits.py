@@ -17,11 +17,7 @@ ROWS = 8
 
 @cache
 def images() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images of training and test (n, 8, 8) in [0, 1], and their labels; a quarter is the test.
-
-    Raises:
-        MissingExtra: scikit-learn is not installed.
-    """
+    """Images of training and test (n, 8, 8) in [0, 1], and their labels; a quarter is the test."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
