@@ -341,9 +341,7 @@ class NonTempParam(brainstate.ParamState):
         super().__init__(value, name=name)
         self.op = op.raw_xw_to_y if isinstance(op, ETraceOp) else op
 
-    def execute(self, x: PyTree) -> PyTree:
-        """The function's output for this input."""
-        return self.op(x, self.value)
+    execute = ETraceParam.execute
 
 
 class FakeETraceParam:
@@ -356,9 +354,7 @@ class FakeETraceParam:
         self.value = value
         self.op = op.raw_xw_to_y if isinstance(op, ETraceOp) else op
 
-    def execute(self, x: PyTree) -> PyTree:
-        """The function's output for this input."""
-        return self.op(x, self.value)
+    execute = ETraceParam.execute
 
 
 class FakeElemWiseParam:

@@ -16,7 +16,7 @@ from braintrace.cli._cells import CELLS
 from braintrace.cli._comparison import Trainer
 from braintrace.cli._gradient import Compiled, agreement, matching_window
 from braintrace.cli._names import RULES as NAMES
-from braintrace.cli._network import network
+from braintrace.cli._network import Network
 from braintrace.cli._output import INTERRUPTED
 from braintrace.cli._rules import BASELINES, parse
 from braintrace.cli.tasks import MAKE
@@ -199,7 +199,7 @@ def gradient(text, cell="rnn", length=7):
     """Gradient and loss of a rule on one batch."""
     task = MAKE["mackey_glass"](length)
     (choice,) = parse([text])
-    model = network(cell, task, 4, seed=0)
+    model = Network(cell, task, 4, seed=0)
     return Compiled(choice, model, task, 3)(model.weights, task.batch(jax.random.key(0), 3))
 
 
@@ -220,7 +220,7 @@ def test_one_window_of_a_rule_is_bptt():
 
 def test_random_rule_draws_anew_for_the_next_sequence_of_training():
     task = MAKE["adding"](6)
-    model = network("rnn", task, 3, seed=0)
+    model = Network("rnn", task, 3, seed=0)
     (choice,) = parse(["uoro"])
     gradient = Compiled(choice, model, task, 2, carry=True)
     first, second = (gradient(model.weights, task.test(2))[0] for _ in range(2))
@@ -235,7 +235,7 @@ def test_element_wise_cells_are_exact(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_advance_and_reset(cell):
-    model = network(cell, MAKE["adding"](20), 5, seed=0)
+    model = Network(cell, MAKE["adding"](20), 5, seed=0)
     brainstate.nn.init_all_states(model, batch_size=4)
     xs = np.ones((6, 4, 2))
     first = brainstate.transform.for_loop(model, xs)
@@ -247,7 +247,7 @@ def test_cells_advance_and_reset(cell):
 @pytest.mark.parametrize("cell", ["alif", "adlif", "gif"])
 def test_spiking_cell_spikes(cell):
     task = MAKE["match"](60)
-    model = network(cell, task, 64, seed=0)
+    model = Network(cell, task, 64, seed=0)
     brainstate.nn.init_all_states(model, batch_size=8)
     xs, _ = jax.jit(lambda key: task.batch(key, 8))(jax.random.key(0))
     spikes = brainstate.transform.for_loop(model.cell, xs)

@@ -12,7 +12,7 @@ import pytest
 from braintrace.cli import main
 from braintrace.cli._demo import CHOICES
 from braintrace.cli._gradient import Compiled, agreement
-from braintrace.cli._network import network
+from braintrace.cli._network import Network
 from braintrace.cli.tasks import Recall
 
 ROWS = (
@@ -108,7 +108,7 @@ def test_task_batches_differ_by_key():
 def test_gradients_agree_over_a_single_step():
     # There is nothing to remember, so nothing to approximate.
     task = Recall(symbols=3, length=1, cue=1, asked=1)
-    model = network("gru", task, 4, seed=0)
+    model = Network("gru", task, 4, seed=0)
     batch = task.batch(jax.random.key(0), 2)
     gradients = (Compiled(choice, model, task, 2) for choice in CHOICES)
     (a, loss_a), (b, loss_b) = (gradient(model.weights, batch) for gradient in gradients)

@@ -13,7 +13,7 @@ import jax
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
 from ._gradient import REFUSALS, Compiled, Job, time_in_turns
-from ._network import network
+from ._network import Network
 from ._output import INTERRUPTED, save_figure, save_record
 from ._progress import progress_bar
 from ._rules import TRUNCATED, Choice, parse
@@ -134,7 +134,7 @@ def _compile(result: Result) -> list[Job]:
         batch = task.batch(jax.random.key(length), result.batch)
         for choice in result.choices:
             bar.set_postfix_str(f"{choice.label}, T = {length}")
-            model = network(CELL, task, result.units, seed=0)
+            model = Network(CELL, task, result.units, seed=0)
             started = time.perf_counter()
             gradient = Compiled(choice, model, task, result.batch)
             working = gradient.working

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._gradient import REFUSALS, Compiled, Job, agreement, matching_window, time_in_turns
-from ._network import Network, Weights, network
+from ._network import Network, Weights
 from ._progress import Bar, progress_bar, stage
 from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, Options
 from ._training import Run, Training, held_out
@@ -48,7 +48,7 @@ class Plan:
 
     def network(self, seed: int) -> Network:
         """The network of a seed, the same for every rule."""
-        return network(self.cell, self.task, self.units, seed)
+        return Network(self.cell, self.task, self.units, seed)
 
 
 @dataclass(frozen=True, slots=True)

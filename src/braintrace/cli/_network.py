@@ -19,10 +19,13 @@ Weights = dict[Path, Any]  # pytrees of arrays
 class Network(brainstate.nn.Module):
     """A cell for the length of a task, and a linear read-out; the seed is that of the weights."""
 
-    def __init__(self, cell: MakeCell, task: Task, units: int, seed: int):
+    def __init__(self, cell: str | MakeCell, task: Task, units: int, seed: int):
         super().__init__()
+        make = CELLS[cell] if isinstance(cell, str) else cell
         with brainstate.random.seed_context(seed):
-            self.cell = cell(task.inputs, units, task.length)
+            self.cell = (CELLS[cell] if isinstance(cell, str) else cell)(
+                task.inputs, units, task.length
+            )
             self.readout = nn.Linear(units, task.outputs)
 
     def update(self, x: jax.Array) -> jax.Array:
@@ -42,8 +45,3 @@ class Network(brainstate.nn.Module):
     def weights(self, weights: Weights) -> None:
         for path, state in self.parameters.items():
             state.value = weights[path]
-
-
-def network(cell: str, task: Task, units: int, seed: int) -> Network:
-    """A network with the cell of this name."""
-    return Network(CELLS[cell], task, units, seed)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ._gradient import Compiled
 from ._names import TASKS
-from ._network import network
+from ._network import Network
 from ._rules import Choice
 from ._training import Run, Training, held_out
 from .tasks import Task
@@ -98,7 +98,7 @@ class Session(Run):
 
     def __init__(self, settings: Settings, task: Task, choice: Choice):
         self.settings, self.task, s = settings, task, settings
-        build = lambda: network(s.cell, task, s.units, s.seed)
+        build = lambda: Network(s.cell, task, s.units, s.seed)
         gradient = Compiled(choice, build(), task, s.batch, carry=True)
         training = Training(build(), task, s.batch, s.lr, held_out(task, TESTS))
         key = jax.random.key(s.seed)

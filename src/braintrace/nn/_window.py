@@ -28,22 +28,24 @@ def per_axis(layer: str, name: str, value: int | Sequence[int], n: int) -> tuple
 
 def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, int], ...]:
     """The name of a padding, or (low, high) for every axis of space."""
-    if isinstance(padding, str):
-        if padding.upper() in _NAMES:
-            return padding.upper()
-        raise _refused(layer, padding, n)
+    if isinstance(padding, str) and padding.upper() in _NAMES:
+        return padding.upper()
     try:
         pads = np.asarray(padding)
-    except ValueError as error:  # sequences of different lengths
-        raise _refused(layer, padding, n) from error
-    if not np.issubdtype(pads.dtype, np.integer):
-        raise _refused(layer, padding, n)
+    except ValueError:  # sequences of different lengths
+        pads = np.asarray(None)
     if n == 1 and pads.shape == (2,):
         pads = pads[None]
     if pads.shape in ((), (1,), (n,)):
         pads = np.stack([np.broadcast_to(pads, (n,))] * 2, axis=1)
-    if pads.shape not in ((1, 2), (n, 2)):
-        raise _refused(layer, padding, n)
+    if not np.issubdtype(pads.dtype, np.integer) or pads.shape not in ((1, 2), (n, 2)):
+        raise value_error(
+            f"{layer}: padding is {padding!r}.",
+            why=f"the layer pads both ends of {n if n > 1 else 'one'} ax{'e' if n > 1 else 'i'}s "
+            "of space.",
+            do=f"give one of {', '.join(map(repr, _NAMES))}, an integer, an integer per axis, or "
+            "(low, high) per axis.",
+        )
     return tuple((int(low), int(high)) for low, high in np.broadcast_to(pads, (n, 2)))
 
 
@@ -68,14 +70,3 @@ def dimension_numbers(n: int, channel_first: bool) -> lax.ConvDimensionNumbers:
     last = (0, n + 1, *(a + 1 for a in space))
     image = first if channel_first else last
     return lax.ConvDimensionNumbers(image, kernel, image)
-
-
-def _refused(layer: str, padding: Padding, n: int) -> ValueError:
-    return value_error(
-        f"{layer}: padding is {padding!r}.",
-        why=f"the layer pads both ends of {n} axes of space."
-        if n > 1
-        else "the layer pads both ends of one axis of space.",
-        do=f"give one of {', '.join(map(repr, _NAMES))}, an integer, an integer per axis, or "
-        "(low, high) per axis.",
-    )

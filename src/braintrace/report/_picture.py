@@ -18,35 +18,23 @@ from ._uses import Use
 
 
 class Standing(Enum):
-    """How a parameter stands."""
+    """How a parameter stands, how bad that is, its colour in a terminal, and what it means."""
 
-    EXACT = "trace, exact"
-    APPROXIMATE = "trace, not exact"
-    STEP = "within-step, exact"
-    SHORT = "within-step, not exact"
-    SILENT = "no gradient arrives"
-    UNTOUCHED = "untouched"
+    # fmt: off
+    EXACT = ("trace, exact", 1, "32",
+             "has memory; its gradient is that of back-propagation through time")
+    APPROXIMATE = ("trace, not exact", 3, "33",
+                   "has memory; the dashed links are left out, or the trace is approximated")
+    STEP = "within-step, exact", 2, "34", "needs no memory: it reaches no state"
+    SHORT = ("within-step, not exact", 4, "35",
+             "the gradient of the step alone, which leaves something out")
+    SILENT = ("no gradient arrives", 5, "31",
+              "it never learns: no path from it to what the step returns is kept")
+    UNTOUCHED = "untouched", 0, "90", "nothing the step computes depends on it"
+    # fmt: on
 
-
-MEANING = {
-    Standing.EXACT: "has memory; its gradient is that of back-propagation through time",
-    Standing.APPROXIMATE: "has memory; the dashed links are left out, or the trace is approximated",
-    Standing.STEP: "needs no memory: it reaches no state",
-    Standing.SHORT: "the gradient of the step alone, which leaves something out",
-    Standing.SILENT: "it never learns: no path from it to what the step returns is kept",
-    Standing.UNTOUCHED: "nothing the step computes depends on it",
-}
-
-
-# A link of several parameters is drawn as the worst of them stands.
-_WORST_LAST = (
-    Standing.UNTOUCHED,
-    Standing.EXACT,
-    Standing.STEP,
-    Standing.APPROXIMATE,
-    Standing.SHORT,
-    Standing.SILENT,
-)
+    def __init__(self, label: str, severity: int, colour: str, meaning: str):
+        self.label, self.severity, self.colour, self.meaning = label, severity, colour, meaning
 
 
 class Column(IntEnum):
@@ -92,7 +80,7 @@ class Picture:
     def summary(self) -> str:
         """How many parameters there are of each standing, in one line."""
         total = sum(self.counts.values())
-        parts = [f"{n} {standing.value}" for standing, n in self.counts.items() if n]
+        parts = [f"{n} {standing.label}" for standing, n in self.counts.items() if n]
         return f"{total} parameter{'s' * (total != 1)}: {'; '.join(parts)}"
 
 
@@ -184,7 +172,7 @@ class _Drawing:
         for path, p in self.parameters.items():
             size = f" · {p.trace_bytes:,} bytes" if p.trace_bytes else ""
             standing, lines = standing_of(p), (dotted(path),)
-            note = f"{standing.value}{size}"
+            note = f"{standing.label}{size}"
             yield Node(self.key_of[path], Column.PARAMETER, lines, note, str(p), standing)
         for i, use in enumerate(self.uses):
             name = use.operator + (f" × {use.count}" if use.count > 1 else "")
@@ -207,6 +195,6 @@ class _Drawing:
     def edges(self) -> Iterable[Edge]:
         for (source, target, left_out), about in self.links.items():
             also = () if left_out else self.onward.get((source, target), ())
-            worst = max(about.values(), key=_WORST_LAST.index)
+            worst = max(about.values(), key=lambda s: s.severity)
             keys = tuple(dict.fromkeys([*about, *also]))
             yield Edge(source, target, worst, left_out, keys)

@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 
 from ._layout import LINE, PAD, Box, Curve, Layout, place
-from ._picture import MEANING, Picture, Standing
+from ._picture import Picture, Standing
 
 _HEADS = ("parameters", "operators", "states")
 SEARCHABLE = 12  # parameters from which on a search box helps
@@ -110,8 +110,8 @@ def _curve(curve: Curve) -> str:
 
 def _legend(picture: Picture) -> str:
     entries = [
-        f'<li class="{s.name.lower()}"><span class="mark"></span><b>{escape(s.value)}</b> '
-        f"{escape(MEANING[s])}</li>"
+        f'<li class="{s.name.lower()}"><span class="mark"></span><b>{escape(s.label)}</b> '
+        f"{escape(s.meaning)}</li>"
         for s in Standing
         if picture.counts.get(s)
     ]

@@ -7,14 +7,6 @@ from typing import TextIO
 
 from ._picture import Column, Node, Picture, Standing
 
-_COLOURS = {
-    Standing.EXACT: "32",
-    Standing.STEP: "34",
-    Standing.UNTOUCHED: "90",
-    Standing.APPROXIMATE: "33",
-    Standing.SHORT: "35",
-    Standing.SILENT: "31",
-}
 _MARKS = {"─": "in the gradient", "┄": "left out", "×": "no gradient arrives"}
 _PLAIN = str.maketrans("├└─┄×·→", "|`-.x;>")
 
@@ -69,7 +61,7 @@ def tree(picture: Picture, colours: bool = False) -> str:
             cells = [c.ljust(w) for c, w in zip(row[1:], widths[1:], strict=True) if row[2]]
             text = "  ".join(cells or (c for c in row[1:] if c)).rstrip()
             if colours:
-                text = f"\x1b[{_COLOURS[standing]}m{text}\x1b[0m"
+                text = f"\x1b[{standing.colour}m{text}\x1b[0m"
             lines.append(f"{fork}{row[0] * 2} {text}")
     marks = {row[0] for _, rows, _ in blocks for row in rows}
     if marks - {"─"}:
