@@ -23,9 +23,7 @@ class Network(brainstate.nn.Module):
         super().__init__()
         make = CELLS[cell] if isinstance(cell, str) else cell
         with brainstate.random.seed_context(seed):
-            self.cell = (CELLS[cell] if isinstance(cell, str) else cell)(
-                task.inputs, units, task.length
-            )
+            self.cell = make(task.inputs, units, task.length)
             self.readout = nn.Linear(units, task.outputs)
 
     def update(self, x: jax.Array) -> jax.Array:
