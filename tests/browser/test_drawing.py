@@ -10,8 +10,7 @@ import braintrace
 from braintrace.graph._arrival import Silent
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
 from braintrace.report._page import page as page_of
-from braintrace.report._picture import draw
-from braintrace.report._uses import Use
+from braintrace.report._picture import Use, draw
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{}"
 

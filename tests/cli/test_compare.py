@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli._cells import CELLS
 from braintrace.cli._comparison import Trainer
 from braintrace.cli._gradient import Compiled, agreement, matching_window
 from braintrace.cli._names import RULES as NAMES
-from braintrace.cli._network import Network
+from braintrace.cli._network import CELLS, Network
 from braintrace.cli._output import INTERRUPTED
 from braintrace.cli._rules import BASELINES, parse
 from braintrace.cli.tasks import MAKE

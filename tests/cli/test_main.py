@@ -7,8 +7,8 @@ import pytest
 
 import braintrace
 from braintrace.cli import _commands, _main, _names, main
-from braintrace.cli._cells import CELLS
 from braintrace.cli._names import TASKS
+from braintrace.cli._network import CELLS
 from braintrace.cli._rules import BASELINES
 from braintrace.cli.tasks import MAKE
 from braintrace.learner._compile import RULES

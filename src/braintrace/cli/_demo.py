@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import nn
-from ._cells import set_bias
 from ._commands import QUICK_UPDATES, UPDATES
 from ._figures import draw_demo
 from ._gradient import Compiled, agreement
-from ._network import Network
+from ._network import Network, set_bias
 from ._output import save_figure
 from ._progress import progress_bar, stage
 from ._rules import BPTT, Choice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from .._errors import error
@@ -46,14 +45,9 @@ def write(text: str, path: str | os.PathLike[str]) -> None:
         raise error(IsADirectoryError)(
             f"{target} is a folder.", why="a page is one file", do="name a file in it"
         )
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(draft, 0o666 & ~mask)  # as any other file; drafts are private
-        os.replace(draft, target)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+        draft.write_text(text, "utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -7,14 +7,14 @@ right. A solid link is in the gradient, a dashed one is left out of it. Renderer
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from .._errors import dotted
-from ..graph import ParameterReport, Path
+from ..graph import Graph, ParameterReport, Path
 from ._skeleton import skeleton
-from ._uses import Use
 
 
 class Standing(Enum):
@@ -43,6 +43,21 @@ class Column(IntEnum):
     PARAMETER = 0
     OPERATOR = 1
     STATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Operators that consume the same parameters at the same line; `count` of them.
+
+    `groups` are the state groups that their traces belong to, None if traces belong to parameters
+    and not to operators.
+    """
+
+    operator: str
+    line: str | None
+    parameters: tuple[Path, ...]
+    groups: tuple[int, ...] | None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,22 @@ class Picture:
         total = sum(self.counts.values())
         parts = [f"{n} {standing.label}" for standing, n in self.counts.items() if n]
         return f"{total} parameter{'s' * (total != 1)}: {'; '.join(parts)}"
+
+
+def uses_of(graph: Graph, per_parameter: bool) -> tuple[Use, ...]:
+    """The trained operators of a step; `per_parameter` says that traces belong to parameters."""
+    relation_of = {r.site.equation: r for r in graph.relations}
+    uses: Counter[tuple[str, str | None, tuple[Path, ...], tuple[int, ...] | None]] = Counter()
+    for site in graph.sites:
+        leaves = [i for v in site.leaves.values() for i in v]
+        if not leaves:
+            continue
+        paths = tuple(dict.fromkeys(graph.step.params[i].path for i in leaves))
+        relation = relation_of.get(site.equation)
+        groups = () if relation is None else tuple(g.index for g in relation.hidden_groups)
+        of = None if per_parameter else groups
+        uses[site.equation.name, site.equation.where(), paths, of] += 1
+    return tuple(Use(*key, count=count) for key, count in uses.items())
 
 
 def standing_of(p: ParameterReport) -> Standing:

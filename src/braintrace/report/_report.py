@@ -19,10 +19,9 @@ from ..graph import (
     Path,
 )
 from ._page import page, write
-from ._picture import Picture, draw
+from ._picture import Picture, Use, draw
 from ._svg import fragment
 from ._tree import coloured, encodable, tree
-from ._uses import Use
 
 _EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded")}
 _EXCLUDED.add(DiagnosticKind.PRIMITIVE_INSIDE_CONTROL_FLOW)
