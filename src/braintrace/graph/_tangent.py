@@ -275,9 +275,6 @@ class Pushed:
             return evaluate(program, consts, values, self._rebind), {}
         return self._rebind(eqn, values), {}
 
-    def _bind(self, eqn: Equation, values: list[Any]) -> list[Any]:
-        return run_one(eqn, values, self._apply, self._opens, {})[0]
-
     @property
     def exit_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes of the exits' tangents."""
@@ -294,8 +291,9 @@ class Pushed:
             if not any(a in env for a in eqn.inputs if isinstance(a, Var)):
                 continue
             values = [env[a] if a in env else self._read(a) for a in eqn.inputs]
-            out = zip(eqn.outputs, self._bind(eqn, values), strict=True)
-            env.update((var, value) for var, value in out if var in tangent_outs)
+            outs = run_one(eqn, values, self._apply, self._opens, {})[0]
+            pairs = zip(eqn.outputs, outs, strict=True)
+            env.update((var, value) for var, value in pairs if var in tangent_outs)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]
 
 

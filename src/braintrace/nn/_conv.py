@@ -10,8 +10,9 @@ import saiunit as u
 
 from .._errors import value_error
 from ..ops import conv
+from ..ops._conv import per_axis
 from ._shapes import XAVIER, Init, Layer, UnitArray, constant, initial, over_leading
-from ._window import Padding, dilated, dimension_numbers, named_padding, padding_of, per_axis
+from ._window import Padding, dilated, dimension_numbers, named_padding, padding_of
 
 
 class _Conv(Layer):

@@ -73,7 +73,7 @@ class LRUCell(Cell):
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns y."""
-        radius = element_wise(self.nu_log.value, _modulus)
+        radius = element_wise(self.nu_log.value, lambda nu: jnp.exp(-jnp.exp(nu)))
         phase = element_wise(self.theta_log.value, jnp.exp)
         scale = element_wise(self.gamma_log.value, jnp.exp)
         re, im = radius * jnp.cos(phase), radius * jnp.sin(phase)
@@ -139,10 +139,6 @@ class RGLRUCell(Cell):
         scale = jnp.sqrt(jnp.maximum(-jnp.expm1(2 * log_a), _FLOOR))
         u = x if self.Wu is None else self.Wu(x)
         return jnp.exp(log_a) * h + scale * i * u
-
-
-def _modulus(nu: Array) -> Array:
-    return jnp.exp(-jnp.exp(nu))
 
 
 def _mix(n_in: int, n_out: int) -> Linear:

@@ -13,19 +13,6 @@ Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 _NAMES = ("SAME", "SAME_LOWER", "VALID")
 
 
-def per_axis(layer: str, name: str, value: int | Sequence[int], n: int) -> tuple[int, ...]:
-    """One positive number per axis of space."""
-    sizes = np.atleast_1d(value)
-    whole = sizes.ndim == 1 and np.issubdtype(sizes.dtype, np.integer)
-    if not whole or len(sizes) not in (1, n) or np.any(sizes < 1):
-        raise value_error(
-            f"{layer}: {name} is {value!r}.",
-            why=f"the layer has {n} axes of space." if n > 1 else "it has one axis of space.",
-            do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
-        )
-    return tuple(int(a) for a in np.broadcast_to(sizes, (n,)))
-
-
 def padding_of(layer: str, padding: Padding, n: int) -> str | tuple[tuple[int, int], ...]:
     """The name of a padding, or (low, high) for every axis of space."""
     if isinstance(padding, str) and padding.upper() in _NAMES:

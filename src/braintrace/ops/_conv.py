@@ -149,12 +149,12 @@ def conv(
     dims = lax.conv_dimension_numbers(x_.shape, k.shape, dimension_numbers)
     _check_channels(x_, k, dims, feature_group_count)
     static: dict[str, Any] = dict(
-        window_strides=_per_axis("strides", strides, n),
+        window_strides=per_axis(op, "strides", strides, n),
         padding=padding
         if isinstance(padding, str)
         else tuple((int(a), int(b)) for a, b in padding),
-        lhs_dilation=_per_axis("lhs_dilation", lhs_dilation, n),
-        rhs_dilation=_per_axis("rhs_dilation", rhs_dilation, n),
+        lhs_dilation=per_axis(op, "lhs_dilation", lhs_dilation, n),
+        rhs_dilation=per_axis(op, "rhs_dilation", rhs_dilation, n),
         feature_group_count=int(feature_group_count),
         batch_group_count=int(batch_group_count),
         dimension_numbers=dims,
@@ -167,17 +167,17 @@ def conv(
     return bind(etp_conv, x_, k, bias=b, unit=unit, **static)
 
 
-def _per_axis(name: str, value: int | Sequence[int] | None, n: int) -> tuple[int, ...]:
-    values = (1,) if value is None else tuple(int(v) for v in np.atleast_1d(value))
-    if len(values) == 1:
-        return values * n
-    if len(values) != n:
+def per_axis(owner: str, name: str, value: int | Sequence[int] | None, n: int) -> tuple[int, ...]:
+    """One positive number per axis of space, by default 1."""
+    sizes = np.atleast_1d(1 if value is None else value)
+    whole = sizes.ndim == 1 and np.issubdtype(sizes.dtype, np.integer)
+    if not whole or len(sizes) not in (1, n) or np.any(sizes < 1):
         raise value_error(
-            f"conv: {name} has {len(values)} numbers.",
-            why=f"the input has {n} axes of space.",
-            do=f"give one number, or {n}.",
+            f"{owner}: {name} is {value!r}.",
+            why=f"there are {n} axes of space." if n > 1 else "there is one axis of space.",
+            do=f"give one positive integer, or {n}." if n > 1 else "give a positive integer.",
         )
-    return values
+    return tuple(int(a) for a in np.broadcast_to(sizes, (n,)))
 
 
 def _check_channels(x: Operand, k: Operand, dims: lax.ConvDimensionNumbers, groups: int) -> None:

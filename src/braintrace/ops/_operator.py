@@ -70,10 +70,6 @@ class Rules:
     of_part: Callable[..., Array] | None = None
 
 
-def _weight_only(params: Params) -> dict[str, int]:
-    return {"weight": 1}
-
-
 class ETPPrimitive(DerivedPrimitive):
     """A JAX primitive whose weights take part in online learning; see `register_primitive`."""
 
@@ -92,7 +88,7 @@ class ETPPrimitive(DerivedPrimitive):
         super().__init__(name, function)
         self.batched = batched
         self.gradient_enabled = gradient_enabled
-        self.trainable_invars = trainable_invars_fn or _weight_only
+        self.trainable_invars = trainable_invars_fn or (lambda params: {"weight": 1})
         self.x_invar_index = x_invar_index
         self.factor_invars = factor_invars  # further inputs, that no state enters
         self.rules = rules or Rules()

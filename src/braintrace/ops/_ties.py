@@ -76,10 +76,6 @@ def _broadcast_in_dim(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     return tuple(result)
 
 
-def _transpose(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    return tuple((axes[0] or ())[p] for p in eqn.params["permutation"])
-
-
 def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # An axis survives when the sizes before it have the same product on both sides.
     shape, source = eqn.inputs[0].shape, axes[0] or ()
@@ -159,7 +155,7 @@ def _conv(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 _RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
     "broadcast_in_dim": _broadcast_in_dim,
-    "transpose": _transpose,
+    "transpose": lambda e, out, axes: tuple((axes[0] or ())[p] for p in e.params["permutation"]),
     "reshape": _reshape,
     "slice": _slice,
     "dynamic_slice": _slice,

@@ -63,7 +63,8 @@ def record(
     length = length_of(sequences)
     places = _places(learner, states)
     readers = trace_readers(learner, weights, entries, sample)
-    one = lambda a: a if sample is None else _sample(a, learner.batch_size, sample)
+    batch = None if sample is None else learner.batch_size
+    one = lambda a: a[sample] if jnp.shape(a)[:1] == (batch,) else a
     first = jax.tree.map(lambda a: a[0], sequences)
     call = learner if step_fn is None else step_fn
     touched = brainstate.transform.StatefulFunction(lambda *s: call(*s)).get_states(*first)
@@ -145,10 +146,6 @@ def _loss(step_fn: Callable[..., jax.Array], slices: PyTree) -> jax.Array:
     return loss
 
 
-def _sample(a: jax.Array, batch: int | None, sample: int) -> jax.Array:
-    return a[sample] if jnp.ndim(a) and jnp.shape(a)[0] == batch else a
-
-
 def _check(learner: object, step_fn: object, entries: int, sample: int | None) -> None:
     if isinstance(learner, ETraceVmap):
         raise not_supported(
@@ -174,7 +171,7 @@ def _check(learner: object, step_fn: object, entries: int, sample: int | None) -
             why="it computes the loss of a step",
             do="pass step_fn=lambda x, y: loss(learner(x), y)",
         )
-    _check_number("entries", entries, 0, None)
+    _check_number("entries", entries)
     if sample is not None:
         if learner.batch_size is None:
             raise value_error(
@@ -182,15 +179,15 @@ def _check(learner: object, step_fn: object, entries: int, sample: int | None) -
                 why="there is one sample only",
                 do="leave it out",
             )
-        _check_number("sample", sample, 0, learner.batch_size)
+        _check_number("sample", sample, learner.batch_size)
 
 
-def _check_number(name: str, value: int, low: int, below: int | None) -> None:
+def _check_number(name: str, value: int, below: int | None = None) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low or (below is not None and value >= below):
+    if not whole or value < 0 or (below is not None and value >= below):
         raise value_error(
             f"{name}={value!r}.",
-            why=f"it is an integer >= {low}" + (f" and < {below}" if below else ""),
+            why="it is an integer >= 0" + (f" and < {below}" if below else ""),
             do="choose another one",
         )
 

@@ -38,13 +38,9 @@ def finite_difference_grad(
     """Differentiate the loss of a sequence by central differences in float64.
 
     It is the derivative of the function as computed: a spike's surrogate derivative is not seen.
+    Other arguments are those of `bptt_grad`.
 
     Args:
-        model: the model itself, states initialised; it is left as it was.
-        step_fn: `step_fn(model, *slices)` calls the model and returns the scalar loss of a step.
-        *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
-        weights: states to differentiate; default all parameters.
-        reduction: 'sum' of the steps' losses, or their 'mean'.
         eps: half the distance of the two points.
         entries: per path the entries to evaluate, flat and counted through the parameter's
             leaves; the others are NaN. Default all.
