@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import brainstate
 import jax
+from jax import Array
 
 from .._jaxpr import Atom, Program, PyTree, Var, flatten, prune
 from ._brainstate import write_leaves
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

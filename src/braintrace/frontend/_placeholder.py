@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.tree_util import PyTreeDef
 
 from .._jaxpr import Equation, Misplaced, Placeholder, PyTree, Var, cannot_be_mapped, deep_equations
 from ..graph import Graph, affine_equations, bits_of, reach
 from ._function import Traced, trace_function
 
-Array = jax.Array
 Items = tuple[Any, ...]
 placeholder = Placeholder("braintrace_learner")
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, type_error, value_error
@@ -16,7 +17,6 @@ from .._jaxpr import PyTree
 from ..graph import Path
 from ._brainstate import States, write_leaves
 
-Array = jax.Array
 StateTree: TypeAlias = Any  # a State, a list or a dict of them
 
 

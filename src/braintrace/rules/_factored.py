@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
@@ -23,8 +24,6 @@ from ._block import either, folded, iterations, pull, scan, seen_input, storage,
 from ._linear import at_output, each_step, moved, slim, wide
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
-
-Array = jax.Array
 
 
 def factored(

@@ -10,7 +10,7 @@ from .._errors import value_error
 from ._config import ETraceConfig
 from ._full_influence import full_influence
 from ._learning_rule import LearningRule, learning_rule, stated
-from ._options import TraceDtype, check_count, check_fraction, check_limit, decay_of
+from ._options import TraceDtype, check_choice, check_count, check_fraction, check_limit, decay_of
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -67,12 +67,8 @@ def eprop(
         trace_dtype: storage type of the traces.
     """
     kappa = check_fraction("kappa_filter_decay", kappa_filter_decay)
-    if feedback not in ("symmetric", "random"):
-        raise value_error(
-            f"feedback={feedback!r}.",
-            why="the learning signal is the loss's own derivative, or a random projection",
-            do="choose 'symmetric' or 'random'",
-        )
+    signals = {"symmetric": "the loss's own derivative", "random": "a random projection of it"}
+    check_choice("feedback", feedback, signals)
     signal = "symmetric" if feedback == "symmetric" else "random_feedback"
     config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
     how = {"key": random_feedback_key, "scale": feedback_scale, "trace_dtype": trace_dtype}
@@ -168,7 +164,7 @@ def ottt(mode: str = "A", *, leak: float, trace_dtype: TraceDtype = None) -> Lea
         leak: decay of the filter in (0, 1), that of the membranes.
         trace_dtype: storage type of the traces.
     """
-    _check_mode(mode, {"A": "filtered inputs", "O": "the step's own inputs"})
+    check_choice("mode", mode, {"A": "filtered inputs", "O": "the step's own inputs"})
     leak = check_fraction("leak", leak, zero=False)
     config = ETraceConfig("io_factorized", decay=(leak if mode == "A" else 0.0, 0.0))
     return learning_rule(config, how={"trace_dtype": trace_dtype})
@@ -191,7 +187,7 @@ def otpe(
             one after another.
         trace_dtype: storage type of the traces.
     """
-    _check_mode(mode, {"full": "a trace per weight", "approx": "two factors"})
+    check_choice("mode", mode, {"full": "a trace per weight", "approx": "two factors"})
     leak = check_fraction("leak", leak, zero=False)
     if trace_clip_abs is not None and (mode == "approx" or not trace_clip_abs > 0):
         raise value_error(
@@ -285,12 +281,3 @@ def _eps(name: str, value: float) -> float:
             do="pass a positive number such as 1e-12",
         )
     return float(value)
-
-
-def _check_mode(mode: Any, choices: dict[str, str]) -> None:
-    if mode not in choices:
-        raise value_error(
-            f"mode={mode!r}.",
-            why="; ".join(f"{k!r}: {v}" for k, v in choices.items()),
-            do=f"choose one of {', '.join(map(repr, choices))}",
-        )

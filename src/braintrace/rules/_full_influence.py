@@ -14,12 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..engine import Arrived, Block, Fresh, Rule, Values, new_hidden, scan_steps
 from ..graph import Graph
-
-Array = jax.Array
-
 
 Trace = Any  # arrays by name
 Push = Callable[[Graph, Values, Sequence[Trace]], list[Trace]]

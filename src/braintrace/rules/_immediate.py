@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ..engine import ExitCotangents, Fresh, Grads, Rule, Signals
 from ..graph import HiddenParamOpRelation as Relation
@@ -24,8 +24,6 @@ from ._factored import factors
 from ._linear import at_output
 from ._options import TraceDtype
 from ._relation_rule import Blocks, RelationBlock, RelationFunctions, relation_rule
-
-Array = jax.Array
 
 
 def untraced() -> Rule:

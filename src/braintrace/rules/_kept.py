@@ -7,14 +7,11 @@ A filtered trace, e_t = kappa e_{t-1} + eps_t, lies in slots of its own beside t
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from ..engine import Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
 from ._relation_rule import Kept
-
-Array = jax.Array
 
 
 def leak(decay: float) -> Kept:

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._errors import not_supported
 from ..engine import (
@@ -39,8 +40,6 @@ from ..graph import HiddenParamOpRelation as Relation
 from ._block import seen_input
 from ._full_influence import over_states
 from ._rank_one import per_state
-
-Array = jax.Array
 
 
 def kronecker(key: Array, eps: float = 1e-12) -> Rule:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ..engine import Signals, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
 from ._relation_rule import Blocks
-
-Array = jax.Array
 
 
 def space(r: Relation) -> tuple:

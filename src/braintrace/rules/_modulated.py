@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._errors import message, not_supported, type_error, value_error
 from ..graph import HiddenGroup
 from ._config import ETraceConfig
 from ._learning_rule import Groups, LearningRule, learning_rule, stated
-from ._options import TraceDtype, check_count, key_of
+from ._options import TraceDtype, check_choice, check_count, key_of
 
-Array = jax.Array
 NO_DERIVATIVE = "its signal is not a derivative of the loss"
 OWN_LOSS = "each group has a loss of its own"
 
@@ -61,12 +61,8 @@ def osttp(
             no signal, and the traces go on.
         trace_dtype: storage type of the traces.
     """
-    if target_timing not in ("per-step", "sequence-end"):
-        raise value_error(
-            f"target_timing={target_timing!r}.",
-            why="targets come with every step, or with some of them",
-            do="choose 'per-step' or 'sequence-end'",
-        )
+    timings = {"per-step": "every call has a target", "sequence-end": "some calls have one"}
+    check_choice("target_timing", target_timing, timings)
     matrices = [jnp.asarray(getattr(B, "B", B)) for B in B_list]
     needs = "with target_timing='per-step' every call has one"
     every_step = target_timing == "per-step"

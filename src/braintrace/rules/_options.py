@@ -44,6 +44,16 @@ def check_limit(limit: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
+def check_choice(name: str, value: Any, choices: dict[str, str]) -> None:
+    """Refuse a value that is none of the choices, each with what it means."""
+    if value not in choices:
+        raise value_error(
+            f"{name}={value!r}.",
+            why="; ".join(f"{k!r}: {v}" for k, v in choices.items()),
+            do=f"choose one of {', '.join(map(repr, choices))}",
+        )
+
+
 def decay_of(value: Any) -> float:
     """The decay that a float is, or that an integer rank stands for."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from .._errors import not_supported
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
@@ -33,7 +33,6 @@ from ._linear import at_output, later, moved, onward, space, times
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
-Array = jax.Array
 Recall = Callable[[Relation, Any, Array, Grads], Grads]
 
 

@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .._errors import not_supported
 from ..engine import Arrived, Rule, Values, evaluate_plain, new_hidden, zeros_like_traces
 from ..graph import Graph
 from ._full_influence import over_states, parameters_of
-
-Array = jax.Array
 
 
 def rank_one(key: Array, eps: float = 1e-12) -> Rule:

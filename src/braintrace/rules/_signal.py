@@ -8,21 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._errors import value_error
 from ..engine import Feedback, Rule, Signal, SignalInputs
 from ..graph import HiddenGroup
 
-Array = jax.Array
 OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
 
 
 def by_group(of_group: OfGroup) -> Signal:
-    """A signal from a function of one group.
-
-    Args:
-        of_group: `(group, cotangent, state, extra) -> signal`, all (steps, *varshape, variables).
-    """
+    """A signal from a function of one group; all arrays are (steps, *varshape, variables)."""
 
     def signal(inputs: SignalInputs) -> list[Array]:
         out: list[Array] = [jnp.zeros_like(c) for c in inputs.cotangents]
@@ -32,7 +28,8 @@ def by_group(of_group: OfGroup) -> Signal:
                 for arrays in (inputs.cotangents, inputs.states)
             )
             own = jnp.asarray(of_group(g, cotangent, state, inputs.extra))
-            if own.ndim != cotangent.ndim or not _fits(own.shape, cotangent.shape):
+            sizes = zip(own.shape, cotangent.shape, strict=False)
+            if own.ndim != cotangent.ndim or any(n not in (1, m) for n, m in sizes):
                 raise value_error(
                     f"a learning signal of shape {own.shape} for the group {g.name}.",
                     why=f"it meets traces of shape {cotangent.shape}: (steps, *varshape, "
@@ -45,10 +42,6 @@ def by_group(of_group: OfGroup) -> Signal:
         return out
 
     return signal
-
-
-def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    return all(n in (1, m) for n, m in zip(shape, full, strict=True))
 
 
 def with_signal(rule: Rule, signal: Signal) -> Rule:

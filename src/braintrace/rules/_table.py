@@ -144,14 +144,7 @@ def unknown_rule(name: str) -> str:
 def check_options(
     name: str, parameters: list[inspect.Parameter], options: dict[str, Any], where: str = ""
 ) -> None:
-    """Refuse options that are not among the parameters, and those that are missing.
-
-    Args:
-        name: whose options they are.
-        parameters: what there is.
-        options: what was passed.
-        where: where to pass them, for the message.
-    """
+    """Refuse options that are not among the parameters of a rule, and those that are missing."""
     names = [p.name for p in parameters]
     unknown = sorted(set(options) - set(names))
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
