@@ -14,7 +14,7 @@ X, K = jnp.ones((2, 3, 6)), jnp.ones((4, 3, 3))
         ((X, K[:, :2]), {}, "the input has 3 channels, the kernel reads 2"),
         ((X, K, jnp.ones(3)), {}, r"bias \(3,\) does not fit the output \(2, 4, 6\)"),
         ((X, K, jnp.ones((3, 1))), {}, r"bias \(3, 1\) does not fit the output"),
-        ((X, K), {"strides": (1, 2)}, "strides has 2 numbers"),
+        ((X, K), {"strides": (1, 2)}, r"strides is \(1, 2\)"),
         ((X, K), {"kernel_fn": lambda k: k[0]}, r"does not fit kernel_fn\(kernel\) \(3, 3\)"),
     ],
 )

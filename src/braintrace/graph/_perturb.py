@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from .._jaxpr import JaxVar, Var, bind, evaluate, variable
+from .._jaxpr import JaxVar, bind, evaluate, variable
 from ._groups import HiddenGroup
 from ._step import Path, Step
 
@@ -41,24 +41,19 @@ class HiddenPerturbation:
         step = self.step
         if len(perturb_data) != len(step.hidden):
             raise ValueError(f"expected {len(step.hidden)} perturbations, got {len(perturb_data)}.")
-        added: dict[Var, list[Array]] = {}
-        for leaf, p in zip(step.hidden, perturb_data, strict=True):
-            added.setdefault(step.exit(leaf), []).append(p)
+        exits = [step.exit(leaf) for leaf in step.hidden]
         computed = {o for eqn in step.program.equations for o in eqn.outputs}
-        shared = {v for v, ps in added.items() if len(ps) > 1}  # one value stored in two states
-        added = {v: ps for v, ps in added.items() if v not in shared}
+        pairs = zip(exits, perturb_data, strict=True)
+        own = {v: p for v, p in pairs if v in computed and exits.count(v) == 1}
 
         def apply(eqn, values):
-            outs = bind(eqn, values)
-            return [
-                sum(added[v], out) if v in added else out
-                for v, out in zip(eqn.outputs, outs, strict=True)
-            ]
+            outs = zip(eqn.outputs, bind(eqn, values), strict=True)
+            return [out + own[v] if v in own else out for v, out in outs]
 
         outs = evaluate(step.program, self.consts, inputs, apply)
         for leaf, p in zip(step.hidden, perturb_data, strict=True):
             # No equation of its own: an input passed on, a constant, a value of several states.
-            if step.exit(leaf) not in computed or step.exit(leaf) in shared:
+            if step.exit(leaf) not in own:
                 outs[leaf.output] = outs[leaf.output] + p
         return outs
 

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import message
-from .._jaxpr import DerivedPrimitive, Var, is_inexact, trace
+from .._jaxpr import DerivedPrimitive, Var, is_inexact, prune, trace
 from ._ties import aval, tied_axes
 
 Weights = dict[str, Array]
@@ -370,15 +370,12 @@ class Operator:
             return [pull(c)[0][k] for k in inexact]
 
         program, _ = trace(pulled, self.y, *point, *(shapes[k] for k in names))
-        reads: dict[Var, frozenset] = {
-            var: frozenset([name])
-            for var, name in zip(program.inputs[1:], [*(None for _ in point), *names], strict=True)
-        }
-        for eqn in program.equations:
-            own = frozenset().union(*(reads.get(a, ()) for a in eqn.inputs if isinstance(a, Var)))
-            reads.update((out, own) for out in eqn.outputs)
-        outputs = [reads.get(o) if isinstance(o, Var) else None for o in program.outputs]
-        return {k: names or frozenset() for k, names in zip(inexact, outputs, strict=True)}
+        label = dict(zip(program.inputs[1:], [*(None for _ in point), *names], strict=True))
+        out = {}
+        for key, pull in zip(inexact, program.outputs, strict=True):
+            read = {pull, *(a for e in prune(program, [pull]).equations for a in e.inputs)}
+            out[key] = frozenset(name for var, name in label.items() if var in read)
+        return out
 
     # ---------------------------------------------------------------------- trace coordinates
 
