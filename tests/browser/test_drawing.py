@@ -9,8 +9,8 @@ import pytest
 import braintrace
 from braintrace.graph._arrival import Silent
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
-from braintrace.report._page import page as page_of
 from braintrace.report._picture import Use, draw
+from braintrace.report._svg import page as page_of
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{}"
 

@@ -12,9 +12,9 @@ import pytest
 import braintrace
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
 from braintrace.report._layout import place
-from braintrace.report._page import page
 from braintrace.report._picture import Column, Standing, Use, draw
 from braintrace.report._skeleton import skeleton
+from braintrace.report._svg import page
 from braintrace.report._tree import tree
 
 EVIL = '<script>alert("x")</script>&\'"'

@@ -18,7 +18,7 @@ from ._output import INTERRUPTED, save_figure, save_record
 from ._progress import progress_bar
 from ._rules import TRUNCATED, Choice, parse
 from .tasks import Array, Batch, Task
-from .tasks._loss import ERROR
+from .tasks._task import ERROR
 
 CELL = "gru"
 

@@ -9,13 +9,13 @@ from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
 from ._embedding import Embedding as Embedding
 from ._forwards import forward as __getattr__  # noqa: F401
-from ._grouped import GroupedLinear as GroupedLinear
 from ._gru import CFNCell as CFNCell
 from ._gru import GRUCell as GRUCell
 from ._gru import GRUResetAfterCell as GRUResetAfterCell
 from ._gru import MGUCell as MGUCell
 from ._lif import LeakySpikeReadout as LeakySpikeReadout
 from ._lif import LIFCell as LIFCell
+from ._linear import GroupedLinear as GroupedLinear
 from ._linear import Linear as Linear
 from ._linear import ScaledWSLinear as ScaledWSLinear
 from ._linear import SignedWLinear as SignedWLinear

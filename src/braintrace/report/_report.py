@@ -18,9 +18,8 @@ from ..graph import (
     ParameterReport,
     Path,
 )
-from ._page import page, write
 from ._picture import Picture, Use, draw
-from ._svg import fragment
+from ._svg import fragment, page, write
 from ._tree import coloured, encodable, tree
 
 _EXCLUDED = {k for k in DiagnosticKind if k.value.startswith("relation_excluded")}

@@ -1,14 +1,19 @@
-"""A drawing of the compiled graph as SVG, and as a fragment of HTML that explains itself."""
+"""A drawing of the compiled graph as SVG, as a fragment of HTML that explains itself, as a page."""
 
 from __future__ import annotations
 
+import os
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
+from .._errors import error
 from ._layout import LINE, PAD, Box, Curve, Layout, place
 from ._picture import Picture, Standing
 
 _HEADS = ("parameters", "operators", "states")
+# The browser is told to load nothing: what is not in the page is not there.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 SEARCHABLE = 12  # parameters from which on a search box helps
 
 
@@ -123,3 +128,43 @@ def _legend(picture: Picture) -> str:
 def _in_words(picture: Picture) -> str:
     parts = [f'<pre data-of="{n.key}">{escape(n.text)}</pre>' for n in picture.nodes]
     return f"<details><summary>In words</summary>{''.join(parts)}</details>"
+
+
+def page(picture: Picture) -> str:
+    """A page that needs nothing besides itself."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="color-scheme" content="light dark">
+<title>braintrace: the compiled graph</title>
+<style>body {{ margin: 1.5rem }} @media (max-width: 600px) {{ body {{ margin: .6rem }} }}</style>
+</head>
+<body>
+{fragment(picture, "braintrace")}
+</body>
+</html>
+"""
+
+
+def write(text: str, path: str | os.PathLike[str]) -> None:
+    """Write a file whole or not at all."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise error(FileNotFoundError)(
+            f"{target} cannot be written.",
+            why=f"there is no folder {target.parent}",
+            do="make the folder first, or choose another path",
+        )
+    if target.is_dir():
+        raise error(IsADirectoryError)(
+            f"{target} is a folder.", why="a page is one file", do="name a file in it"
+        )
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, "utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -9,8 +9,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import dotted, value_error
-from ._axes import Axes, Duration, axes, tidy, times
-from ._raster import one_sample
+from ._raster import Axes, Duration, axes, one_sample, tidy, times
 from ._recording import Name, Recording, lookup, path_of
 
 Lines = Mapping[str, jax.Array | np.ndarray]

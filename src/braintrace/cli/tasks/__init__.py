@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from ._adding import Adding
 from ._digits import Digits
-from ._loss import Array as Array
 from ._mackey_glass import MackeyGlass
 from ._spikes import Evidence, Match
 from ._symbols import Copy
 from ._symbols import Recall as Recall
+from ._task import Array as Array
 from ._task import Batch as Batch
 from ._task import Task as Task
 from ._text import Text

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._loss import ERROR, Array
-from ._task import Batch, Task
+from ._task import ERROR, Array, Batch, Task
 
 
 class Adding(Task):

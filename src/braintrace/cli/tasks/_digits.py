@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._parser import MissingExtra
-from ._loss import ACCURACY, Array
-from ._task import Batch, Task
+from ._task import ACCURACY, Array, Batch, Task
 
 ROWS = 8
 

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._loss import NORMALISED, Array
-from ._task import Batch, Task
+from ._task import NORMALISED, Array, Batch, Task
 
 LAG, SUBSTEPS = 17, 10
 BURN, TRAINED, GAP, TESTED = 500, 6000, 200, 2000  # units of time, one sample each

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._loss import ANSWERS, Array
-from ._task import Batch, Task
+from ._task import ANSWERS, Array, Batch, Task
 
 CHANNELS = 10  # per population
 ACTIVE, BACKGROUND = 0.4, 0.02  # probability of a spike per step

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._loss import ACCURACY, ANSWERS, Array
-from ._task import Batch, Task
+from ._task import ACCURACY, ANSWERS, Array, Batch, Task
 
 
 class Recall(Task):

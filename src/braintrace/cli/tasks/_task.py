@@ -1,18 +1,87 @@
-"""What a task is: batches of training, held-out sequences, a loss and a score.
+"""What a task is: batches of training, held-out sequences, a loss of one step and a score.
 
-Arrays are time-major: inputs (T, B, inputs), targets (T, B) of labels or (T, B, outputs) of values.
+Arrays are time-major: inputs (T, B, inputs), targets (T, B) of labels or (T, B, outputs) of values;
+outputs are (B, out) at a step and (T, B, out) for sequences.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-
-from ._loss import Array, Measure
+from jax import Array
 
 Batch = tuple[Array, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is minimised, and what is reported.
+
+    Attributes:
+        name: name of what is reported.
+        form: how a number of it is printed.
+        scale: factor before printing, 100 for percent.
+        rising: whether more is better.
+        loss: `(outputs (B, out), targets (B, ...)) -> scalar`, of one step.
+        score: `(outputs (T, N, out), targets (T, N, ...), mask (T,)) -> scalar`.
+    """
+
+    name: str
+    form: str
+    scale: float
+    rising: bool
+    loss: Callable[[Array, Array], Array]
+    score: Callable[[Array, Array, Array], Array]
+
+    def text(self, score: float) -> str:
+        """A score as it is printed."""
+        return self.form.format(self.scale * score)
+
+
+def _cross_entropy(outputs: Array, labels: Array) -> Array:
+    """Mean over the batch, in nats."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(outputs), labels[..., None], axis=-1).mean()
+
+
+def _squared(outputs: Array, targets: Array) -> Array:
+    return ((outputs - targets) ** 2).mean()
+
+
+def _accuracy(outputs: Array, labels: Array, mask: Array) -> Array:
+    right = (outputs.argmax(-1) == labels).mean(axis=1)
+    return (right * mask).sum() / mask.sum()
+
+
+def _answers(outputs: Array, labels: Array, mask: Array) -> Array:
+    """One answer per sequence, from the mean output of the steps that count."""
+    mean = jnp.tensordot(mask, jax.nn.log_softmax(outputs), axes=1)
+    return (mean.argmax(-1) == labels[-1]).mean()
+
+
+def _error(outputs: Array, targets: Array, mask: Array) -> Array:
+    return (mask * ((outputs - targets) ** 2).mean(axis=(1, 2))).sum() / mask.sum()
+
+
+def _normalised(outputs: Array, targets: Array, mask: Array) -> Array:
+    mean = jnp.tensordot(mask, targets.mean(axis=1), axes=1) / mask.sum()
+    spread = _error(jnp.broadcast_to(mean, targets.shape), targets, mask)
+    return jnp.sqrt(_error(outputs, targets, mask) / spread)
+
+
+def _bits(outputs: Array, labels: Array, mask: Array) -> Array:
+    losses = jax.vmap(_cross_entropy)(outputs, labels)
+    return (mask * losses).sum() / mask.sum() / math.log(2)
+
+
+ACCURACY = Measure("accuracy (%)", "{:.1f}", 100, True, _cross_entropy, _accuracy)
+ANSWERS = Measure("accuracy (%)", "{:.1f}", 100, True, _cross_entropy, _answers)
+ERROR = Measure("squared error", "{:.4f}", 1, False, _squared, _error)
+NORMALISED = Measure("NRMSE", "{:.3f}", 1, False, _squared, _normalised)
+BITS = Measure("bits per character", "{:.3f}", 1, False, _cross_entropy, _bits)
 
 
 class Task:

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._loss import BITS, Array
-from ._task import Batch, Task
+from ._task import BITS, Array, Batch, Task
 
 SYMBOLS = 64
 TRAINED = 0.9
