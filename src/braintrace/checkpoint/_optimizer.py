@@ -23,16 +23,12 @@ from ._contents import Learner, Name, states_in
 class Optimizer:
     """What of an optimizer is saved, or what saved values are for.
 
-    Attributes:
-        kind: "states", "tree", or None if there is none.
-        states: the states it holds, by name.
-        tree: its state, where that is a tree; of shapes, if there is none yet.
-        finish: takes a new tree, stores it where it belongs, and returns `Checkpoint.optimizer`.
+    `finish` takes a new tree, stores it where it belongs, and returns `Checkpoint.optimizer`.
     """
 
-    kind: str | None
+    kind: str | None  # "states", "tree", or None if there is none
     states: dict[Name, brainstate.State] = field(default_factory=dict)
-    tree: PyTree = None
+    tree: PyTree = None  # the state, where that is a tree; of shapes, if there is none yet
     finish: Callable[[PyTree], PyTree] = lambda tree: None
 
 

@@ -25,14 +25,7 @@ from .tasks import Batch, Task
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained, and how long.
-
-    Attributes:
-        name: of the task.
-        tests: held-out sequences, at most.
-        points: how often the held-out score is taken during training.
-        rounds: how often each gradient is timed.
-    """
+    """What is trained, and how long."""
 
     name: str
     task: Task
@@ -42,9 +35,9 @@ class Plan:
     updates: int
     rate: float
     seeds: int
-    tests: int = 512
-    points: int = 20
-    rounds: int = 9
+    tests: int = 512  # held-out sequences, at most
+    points: int = 20  # how often the held-out score is taken during training
+    rounds: int = 9  # how often each gradient is timed
 
     def network(self, seed: int) -> Network:
         """The network of a seed, the same for every rule."""

@@ -29,11 +29,7 @@ class Compiled:
 
     Random keys continue from call to call. With `carry` all states and traces are written back, so
     that counts of random draws inside of a trace continue, too; they are no temporary memory then.
-
-    Attributes:
-        choice: the rule.
-        network: the network; its weights are not used, those of a call are.
-        learner: of the rule, or the network where there is none.
+    The weights are those of a call, not of the network.
     """
 
     def __init__(
@@ -42,7 +38,7 @@ class Compiled:
         brainstate.nn.init_all_states(network, batch_size=size)
         self.choice, self.network, self.task, self.size = choice, network, task, size
         self.carry = carry
-        self.learner: Network | ETraceAlgorithm = network
+        self.learner: Network | ETraceAlgorithm = network  # where there is no other
         if choice.name in (BPTT, TRUNCATED):
             self._gradient = reverse(network, task, choice.window)
         else:

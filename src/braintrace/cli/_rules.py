@@ -34,22 +34,13 @@ DEFAULTS: dict[str, Options] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A rule and its options.
+    """A rule or a baseline, and its options."""
 
-    Attributes:
-        label: as the tables call it.
-        name: of the rule or the baseline.
-        options: arguments of the rule.
-        window: steps per window; None where there is none, or it follows from memory.
-        block: steps that a learner evaluates at once; more is faster and takes more memory.
-            None lets the library decide.
-    """
-
-    label: str
+    label: str  # as the tables call it
     name: str
     options: Options
-    window: int | None = None
-    block: int | None = BLOCK
+    window: int | None = None  # None where there is none, or it follows from memory
+    block: int | None = BLOCK  # steps evaluated at once; None lets the library decide
 
 
 def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:

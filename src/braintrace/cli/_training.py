@@ -40,14 +40,7 @@ def _scorer(network: Network, task: Task, held_out: Batch) -> Callable[[Weights]
 
 
 class Training:
-    """What all runs on a task share, compiled once; the network is used for scores only.
-
-    Attributes:
-        draw: the training batch of a random key.
-        start: the first moments of Adam for weights.
-        step: `(weights, moments, grads) -> (weights, moments)`.
-        score: the held-out score of weights.
-    """
+    """What all runs on a task share, compiled once; the network is used for scores only."""
 
     def __init__(self, network: Network, task: Task, size: int, rate: float, held_out: Batch):
         try:
@@ -61,20 +54,13 @@ class Training:
             moves, moments = adam.update(grads, moments, weights)
             return optax.apply_updates(weights, moves), moments
 
-        self.draw = jax.jit(lambda key: task.batch(key, size))
+        self.draw = jax.jit(lambda key: task.batch(key, size))  # for training
         self.start, self.step = adam.init, step
-        self.score = _scorer(network, task, held_out)
+        self.score = _scorer(network, task, held_out)  # of weights, held out
 
 
 class Run:
-    """The training of one network; update n is on the batch of `key(n)`.
-
-    Attributes:
-        done: updates so far.
-        losses: of every update.
-        at: updates at which there is a held-out score.
-        scores: these scores.
-    """
+    """The training of one network; update n is on the batch of `key(n)`."""
 
     def __init__(
         self, training: Training, gradient: Compiled, weights: Weights, key: Callable[[int], Array]
@@ -83,7 +69,7 @@ class Run:
         self.weights, self.moments = weights, training.start(weights)
         self.done = 0
         self.losses: list[Any] = []  # numbers, or arrays that are not waited for
-        self.at: list[int] = []
+        self.at: list[int] = []  # updates at which there is a held-out score
         self.scores: list[float] = []
 
     def advance(self) -> None:

@@ -22,24 +22,14 @@ from ._learning_rule import LearningRule, learning_rule
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rule, stated once.
-
-    Attributes:
-        name: what it is called.
-        make: the function that checks its options and returns it; None if there is a learner only.
-        learner: its class for brainstate modules.
-        trace: what it stores, in words.
-        signal: what meets the trace, in words.
-        source: where it comes from.
-        aliases: other names.
-    """
+    """A rule, stated once."""
 
     name: str
-    make: Callable[..., LearningRule] | None
-    learner: str
-    trace: str
-    signal: str
-    source: str
+    make: Callable[..., LearningRule] | None  # checks its options; None if there is a learner only
+    learner: str  # its class for brainstate modules
+    trace: str  # what it stores, in words
+    signal: str  # what meets the trace, in words
+    source: str  # where it comes from
     aliases: tuple[str, ...] = ()
 
 

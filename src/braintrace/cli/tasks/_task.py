@@ -19,23 +19,14 @@ Batch = tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is minimised, and what is reported.
-
-    Attributes:
-        name: name of what is reported.
-        form: how a number of it is printed.
-        scale: factor before printing, 100 for percent.
-        rising: whether more is better.
-        loss: `(outputs (B, out), targets (B, ...)) -> scalar`, of one step.
-        score: `(outputs (T, N, out), targets (T, N, ...), mask (T,)) -> scalar`.
-    """
+    """What is minimised, and what is reported under this name."""
 
     name: str
-    form: str
-    scale: float
-    rising: bool
-    loss: Callable[[Array, Array], Array]
-    score: Callable[[Array, Array, Array], Array]
+    form: str  # how a number is printed
+    scale: float  # before printing, 100 for percent
+    rising: bool  # whether more is better
+    loss: Callable[[Array, Array], Array]  # of outputs (B, out) and targets (B, ...) of one step
+    score: Callable[[Array, Array, Array], Array]  # of sequences of them, and the mask (T,)
 
     def text(self, score: float) -> str:
         """A score as it is printed."""
@@ -85,27 +76,16 @@ BITS = Measure("bits per character", "{:.3f}", 1, False, _cross_entropy, _bits)
 
 
 class Task:
-    """A supervised sequence task that needs memory.
+    """A supervised sequence task that needs memory."""
 
-    Attributes:
-        name: as the command line has it.
-        length: steps of a sequence, from `shortest` to `longest`.
-        measure: loss and score.
-        inputs: size of the input of a step.
-        outputs: size of the read-out.
-        asked: how many steps count in the loss; these are the last ones.
-        chance: chance level, the score of the best constant output on the held-out sequences.
-        title: the task in a few words, with its sizes.
-    """
-
-    name: str
-    shortest, longest = 1, math.inf
+    name: str  # as the command line has it
+    shortest, longest = 1, math.inf  # steps of a sequence
     measure: Measure
-    inputs: int
-    outputs: int
-    asked: int
-    chance: float
-    title: str
+    inputs: int  # size of the input of a step
+    outputs: int  # size of the read-out
+    asked: int  # how many steps count in the loss, the last ones
+    chance: float  # the score of the best constant output on the held-out sequences
+    title: str  # in a few words, with its sizes
 
     def __init__(self, length: int):
         if length < self.shortest:
