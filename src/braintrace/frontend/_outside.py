@@ -29,13 +29,10 @@ def outside(
     weights: States,
     private: Collection[int],
 ) -> Outside:
-    """What a step function does outside the learner call.
+    """What a step function does outside the learner call, for which a placeholder stands in it.
 
-    Args:
-        traced: the step function with a placeholder for the call; its first result is the loss.
-        states: the states of the model, by path.
-        weights: the parameters of the model and whatever else is differentiated, by path.
-        private: ids of the learner's own states.
+    `states` are those of the model, `weights` its parameters and whatever else is differentiated,
+    by path; `private` the ids of the learner's own states.
     """
     calls = (
         [] if traced is None else [e for e in deep_equations(traced.program) if is_placeholder(e)]

@@ -32,10 +32,8 @@ from ._sites import Site
 def meet(cuts: Iterable[Cut], reached: sparse.csr_matrix, first: int) -> bool:
     """Whether results of what is cut would read several output elements of an operator.
 
-    Args:
-        cuts: what is cut.
-        reached: (state element, output element), what is reached while it is.
-        first: the source index of the first output element.
+    `reached` is (state element, output element), what is reached while it is cut; `first` is the
+    source index of the first output element.
     """
     count = np.diff(reached.indptr)
     if count.max(initial=0) > 1:
@@ -59,14 +57,9 @@ def stays_apart(
 ) -> sparse.csr_matrix | None:
     """The state elements that each output element reaches in any number of steps, if few.
 
-    They may be followed if no two output elements ever meet in one; or, for an operator without
-    a trace otherwise, if those that meet are a channel, one of several.
-
-    Args:
-        step: (state element, state element), all edges of a step.
-        direct: (state element, output element), all edges from the output.
-        site: the operator.
-        traced: whether it has a trace already if sums are cut.
+    They may be followed if no two output elements ever meet in one; or, for an operator that is
+    not `traced` otherwise, if those that meet are a channel, one of several. `step` are all edges
+    between state elements, `direct` those from the output.
     """
     reached = direct
     while True:

@@ -26,8 +26,8 @@ import numpy as np
 from jax import Array
 
 from .._errors import message
-from .._jaxpr import DerivedPrimitive, Var, is_inexact, prune, trace
-from ._ties import aval, tied_axes
+from .._jaxpr import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
+from ._ties import tied_axes
 
 Weights = dict[str, Array]
 Shape = jax.ShapeDtypeStruct
@@ -221,8 +221,7 @@ class Operator:
         primitive: ETPPrimitive, params: Mapping[str, Any], inputs: tuple, output: Var
     ) -> Operator:
         """Bind from the atoms of an equation."""
-        shapes = tuple(aval(a) for a in inputs)
-        return Operator(primitive, params, shapes, aval(output))
+        return Operator(primitive, params, tuple(map(shape_of, inputs)), shape_of(output))
 
     # ------------------------------------------------------------------ the function itself
 

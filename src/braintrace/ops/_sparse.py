@@ -28,8 +28,8 @@ from ._units import (
 
 
 def _presynaptic(x: Array, structure: Structure) -> Array:
-    # The input at every non-zero; 0 at entries that only pad the data vector.
-    return x.at[structure.rows].get(mode="fill", fill_value=0)
+    # The input at every non-zero, which come first; 0 at entries that only pad the data vector.
+    return jnp.moveaxis(x, -1, 0).at[structure.rows].get(mode="fill", fill_value=0)
 
 
 def _multiply(
@@ -37,15 +37,14 @@ def _multiply(
 ) -> Array:
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
-    products = _presynaptic(jnp.moveaxis(x, -1, 0), structure) * weight
+    products = _presynaptic(x, structure) * weight
     out = jnp.zeros((structure.shape[1], *x.shape[:-1]), products.dtype)
     y = jnp.moveaxis(out.at[structure.cols].add(products, mode="promise_in_bounds"), 0, -1)
     return y if bias is None else y + bias
 
 
 def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: object) -> Weights:
-    inputs = jnp.moveaxis(_presynaptic(jnp.moveaxis(x, -1, 0), structure), 0, -1)
-    return with_bias_features(inputs, shapes)
+    return with_bias_features(jnp.moveaxis(_presynaptic(x, structure), 0, -1), shapes)
 
 
 def _gathered() -> int:

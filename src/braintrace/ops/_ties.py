@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._jaxpr import ELEMENTWISE, Atom, Equation, Var, trace
@@ -165,8 +164,3 @@ _RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
     "conv_general_dilated": _conv,
     **dict.fromkeys(("squeeze", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _drop),
 }
-
-
-def aval(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of an array, a variable or a shape record."""
-    return jax.ShapeDtypeStruct(tuple(x.shape), x.dtype)

@@ -36,15 +36,10 @@ def factored(
     kept: Kept | None = None,
     feedback: Feedback | None = None,
 ) -> Rule:
-    """Filter input and tail separately.
+    """Filter input and tail separately, by `decay_x` and, besides D, `decay_f`.
 
-    Args:
-        decay_x: decay of the input.
-        decay_f: decay of the tail, besides D.
-        trace_dtype: type the factors are stored in; None keeps the type of what they filter.
-        plain: whether the tail enters as it is, (1 - a_f) is 1 everywhere.
-        exit_cotangents, feedback: see `Rule`.
-        kept: the Jacobian in place of the step's own.
+    If `plain`, the tail enters as it is, (1 - a_f) is 1 everywhere; `kept` is the Jacobian in place
+    of the step's own.
     """
     return relation_rule(
         factors(decay_x, decay_f, trace_dtype, plain=plain),

@@ -77,13 +77,8 @@ def rule_of(
 ) -> Rule:
     """The record with these coordinates.
 
-    Args:
-        config: the coordinates.
-        key: of random operands or random signs.
-        scale: of random operands.
-        eps: added to the norms of random products.
-        trace_dtype: storage type of traces.
-        most: largest absolute value of traces.
+    `key` is for random operands, which have a `scale`, or signs; `eps` is added to the norms of
+    random products, `most` bounds the traces.
     """
     trace_dtype = trace_type(trace_dtype)
     kind = config.trace_factorization

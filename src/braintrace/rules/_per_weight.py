@@ -47,14 +47,9 @@ def per_weight(
 ) -> Rule:
     """One trace entry per (free output position, weight element, slot).
 
-    Args:
-        trace_dtype: type the trace is stored in; None keeps the type of its products.
-        exit_cotangents, feedback: see `Rule`.
-        kept: the Jacobian in place of the step's own.
-        kappa: decay of a second trace, the first one filtered, in slots of its own.
-        most: the trace is clipped to this absolute value after every step.
+    `kept` is the Jacobian in place of the step's own, `kappa` the decay of a second trace, the
+    first one filtered, in slots of its own; a trace is clipped to the absolute value `most`.
     """
-
     stored = storage(trace_dtype)
     copies = 2 if kappa else 1
 
