@@ -214,7 +214,7 @@ def pattern(value: Any) -> np.ndarray | None:
 
 
 def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
-    """Trace `fun` on flat arrays; returns the program and its closed-over values."""
+    """Trace `fun` on trees of arrays; returns the program and its closed-over values."""
     return flatten(jax.make_jaxpr(fun)(*args))
 
 
@@ -467,15 +467,14 @@ def _derivative_key(eqn: Equation) -> tuple:
     point = [shape_of(a) for a in eqn.inputs]
     inexact = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
 
-    def pushed(*args):
-        values, tangents = args[: len(point)], args[len(point) :]
+    def pushed(values, tangents):
         function = at_positions(lambda full: bind_forward(eqn, full), values, inexact)
         along = jax.jvp(function, tuple(values[i] for i in inexact), tangents)
         if eqn.name != "custom_vjp_call":
             return along
         return along, pulled_zeros(eqn, pullback(eqn, values)[1])
 
-    program, consts = trace(pushed, *point, *(point[i] for i in inexact))
+    program, consts = trace(pushed, point, tuple(point[i] for i in inexact))
     return fingerprint(program, consts, values=True)
 
 

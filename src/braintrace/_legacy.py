@@ -15,7 +15,7 @@ import brainstate
 import jax
 
 from ._errors import error, type_error, value_error
-from ._jaxpr import Equation, bind, evaluate, trace
+from ._jaxpr import Equation, bind, evaluate, flatten
 from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
 from .ops._structure import structure_of
 
@@ -48,21 +48,15 @@ def deprecated(name: str) -> Any:
 
 def plain(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """Apply a function with its operators as plain JAX, so that no compiler sees them."""
-    flat, tree = jax.tree.flatten(args)
-    structures: list[jax.tree_util.PyTreeDef] = []
-
-    def call(*values: jax.Array) -> list[jax.Array]:
-        leaves, structure = jax.tree.flatten(function(*jax.tree.unflatten(tree, values)))
-        structures.append(structure)
-        return leaves
 
     def apply(eqn: Equation, values: list[jax.Array]) -> list[jax.Array]:
         if isinstance(eqn.primitive, ETPPrimitive):
             return [eqn.primitive.apply(eqn.params)(*values)]
         return bind(eqn, values)
 
-    program, consts = trace(call, *flat)
-    return jax.tree.unflatten(structures[0], evaluate(program, consts, flat, apply))
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    outs = evaluate(*flatten(closed), jax.tree.leaves(args), apply)
+    return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
 
 def general_y2w(

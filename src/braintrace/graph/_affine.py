@@ -56,16 +56,16 @@ def explicit(
     if not affine:
         return None
     counted = affine_equations(program, _lasting(program, program.outputs[:n_results], carried))
-    n = len(program.consts)
 
-    def fun(*flat: Any) -> list[Any]:
-        outs, (penalty, other) = _run(program, flat[:n], flat[n:], affine, counted)
+    def fun(consts: list[Any], inputs: list[Any]) -> list[Any]:
+        outs, (penalty, other) = _run(program, consts, inputs, affine, counted)
         if loss is None:
             return [*outs, penalty, other]
         outs[loss] += penalty - jax.lax.stop_gradient(penalty)
         return outs
 
-    shapes = [shape_of(v) for v in (*program.consts, *program.inputs)]
+    n = len(program.consts)
+    shapes = ([shape_of(v) for v in vs] for vs in (program.consts, program.inputs))
     linear = close(*trace(fun, *shapes))
     return Program(linear.inputs[:n], linear.inputs[n:], linear.equations, linear.outputs)
 

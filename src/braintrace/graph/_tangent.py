@@ -84,24 +84,17 @@ def tangent_program(
     components = components_of(step)
     index = {site.equation: i for i, site in enumerate(sites)}
     marks = {eqn: i for i, eqn in enumerate(program.equations)}
-    n_consts, n_inputs = len(program.consts), len(program.inputs)
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
     ones = _ratios(program)
 
-    point = [shape_of(v) for v in (*program.consts, *program.inputs)]
+    point = [[shape_of(v) for v in program.consts], [shape_of(v) for v in program.inputs]]
     entry_shapes = jax.eval_shape(
         lambda *h: split(components, h), *(shape_of(step.entry(leaf)) for leaf in step.hidden)
     )
     tap_shapes = [_parts_shape(site) for site in sites]
-    flat_taps = [s for parts in tap_shapes for s in parts]
 
-    def fun(*flat):
-        values = flat[:n_consts]
-        inputs = list(flat[n_consts : n_consts + n_inputs])
-        d_entry = list(flat[n_consts + n_inputs :][: len(components)])
-        d_taps = list(flat[n_consts + n_inputs + len(components) :])
-
+    def fun(values, inputs, d_entry, d_taps):
         def apply(eqn, vals, feed):
             if eqn in ones:
                 return [jnp.ones(eqn.outputs[0].shape, eqn.outputs[0].dtype)], {}
@@ -120,23 +113,21 @@ def tangent_program(
             leaves = join(components, entry, len(step.hidden))
             for leaf, value in zip(step.hidden, leaves, strict=True):
                 inputs[leaf.position] = value
-            feed = dict(enumerate(_group(taps, tap_shapes)))
-            outs, seen = run(program, values, inputs, apply, opens, feed)
+            outs, seen = run(program, values, inputs, apply, opens, dict(enumerate(taps)))
             exits = split(components, [outs[leaf.output] for leaf in step.hidden])
             return exits, [seen[i] for i in range(len(sites))]
 
         entry = split(components, [inputs[leaf.position] for leaf in step.hidden])
-        zeros = [jnp.zeros(s.shape, s.dtype) for s in flat_taps]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), tap_shapes)
         _, d_exit, seen = jax.jvp(exits_of, (entry, zeros), (d_entry, d_taps), has_aux=True)
-        xs, ys = [x for x, _ in seen], [y for _, y in seen]
-        return [*d_exit, *jax.tree.leaves((xs, ys))]
+        return d_exit, [x for x, _ in seen], [y for _, y in seen]
 
-    linear, extra = trace(fun, *point, *entry_shapes, *flat_taps)
+    linear, extra = trace(fun, *point, entry_shapes, tap_shapes)
     linear = close(linear, extra)
     linear = prune(linear, linear.outputs)  # side effects happen once, in the step itself
     _check_pure(linear)
     linear, origins = _unmarked(linear, program)
-    ins = linear.inputs[n_consts + n_inputs :]
+    ins = iter(linear.inputs[len(program.consts) + len(program.inputs) :])
     outs = linear.outputs
     seen = iter(outs[len(components) :])
     records = [site.operator.record for site in sites]
@@ -144,8 +135,8 @@ def tangent_program(
     return Tangent(
         program=linear,
         components=components,
-        entries=tuple(ins[: len(components)]),
-        taps=tuple(tuple(g) for g in _group(ins[len(components) :], tap_shapes)),
+        entries=tuple(next(ins) for _ in components),
+        taps=tuple(tuple(next(ins) for _ in parts) for parts in tap_shapes),
         exits=tuple(outs[: len(components)]),
         xs=xs,
         ys=tuple(None if site.levels else next(seen) for site in sites),
@@ -212,11 +203,6 @@ def _parts_shape(site: Site) -> list[jax.ShapeDtypeStruct]:
     dtype = jnp.zeros((), site.y.dtype).real.dtype
     shape = jax.ShapeDtypeStruct(site.lengths + site.y.shape, dtype)
     return [shape] * (2 if site.y.is_complex else 1)
-
-
-def _group(flat: Sequence[Any], like: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    items = iter(flat)
-    return [[next(items) for _ in parts] for parts in like]
 
 
 class Pushed:

@@ -118,8 +118,7 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
         run = lambda r: _real(eqn, r, values)
         return jax.jvp(run, (_reals(values),), (tangents,), has_aux=True)[1]
 
-    flat = lambda *args: pushed(args[: len(shapes)], list(args[len(shapes) :]))
-    program, _ = trace(flat, *shapes, *reals)
+    program, _ = trace(pushed, shapes, reals)
     program = prune(program, program.outputs)
     exits = program.outputs
     components = tuple(Component(i, None, False, o.shape) for i, o in enumerate(exits))

@@ -357,19 +357,16 @@ class Operator:
         self, function: Callable[..., Array], x: Any, shapes: Mapping[str, Shape]
     ) -> dict[str, frozenset[str | None]]:
         """Per weight, what its pull-back reads: names of weights, None for the input."""
-        names = list(shapes)
-        inexact = [k for k in names if is_inexact(shapes[k].dtype)]
-        point, structure = jax.tree.flatten(x)
+        inexact = [k for k in shapes if is_inexact(shapes[k].dtype)]
 
-        def pulled(c, *values):
-            inputs = jax.tree.unflatten(structure, values[: len(point)])
-            weights = dict(zip(names, values[len(point) :], strict=True))
+        def pulled(c, x, weights):
             varying = {k: weights[k] for k in inexact}
-            pull = jax.vjp(lambda w: function(inputs, {**weights, **w}), varying)[1]
+            pull = jax.vjp(lambda w: function(x, {**weights, **w}), varying)[1]
             return [pull(c)[0][k] for k in inexact]
 
-        program, _ = trace(pulled, self.y, *point, *(shapes[k] for k in names))
-        label = dict(zip(program.inputs[1:], [*(None for _ in point), *names], strict=True))
+        program, _ = trace(pulled, self.y, x, dict(shapes))
+        names = [*(None for _ in jax.tree.leaves(x)), *sorted(shapes)]  # as JAX sorts a dict
+        label = dict(zip(program.inputs[1:], names, strict=True))
         out = {}
         for key, pull in zip(inexact, program.outputs, strict=True):
             read = {pull, *(a for e in prune(program, [pull]).equations for a in e.inputs)}
@@ -381,16 +378,9 @@ class Operator:
     @cached_property
     def ties(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """Per weight, the tied pairs (axis of y, axis of the weight)."""
-        names = list(self.shapes)
-        values = tuple(self.shapes[k] for k in names)
-        inputs, structure = jax.tree.flatten(self._represented)
-
-        def fun(*args):
-            x = jax.tree.unflatten(structure, args[: len(inputs)])
-            return self.apply(x, dict(zip(names, args[len(inputs) :], strict=True)))
-
-        shapes = (*inputs, *values)
-        return {k: tied_axes(fun, shapes, len(inputs) + i) for i, k in enumerate(names)}
+        x, shapes = self._represented, self.shapes
+        n, order = len(jax.tree.leaves(x)), sorted(shapes)  # as JAX sorts a dict
+        return {k: tied_axes(self.apply, (x, shapes), n + order.index(k)) for k in shapes}
 
     def free_axes(self, key: str) -> list[int]:
         """The output axes that no axis of this weight is tied to."""
