@@ -29,16 +29,13 @@ def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
     out = []
     for s in sites:
         name, what = s.equation.name, f"{s.equation.name} at {s.equation.where()}"
+        kind, level = Kind.TRAINABLE_INVAR_NOT_PARAMSTATE, Level.INFO
+        idle = [k for k, leaves in s.leaves.items() if not leaves]
+        texts = [f"operand '{k}' of {what} is not a parameter." for k in idle]
         if not s.trained:
-            text = f"{what} consumes no parameter; it counts as plain computation."
-            kind = Kind.RELATION_EXCLUDED_NO_PARAMSTATE
-            out.append(CompilationRecord(kind, Level.WARNING, text, name))
-            continue
-        kind = Kind.TRAINABLE_INVAR_NOT_PARAMSTATE
-        texts = [
-            f"operand '{k}' of {what} is not a parameter." for k, v in s.leaves.items() if not v
-        ]
-        out += [CompilationRecord(kind, Level.INFO, text, name) for text in texts]
+            kind, level = Kind.RELATION_EXCLUDED_NO_PARAMSTATE, Level.WARNING
+            texts = [f"{what} consumes no parameter; it counts as plain computation."]
+        out += [CompilationRecord(kind, level, text, name) for text in texts]
     return out
 
 
@@ -94,11 +91,8 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
 
 
 def included(relation: HiddenParamOpRelation, apart: bool) -> list[CompilationRecord]:
-    eqn, path, states = (
-        relation.site.equation,
-        relation.weight_path,
-        relation.connected_hidden_paths,
-    )
+    eqn, path = relation.site.equation, relation.weight_path
+    states = relation.connected_hidden_paths
     context = {
         "hidden_group_indices": tuple(g.index for g in relation.hidden_groups),
         "path_classification": dict(relation.path_classification),
@@ -169,8 +163,7 @@ def dropped(
     """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
     n = len(tangent.components)
     owner = [site for site, tap in zip(trained, tangent.taps, strict=True) for _ in tap]
-    weights: dict[tuple, str] = {}  # (source, target, line): why
-    states: dict[tuple, str] = {}
+    lost: dict[tuple, str] = {}  # (from a state, source, target, line): why
 
     def leaf_path(c: int) -> Path:
         return step.hidden[tangent.components[c].leaf].path
@@ -180,17 +173,15 @@ def dropped(
             where = cut.equation.where()
             for s in sorted(cut.sources):
                 source = leaf_path(s) if s < n else _paths(step, owner[s - n])[0]
-                sources = states if s < n else weights
-                sources.setdefault((source, leaf_path(c), where), f"{cut.reason} at {where}")
+                why = f"{cut.reason} at {where}"
+                lost.setdefault((s < n, source, leaf_path(c), where), why)
     for to, entry in pattern.dropped:
         why = "neighbouring units are added to the own one"
-        states.setdefault((leaf_path(entry), leaf_path(to), None), why)
-    kind, level = Kind.DEPENDENCY_DROPPED, Level.INFO
+        lost.setdefault((True, leaf_path(entry), leaf_path(to), None), why)
     out = []
-    for (weight, target, _), why in weights.items():
-        text = f"{dotted(weight)} -> {dotted(target)} is traced without a path: {why}."
-        out.append(CompilationRecord(kind, level, text, None, weight, (target,)))
-    for (source, target, _), why in states.items():
-        text = f"{dotted(source)} -> {dotted(target)} across steps is kept without a path: {why}."
-        out.append(CompilationRecord(kind, level, text, hidden_paths=(source, target)))
+    for (across, source, target, _), why in sorted(lost.items(), key=lambda item: item[0][0]):
+        how = "across steps is kept" if across else "is traced"
+        text = f"{dotted(source)} -> {dotted(target)} {how} without a path: {why}."
+        paths = (None, (source, target)) if across else (source, (target,))
+        out.append(CompilationRecord(Kind.DEPENDENCY_DROPPED, Level.INFO, text, None, *paths))
     return out
