@@ -123,23 +123,16 @@ def _concatenate(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 def _dot_general(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # The output axes are: batch axes, free axes of the left, free axes of the right.
     contract, batch = eqn.params["dimension_numbers"]
-    n_batch = len(batch[0])
     ranks = [len(a.shape) for a in eqn.inputs]
     free = [
-        [i for i in range(ranks[s]) if i not in contract[s] and i not in batch[s]] for s in (0, 1)
+        [i for i in range(n) if i not in (*c, *b)]
+        for n, c, b in zip(ranks, contract, batch, strict=True)
     ]
     rows: list[Axes | None] = []
-    for side in (0, 1):
-        source = axes[side]
-        if source is None:
-            continue
-        offset = n_batch + (len(free[0]) if side else 0)
-        row: list[int | None] = [None] * len(out.shape)
-        for o, i in enumerate(batch[side]):
-            row[o] = source[i]
-        for k, i in enumerate(free[side]):
-            row[offset + k] = source[i]
-        rows.append(tuple(row))
+    for side, source in enumerate(axes):
+        if source is not None:
+            left, right = ([source[i] if s == side else None for i in free[s]] for s in (0, 1))
+            rows.append((*(source[i] for i in batch[side]), *left, *right))
     return _agree(rows, len(out.shape))
 
 
