@@ -104,12 +104,9 @@ class Cell(Layer):
             setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
-        """Set the hidden states to the values that `init_state` gives them."""
-        states = {k: v for k, v in vars(self).items() if isinstance(v, brainstate.ShortTermState)}
-        self.init_state(batch_size)
-        for name, state in states.items():
-            state.value = getattr(self, name).value
-            setattr(self, name, state)
+        """Set the hidden states to their initial values."""
+        for name in self.state_names:
+            getattr(self, name).value = self._initial(batch_size)
 
 
 def join(x: Array, h: Array) -> Array:
