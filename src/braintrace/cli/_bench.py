@@ -43,17 +43,14 @@ class Noise(Task):
 
 @dataclass(slots=True)
 class Point:
-    """One gradient: seconds of compiling it, bytes, and seconds of every run after the first.
-
-    `working` are bytes of temporary buffers, `kept` those of states and traces.
-    """
+    """One gradient, and what it costs."""
 
     rule: str
     length: int
-    compiling: float
-    working: float
-    kept: int
-    seconds: list[float] = field(default_factory=list)
+    compiling: float  # seconds
+    working: float  # bytes of temporary buffers
+    kept: int  # bytes of states and traces
+    seconds: list[float] = field(default_factory=list)  # of every run after the first
     left_out: bool = False
 
     @property
@@ -64,19 +61,16 @@ class Point:
 
 @dataclass(slots=True)
 class Result:
-    """What is measured, and the points so far; a gradient beyond `memory_limit` bytes is not run.
-
-    `finished` unless it was interrupted.
-    """
+    """What is measured, and the points so far."""
 
     choices: tuple[Choice, ...]
     lengths: tuple[int, ...]
     units: int
     batch: int
     repeats: int
-    memory_limit: float
+    memory_limit: float  # in bytes; a gradient that takes more is not run
     points: list[Point] = field(default_factory=list)
-    finished: bool = False
+    finished: bool = False  # unless it was interrupted
 
 
 def run(options: argparse.Namespace) -> int:

@@ -37,17 +37,13 @@ def is_placeholder(eqn: Equation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a placeholder stands for: a step of a graph, or a window of `length` steps.
-
-    `timed` says which arguments have an axis of steps, `extra` which of what the rule takes;
-    `names` is the structure of the latter.
-    """
+    """What a placeholder stands for: a step of a graph, or a window of `length` steps."""
 
     graph: Graph
-    timed: tuple[bool, ...]
+    timed: tuple[bool, ...]  # which arguments have an axis of steps
     length: int | None
-    extra: tuple[bool, ...]
-    names: PyTreeDef
+    extra: tuple[bool, ...]  # which of what the rule takes have one
+    names: PyTreeDef  # the structure of that
 
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of results and of new states, per step or per window."""
@@ -103,16 +99,12 @@ def operands(call: Equation, items: Sequence[Any]) -> Operands:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where the one learner call is in a step function, and whose the states are.
-
-    `hidden` and `others` are numbers of the state leaves that the learner owns, `outer` of those
-    that the step function itself changes.
-    """
+    """Where the one learner call is in a step function, and whose the state leaves are."""
 
     call: Equation
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...]  # of the learner
     others: tuple[int, ...]
-    outer: tuple[int, ...]
+    outer: tuple[int, ...]  # that the step function itself changes
     penalised: bool
 
     @property

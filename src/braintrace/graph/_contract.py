@@ -20,14 +20,11 @@ from ._sets import NONE, Facts, empty, joined, nonzero, padded, rearranged, unio
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Contraction:
-    """How many elements a result reads at most, and whether an element goes to several results.
+    """What a product does to the elements of its varying operand."""
 
-    `table` is (batch, result, read): places along the contracted axes, None for all of them.
-    """
-
-    reads: int
-    fans: bool
-    table: np.ndarray | None = None
+    reads: int  # how many of them a result reads at most
+    fans: bool  # whether one goes to several results
+    table: np.ndarray | None = None  # (batch, result, read): contracted places, None for all
 
     @property
     def sums(self) -> bool:

@@ -68,31 +68,23 @@ class View:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Graph:
-    """Everything the engine needs to know about a step; the result of `analyse`.
-
-    `views[k]` says who reads whom for the relations with `view_of[relation] = k`: the first cuts
-    what mixes units. `weights` computes the operands of the relations from the parameters. `opens`
-    are the equations of control flow around operators, with the relations inside; `whiles` and
-    `custom` those around a `while` and a custom reverse rule. `influenced` are the hidden leaves
-    that each parameter leaf reaches, sooner or later. `shares_trace` masks, for each hidden leaf,
-    those that share a trace with it, itself included.
-    """
+    """Everything the engine needs to know about a step; the result of `analyse`."""
 
     step: Step
     tangent: Tangent
-    views: tuple[View, ...]
-    view_of: tuple[int, ...]
-    tapped: tuple[int, ...]
+    views: tuple[View, ...]  # the first cuts what mixes units
+    view_of: tuple[int, ...]  # which of them a relation follows
+    tapped: tuple[int, ...]  # and the site of each
     sites: tuple[Site, ...]
     groups: tuple[HiddenGroup, ...]
     relations: tuple[HiddenParamOpRelation, ...]
-    weights: Program
+    weights: Program  # the operands of the relations, from the parameters
     links: Links
-    opens: Mapping[Equation, frozenset[int]]
-    whiles: Mapping[Equation, frozenset[int]]
-    custom: Mapping[Equation, frozenset[int]]
-    influenced: tuple[tuple[int, ...], ...]
-    shares_trace: tuple[int, ...]
+    opens: Mapping[Equation, frozenset[int]]  # control flow around operators, by relation
+    whiles: Mapping[Equation, frozenset[int]]  # around a `while`
+    custom: Mapping[Equation, frozenset[int]]  # around a custom reverse rule
+    influenced: tuple[tuple[int, ...], ...]  # hidden leaves each parameter leaf reaches, ever
+    shares_trace: tuple[int, ...]  # per hidden leaf a mask of those it shares a trace with
     crossings: int | None
     records: tuple[CompilationRecord, ...]
 

@@ -16,24 +16,16 @@ from ._step import Step
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Links:
-    """Reachability of one step, as masks.
+    """Reachability of one step, as masks; by value, or by the equation of a trained operator."""
 
-    `from_leaves[v]`: hidden leaves whose entry v depends on. Per trained site: `direct` and
-    `through`, the leaves its output reaches without and with crossing other trained operators,
-    and `blockers`, the trained sites it feeds. `cut_entries` tells, for an operator, which leaves
-    enter it through a recurrent connection; `x_positions` which operand is its input. `plain[v]`:
-    parameter leaves that v depends on otherwise than as the weight of an operator; `plain_use`
-    where each value is first read in this way.
-    """
-
-    from_leaves: dict[Var, int]
-    direct: dict[Equation, int]
-    through: dict[Equation, int]
-    blockers: dict[Equation, tuple[Site, ...]]
-    cut_entries: dict[Equation, int]
-    plain: dict[Var, int]
-    plain_use: dict[Atom, Equation]
-    x_positions: dict[Equation, int | None]
+    from_leaves: dict[Var, int]  # hidden leaves whose entry it depends on
+    direct: dict[Equation, int]  # leaves that its output reaches without crossing other operators
+    through: dict[Equation, int]  # and with
+    blockers: dict[Equation, tuple[Site, ...]]  # the trained sites it feeds
+    cut_entries: dict[Equation, int]  # leaves that enter it through a recurrent connection
+    plain: dict[Var, int]  # parameter leaves it depends on otherwise than as an operator's weight
+    plain_use: dict[Atom, Equation]  # where it is first read in this way
+    x_positions: dict[Equation, int | None]  # which operand is its input
 
 
 def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup]) -> Links:

@@ -48,19 +48,14 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """An ETP operator in the step, and the parameters its operands depend on.
-
-    `leaves[key]` are the parameter leaves (indices in `step.params`) of that operand, none for an
-    operand that is not trained; `varying` are the operands that read states or inputs; `closed`
-    is the control flow around it that the user wants left alone.
-    """
+    """An ETP operator in the step, and the parameters its operands depend on."""
 
     equation: Equation
     operator: Operator
-    leaves: Mapping[str, tuple[int, ...]]
-    varying: frozenset[str]
+    leaves: Mapping[str, tuple[int, ...]]  # per operand, indices in `step.params`: none, untrained
+    varying: frozenset[str]  # operands that read states or inputs
     levels: tuple[Level, ...] = ()
-    closed: Equation | None = None
+    closed: Equation | None = None  # the control flow around it that the user wants left alone
 
     @property
     def trained(self) -> bool:
@@ -128,16 +123,12 @@ Around = tuple[tuple[Equation, int], ...]  # the bodies around an equation, by b
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flow:
-    """What the values of a step depend on, as masks.
+    """What the values of a step depend on, as masks."""
 
-    `trained`: parameter leaves; `varying`: anything that differs from call to call; `from_slices`
-    and `from_carries`: slices and carried values of the scans in `scan_index`.
-    """
-
-    trained: Mapping[Var, int]
-    varying: Mapping[Var, int]
-    from_slices: Mapping[Var, int]
-    from_carries: Mapping[Var, int]
+    trained: Mapping[Var, int]  # parameter leaves
+    varying: Mapping[Var, int]  # anything that differs from call to call
+    from_slices: Mapping[Var, int]  # slices of the scans in `scan_index`
+    from_carries: Mapping[Var, int]  # and what they carry
     scan_index: Mapping[Equation, int]
 
     def varies(self, atom: Atom, around: Around) -> bool:

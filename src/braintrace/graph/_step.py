@@ -18,16 +18,13 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of one named state: where it enters the program and where it leaves.
-
-    `channels` marks a state whose last axis counts the variables of one unit, not units.
-    """
+    """One array of one named state: where it enters the program and where it leaves."""
 
     path: Path
     index: int
     position: int
     output: int
-    channels: bool = False
+    channels: bool = False  # whether the last axis counts the variables of one unit, not units
 
     @property
     def name(self) -> str:
@@ -37,10 +34,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """One step: program inputs are arguments, then states; outputs are results, then states.
-
-    `penalised`: and then the penalty of backward rules that add a constant, see `explicit`.
-    """
+    """One step: program inputs are arguments, then states; outputs are results, then states."""
 
     program: Program
     n_args: int
@@ -48,7 +42,7 @@ class Step:
     params: tuple[Leaf, ...]
     hidden: tuple[Leaf, ...]
     others: tuple[Leaf, ...]
-    penalised: bool = False
+    penalised: bool = False  # and then the penalty of backward rules that add a constant
 
     def entry(self, leaf: Leaf) -> Var:
         return self.program.inputs[leaf.position]

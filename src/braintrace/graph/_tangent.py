@@ -44,22 +44,16 @@ _SAME_IF_AS_LARGE = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "r
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tangent:
-    """The tangent program of a step.
-
-    `entries` are the tangents of the state components, `taps[i]` those of the i-th operator's
-    output (real part, and imaginary part when it is complex), `exits` the resulting tangents,
-    `xs` what is recorded of the operators (see `Operator.recorded`), `ys` their outputs (None in a
-    body of control flow). `origins` gives the equation of the step that an equation comes from,
-    bodies left out.
-    """
+    """The tangent program of a step, from the tangents of its states and operators' outputs."""
 
     program: Program
     components: tuple[Component, ...]
-    entries: tuple[Var, ...]
-    taps: tuple[tuple[Var, ...], ...]
+    entries: tuple[Var, ...]  # of the state components
+    taps: tuple[tuple[Var, ...], ...]  # per operator the real part of y, and the imaginary part
     exits: tuple[Atom, ...]
-    xs: tuple[Any, ...]
-    ys: tuple[Atom | None, ...] = ()
+    xs: tuple[Any, ...]  # what is recorded of the operators
+    ys: tuple[Atom | None, ...] = ()  # their outputs, None in a body of control flow
+    # The equation of the step that an equation comes from, bodies left out.
     origins: Mapping[Equation, Equation] = field(default_factory=dict)
 
     @property

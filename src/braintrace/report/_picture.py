@@ -47,16 +47,12 @@ class Column(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Operators that consume the same parameters at the same line; `count` of them.
-
-    `groups` are the state groups that their traces belong to, None if traces belong to parameters
-    and not to operators.
-    """
+    """Operators that consume the same parameters at the same line; `count` of them."""
 
     operator: str
     line: str | None
     parameters: tuple[Path, ...]
-    groups: tuple[int, ...] | None
+    groups: tuple[int, ...] | None  # of states with their traces; None if parameters have these
     count: int = 1
 
 
