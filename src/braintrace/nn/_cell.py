@@ -58,10 +58,7 @@ def activation_of(name: Activation) -> Callable[[Array], Array]:
 
 
 class Cell(Layer):
-    """Sizes, layers, and hidden states called `state_names`, each of `state_size`.
-
-    A cell with one state writes `_next(x, h)`, any other `update(x)`.
-    """
+    """Sizes, layers, and hidden states called `state_names`, each of `state_size`."""
 
     state_names: tuple[str, ...] = ("h",)
     _reads: tuple[tuple[str, str], ...] = ()  # layers, and what they read: x, h or xh, both joined
@@ -90,11 +87,6 @@ class Cell(Layer):
         n_in = sum(size[letter] for letter in reads)
         return Linear((*self.in_size[:-1], n_in), self.out_size, w_init, b_init)
 
-    def update(self, x: Array) -> Array:
-        """Advance one step; returns the new state."""
-        self.h.value = self._next(x, self.h.value)
-        return self.h.value
-
     def _initial(self, batch_size: int | None) -> Array:
         return batched(self.state_init, self.state_size, batch_size)
 
@@ -107,6 +99,15 @@ class Cell(Layer):
         """Set the hidden states to their initial values."""
         for name in self.state_names:
             getattr(self, name).value = self._initial(batch_size)
+
+
+class OneState(Cell):
+    """A cell whose only state is `h`; it writes `_next(x, h)`."""
+
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns the new state."""
+        self.h.value = self._next(x, self.h.value)
+        return self.h.value
 
 
 def join(x: Array, h: Array) -> Array:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, Activation, Array, Cell, join
+from ._cell import ORTHOGONAL, Activation, Array, OneState, join
 from ._shapes import ZERO, Init, Size
 
 
-class _Gated(Cell):
+class _Gated(OneState):
     """The constructor of these cells; `_reads` names the layers."""
 
     def __init__(

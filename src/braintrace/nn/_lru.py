@@ -9,7 +9,7 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ..ops import element_wise
-from ._cell import Array, Cell, radii
+from ._cell import Array, Cell, OneState, radii
 from ._linear import Linear
 from ._shapes import XAVIER, ZERO, Init, Size
 
@@ -84,7 +84,7 @@ class LRUCell(Cell):
         return y + element_wise(self.D.value) * x
 
 
-class RGLRUCell(Cell):
+class RGLRUCell(OneState):
     """The real-gated linear recurrent unit, whose eigenvalues depend on the input.
 
     `r = σ(Wr x)`, `i = σ(Wi x)`, `a = exp(-c softplus(Λ) r)`, `h = a h + sqrt(1 - a²) i u`, with

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, Activation, Array, Cell, join
+from ._cell import ORTHOGONAL, Activation, Array, OneState, join
 from ._shapes import XAVIER, ZERO, Init, Size
 
 
-class _Mini(Cell):
+class _Mini(OneState):
     """The constructor of the cells whose gates read the state."""
 
     def __init__(
@@ -24,7 +24,7 @@ class _Mini(Cell):
         self._add_layers(w_init, b_init)
 
 
-class _Min(Cell):
+class _Min(OneState):
     """The constructor of the cells whose gates do not."""
 
     def __init__(

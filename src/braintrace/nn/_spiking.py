@@ -13,7 +13,7 @@ from brainstate.nn import init
 from .._errors import value_error
 from ._cell import Cell
 from ._linear import Linear
-from ._shapes import KAIMING, ZERO, Init, Layer, Size, UnitArray, batched, initial, one_of
+from ._shapes import KAIMING, ZERO, Init, Size, UnitArray, batched, initial, one_of
 from ._surrogate import surrogate as surrogate_of
 from ._time import Decay, refuted
 
@@ -108,8 +108,6 @@ class SpikingCell(Cell):
             )
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
-
-    update = Layer.update  # each cell writes its own
 
     def reset_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Set the states to the values that `init_state` gives them."""
