@@ -115,7 +115,8 @@ class Equation:
 
     def where(self) -> str | None:
         """The user's own file and line of this equation, or of the call that it is part of."""
-        lines = (user_line(s) for s in (self.source, *self.callers))
+        sources = (self.source, *self.callers)
+        lines = (user_line(s, own) for own in (True, False) for s in sources)
         return next((line for line in lines if line), None)
 
 
@@ -657,12 +658,15 @@ def hide_frames_of(module: Any) -> None:
         _OWN_FOLDERS.append(folder)
 
 
-def user_line(source: SourceInfo | None) -> str | None:
-    """`file:line (function)` of the innermost frame that belongs to the user."""
+def user_line(source: SourceInfo | None, own: bool = False) -> str | None:
+    """`file:line (function)` of the innermost frame that belongs to the user.
+
+    If there is none, that of the innermost package outside of JAX; with `own` there is no line.
+    """
     if source is None or source.traceback is None:
         return None
     frames = source_info_util.user_frames(source.traceback)
-    return _first_of_user((f.file_name, f.start_line, f.function_name) for f in frames)
+    return _first_of_user(((f.file_name, f.start_line, f.function_name) for f in frames), own)
 
 
 def line_of(made: Any) -> str | None:
@@ -691,12 +695,12 @@ def made_by_cond(eqn: Equation) -> bool:
     return False
 
 
-def _first_of_user(frames: Iterable[tuple[str, int, str]]) -> str | None:
+def _first_of_user(frames: Iterable[tuple[str, int, str]], own: bool = False) -> str | None:
     """The innermost frame outside installed packages; if all are inside, that outside of JAX."""
     outside = [f for f in frames if not f[0].startswith(tuple(_OWN_FOLDERS))]
     installed = lambda file: file.startswith(_PYTHON) or _INSTALLED & {*file.split(os.sep)}
     users = [f for f in outside if not installed(f[0])]
-    for name, line, function in users or outside:
+    for name, line, function in users or ([] if own else outside):
         # Relative to the working folder if it is below it, as editors and terminals open it.
         return f"{name.removeprefix(os.path.join(os.getcwd(), ''))}:{line} ({function})"
     return None

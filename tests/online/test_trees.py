@@ -67,6 +67,35 @@ def test_any_key_names_a_leaf(leaky):
     assert ("content", "w") in net.report.parameters
 
 
+class Cell(NamedTuple):
+    """Parameters by attribute."""
+
+    kernel: Any
+    others: Any
+
+
+def test_names_are_written_as_in_the_users_code(leaky):
+    w, b, out = (leaky.params[k] for k in ("w", "b", "out"))
+    params = [{"cell": Cell(w, {"the bias": b}), "out": [None, out]}]
+
+    def step(params, states, x):
+        cell, (_, out) = params[0]["cell"], params[0]["out"]
+        inner = {"w": cell.kernel, "b": cell.others["the bias"], "out": out}
+        state, out = leaky.step(inner, {"v": states[0]}, x)
+        return [state["v"]], out
+
+    net = braintrace.online(step)
+    net.init(params, [leaky.state["v"]], leaky.xs[0])
+    texts = [str(p) for p in net.report.parameters.values()]
+    assert [t.partition(": ")[0] for t in texts] == [
+        "params[0].cell.kernel",
+        "params[0].cell.others['the bias']",
+        "params[0].out[1]",
+    ]
+    assert (0, "cell", "others", "the bias") in net.report.parameters
+    assert " to state[0], " in texts[0]
+
+
 class Observed(NamedTuple):
     """One input of two arrays."""
 

@@ -1,5 +1,8 @@
 """Online learning for plain functions of arrays."""
 
+from ._advice import Problem as Problem
+from ._advice import advise as advise
+from ._advice import traces_of as traces_of
 from ._blocks import step_bytes as step_bytes
 from ._blocks import varying_bytes as varying_bytes
 from ._checks import Wording as Wording
@@ -23,5 +26,4 @@ from ._loop import run_gradient as run_gradient
 from ._loop import run_outputs as run_outputs
 from ._loop import run_updates as run_updates
 from ._loop import window_sizes as window_sizes
-from ._plan import traces_of as traces_of
 from ._progress import ticking as ticking

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import jax
@@ -12,15 +13,14 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
 from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of
-from ..engine import Values
-from ..graph import ControlFlowPolicy, Graph, Leaf, Step, Traces, analyse, certify
+from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..report import CompilationReport, uses_of
-from ..rules import ETraceConfig, LearningRule, Rule, credit_of
+from ..rules import LearningRule
+from ._advice import Problem, advise, analysed, traces_of
 from ._checks import (
     check_effects,
     check_memory,
     check_noise,
-    check_relations,
     check_result,
     check_signature,
     check_states,
@@ -51,13 +51,18 @@ class Plan:
     """
 
     signature: Signature
+    problem: Problem
     graph: Graph
     rule: LearningRule
-    consts: tuple[Array, ...]
     out_tree: PyTreeDef
     trace_shapes: list[Array]
     windows: bool = False
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def consts(self) -> tuple[Array, ...]:
+        """Values of the constants of the program."""
+        return self.problem.consts
 
     @property
     def reusable(self) -> bool:
@@ -79,25 +84,13 @@ class Plan:
         others = [leaf.path for leaf in graph.step.others]
         parameters = certify(graph, traces)
         uses = uses_of(graph, record.per_parameter)
-        return CompilationReport(
-            graph.groups, graph.relations, graph.records, others, parameters, uses
-        )
+        about = (graph.groups, graph.relations, graph.records, others, parameters, uses)
+        advice = partial(advise, self.problem, self.rule)
+        return CompilationReport(*about, rule=self.rule.name, advise=advice)
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.trace_shapes)
-
-
-def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows: bool) -> Traces:
-    """What a rule stores, for the report."""
-    return Traces(
-        shapes,
-        record.per_parameter,
-        record.approximates,
-        record.complete,
-        record.feedback is not None,
-        credit_of(record, config, windows),
-    )
 
 
 def make_plan(
@@ -145,16 +138,11 @@ def make_plan(
         [traced.entry(leaf) for leaf in leaves_of_state],
         [traced.exit(leaf) for leaf in leaves_of_state],
     )
-    limits = (rule.crossings, rule.most_entries, policy, rule.record.folds, unmarked)
-    graph = analyse(traced, consts, lambda path: None, state_records(traced), *limits)
-    check_relations(graph, rule.record.per_parameter, unmarked)
-    rule.check_groups(graph.groups)
-    arrays = signature.shapes[first : first + len(trained)]
-    init = lambda params: rule.record.init(graph, Values(tuple(consts), (), params, (), ()))
-    shapes = jax.eval_shape(init, tuple(arrays))
+    problem = Problem(traced, tuple(consts), policy, unmarked)
+    graph, shapes = analysed(problem, rule, state_records(traced))
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
-    return Plan(signature, graph, rule, tuple(consts), out_tree, shapes, windows)
+    return Plan(signature, problem, graph, rule, out_tree, shapes, windows)
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:

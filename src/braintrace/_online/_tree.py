@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import type_error
+from .._errors import NamedPath, type_error
 from .._jaxpr import PyTree
 from ..graph import Path
 
@@ -27,11 +27,23 @@ def is_floating(leaf: Any) -> bool:
     return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def path_of(keys: Sequence[Any], default: str) -> Path:
-    """A leaf's path as plain keys: names, indices, dictionary keys."""
+def path_of(keys: Sequence[Any], default: str, boxed: bool = False) -> Path:
+    """A leaf's path as plain keys, shown as a user would write it: `layers[1].weight_hh`.
+
+    Names are written with a dot, everything else in brackets; a path that begins with brackets is
+    shown with the name of the tree, `default`. The last key of a `boxed` leaf is not shown.
+    """
     names = ("key", "idx", "name")
     plain = [next((getattr(k, n) for n in names if hasattr(k, n)), k) for k in keys]
-    return tuple(plain) or (default,)
+    parts = [f".{k}" if str(k).isidentifier() else f"[{k!r}]" for k in plain]
+    text = "".join(parts[:-1] if boxed else parts)
+    shown = text.removeprefix(".") if text.startswith(".") else default + text
+    return NamedPath(plain or [default], shown)
+
+
+def _is_box(node: object) -> bool:
+    """Whether a node is a variable of Flax, whose array is its attribute `value`."""
+    return any(c.__module__ == "flax.nnx.variablelib" for c in type(node).__mro__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,9 @@ class Layout:
     def paths(self, default: str) -> list[Path]:
         """The paths of all leaves; `default` is the name of a tree that is one leaf."""
         numbers = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
-        keyed = jax.tree_util.tree_flatten_with_path(numbers)[0]
-        return [path_of(keys, default) for keys, _ in keyed]
+        flatten = jax.tree_util.tree_flatten_with_path
+        boxes = {keys for keys, node in flatten(numbers, is_leaf=_is_box)[0] if _is_box(node)}
+        return [path_of(keys, default, keys[:-1] in boxes) for keys, _ in flatten(numbers)[0]]
 
     def join(self, trained: Sequence[PyTree], arrays: Sequence[PyTree]) -> PyTree:
         """The pytree with these arrays."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from ..graph import (
     unused,
     with_step,
 )
-from ..report import CompilationReport, uses_of
+from ..report import Advice, CompilationReport, uses_of
 from ._brainstate import ModuleInfo, Path, extract_module_info
 
 
@@ -64,7 +64,13 @@ class ETraceGraph(NamedTuple):
         ]
         return self.report_on(Traces(shapes))
 
-    def report_on(self, traces: Traces, outside: Outside | None = None) -> CompilationReport:
+    def report_on(
+        self,
+        traces: Traces,
+        outside: Outside | None = None,
+        rule: str = "",
+        advise: Callable[[], Advice] | None = None,
+    ) -> CompilationReport:
         """A readable summary, for what a rule stores and a step function does."""
         parameters = certify(self.analysis, traces)
         for path in self.module_info.model.states(brainstate.ParamState).keys():
@@ -77,6 +83,8 @@ class ETraceGraph(NamedTuple):
             [leaf.path for leaf in self.module_info.step.others],
             with_step(parameters, outside),
             uses_of(self.analysis, traces.per_parameter),
+            rule,
+            advise,
         )
 
     def explain(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import brainstate
@@ -16,7 +17,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
 from .._jaxpr import PyTree, deep_equations
-from .._online import check_memory, check_relations, traces_of
+from .._online import Problem, advise, check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
@@ -31,7 +32,7 @@ from ..frontend import (
     outside,
     placeholder_call,
 )
-from ..graph import ControlFlowPolicy, Graph, Outside, Path
+from ..graph import ControlFlowPolicy, Graph, Outside, Path, with_step
 from ..report import CompilationReport
 from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
 from ._checks import (
@@ -385,9 +386,13 @@ class ETraceAlgorithm(
             raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
         windows = self.vjp_method == "multi-step"
-        return self.graph.report_on(
-            traces_of(self.rule, self.config, shapes, windows), self._outside
-        )
+        traces = traces_of(self.rule, self.config, shapes, windows)
+        rule = replace(self.learning_rule, record=self.rule)
+        info, outside = self.graph.module_info, self._outside
+        judge = lambda reports: with_step(reports, outside)
+        unmarked = self.executor.unmarked
+        problem = Problem(info.step, tuple(info.consts), info.control_flow, unmarked, judge)
+        return self.graph.report_on(traces, outside, rule.name, partial(advise, problem, rule))
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""

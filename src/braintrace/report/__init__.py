@@ -1,4 +1,8 @@
 """What the compiler tells people: the report as text, as a tree, and as a drawing in a page."""
 
+from ._advice import Advice as Advice
+from ._advice import RuleCost as RuleCost
+from ._advice import Suggestion as Suggestion
+from ._advice import size as size
 from ._picture import uses_of as uses_of
 from ._report import CompilationReport as CompilationReport

@@ -6,9 +6,10 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TextIO
 
-from .._errors import dotted
+from .._errors import dotted, value_error
 from ..graph import (
     CompilationRecord,
     DiagnosticKind,
@@ -18,7 +19,9 @@ from ..graph import (
     ParameterReport,
     Path,
 )
+from ._advice import Advice, Advise
 from ._picture import Picture, Use, draw
+from ._summary import summary
 from ._svg import fragment, page, write
 from ._tree import coloured, encodable, tree
 
@@ -30,8 +33,9 @@ class CompilationReport:
     """Groups, traced weights, untraced weights and diagnostics of a compiled graph.
 
     `parameters` tells for every parameter how it is learned, whether its gradient is exact, and
-    what it leaves out. `show` prints all of it, `draw` a tree of which weight reaches which state,
-    and `to_html` makes a drawing; a notebook shows that by itself.
+    what it leaves out; `summary` is one sentence about all, and `advice` names the cheapest rule
+    that makes a parameter exact. `show` prints all of it, `draw` a tree of which weight reaches
+    which state, and `to_html` makes a drawing; a notebook shows that by itself.
     """
 
     __module__ = "braintrace"
@@ -44,7 +48,10 @@ class CompilationReport:
         dynamic_states: Sequence[Path] = (),
         parameters: Mapping[Path, ParameterReport] | None = None,
         uses: Sequence[Use] = (),
+        rule: str = "",
+        advise: Advise | None = None,
     ):
+        self.rule, self._advise = rule, advise
         self.parameters = dict(parameters or {})
         self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
         self.etrace_weights = [
@@ -80,9 +87,28 @@ class CompilationReport:
             "errors": levels.count(DiagnosticLevel.ERROR),
         }
 
+    @property
+    def summary(self) -> str:
+        """What the rule does with this model, in one sentence."""
+        return summary(self.parameters.values(), self.rule)
+
+    @cached_property
+    def advice(self) -> Advice:
+        """For every parameter that is not exact, the cheapest rule that would make it so.
+
+        The step is analysed for other rules when this is asked for; nothing is allocated.
+        """
+        if self._advise is None:
+            raise value_error(
+                "there is no advice.",
+                why="this report is about a graph, and advice compares with the rule of a learner",
+                do="take that of a learner: learner.report.advice or net.report.advice",
+            )
+        return self._advise()
+
     def to_str(self, level: int = 1) -> str:
         """The report as text; level 2 adds every warning, level 3 every diagnostic."""
-        lines = ["=" * 120, "Hidden groups"]
+        lines = ["=" * 120, *([self.summary] if self.parameters else []), "Hidden groups"]
         for index, paths in self.hidden_groups:
             lines.append(f"  {index}: {', '.join(map(dotted, paths))}")
         if self.dynamic_states:
@@ -141,6 +167,9 @@ class CompilationReport:
 
     def _repr_html_(self) -> str:
         return fragment(self.picture, f"braintrace-{uuid.uuid4().hex}")
+
+    def __str__(self) -> str:
+        return self.to_str()
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{k}={v}" for k, v in self.counts.items())

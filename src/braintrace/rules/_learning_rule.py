@@ -47,6 +47,7 @@ class LearningRule:
         signal: its own signal of one hidden group, see `by_group`; None if it takes the loss's.
         values: arrays that its signal reads, the same at every step.
         options: the arguments of the function that returned it.
+        call: that call as a user writes it, e.g. `snap(n=2)`; `str` of the rule.
         check_groups: refuses hidden groups that do not fit the rule.
         check_call: refuses a call that does not give the rule what it needs.
     """
@@ -62,8 +63,12 @@ class LearningRule:
     signal: OfGroup | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    call: str = ""
     check_groups: Callable[[Groups], None] = _accept
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
+
+    def __str__(self) -> str:
+        return self.call or self.name
 
 
 def rule_of(
@@ -131,13 +136,23 @@ def learning_rule(
 def stated(make: Callable[P, LearningRule]) -> Callable[P, LearningRule]:
     """A function that returns a rule, which then has its name and options."""
 
+    name, signature = make.__name__, inspect.signature(make)
+
     @functools.wraps(make)
     def rule(*args: P.args, **kwargs: P.kwargs) -> LearningRule:
-        bound = inspect.signature(make).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return replace(make(*args, **kwargs), name=make.__name__, options=bound.arguments)
+        call = _call(name, list(signature.parameters.values()), bound.arguments)
+        return replace(make(*args, **kwargs), name=name, options=bound.arguments, call=call)
 
     return rule
+
+
+def _call(name: str, parameters: list[inspect.Parameter], options: Mapping[str, Any]) -> str:
+    """A call with its first argument by position, and the others that are not the default."""
+    first = [p for p in parameters[:1] if p.kind is not p.KEYWORD_ONLY]
+    shown = [p.name for p in parameters if p in first or repr(options[p.name]) != repr(p.default)]
+    return f"{name}({', '.join(f'{k}={options[k]!r}' for k in shown)})" if shown else name
 
 
 def credit_of(record: Rule, config: ETraceConfig | None, windows: bool) -> Credit:

@@ -1,0 +1,186 @@
+"""Which rule would make a parameter exact, and what it would cost, before anything is allocated.
+
+The step is analysed for each rule: exactness is read from the certificate, bytes from the shapes of
+the traces. Time counts the operations of a step, two per multiply-add, F those of the model's step.
+A relation has n trace elements, y output elements and K slots, its D differs at p places, and the
+trace is touched once in a block of T steps:
+
+    forward and reverse pass             3 F
+    D, from c tangents or cotangents     2 F c
+    the traces of an operator            2 (n + n K / T + y K^2), and 2 p K^3 for the products of D
+    rtrl, for each parameter element     2 (F + size of the parameter)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from .._errors import CompilationError, NotSupportedError
+from .._jaxpr import PyTree, evaluate
+from ..engine import Values
+from ..graph import (
+    CompilationRecord,
+    ControlFlowPolicy,
+    Graph,
+    ParameterReport,
+    Path,
+    Step,
+    Traces,
+    analyse,
+    certify,
+)
+from ..report import Advice, RuleCost
+from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, rtrl, snap
+from ._blocks import MOST_STEPS, nbytes, step_bytes
+from ._checks import check_relations
+
+Reports = Mapping[Path, ParameterReport]
+
+MOST_ORDER = 8  # of snap
+MOST_OPERATIONS = 1 << 24  # of a step: the analysis for snap follows each of them
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A step that a rule is wanted for.
+
+    Attributes:
+        step: as it was traced, before any analysis.
+        consts: values of its constants; of everything else there are only shapes.
+        policy: which control flow stays closed.
+        unmarked: whether plain JAX is recognised.
+        judge: from reports on the parameters of the step to those on all parameters.
+    """
+
+    step: Step
+    consts: tuple[Any, ...]
+    policy: ControlFlowPolicy | None
+    unmarked: bool
+    judge: Callable[[Reports], Reports] = lambda reports: reports
+
+
+def analysed(
+    problem: Problem, rule: LearningRule, extra: Sequence[CompilationRecord] = ()
+) -> tuple[Graph, list[PyTree]]:
+    """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
+    record, step = rule.record, problem.step
+    limits = (rule.crossings, rule.most_entries, problem.policy, record.folds, problem.unmarked)
+    graph = analyse(step, problem.consts, lambda path: None, extra, *limits)
+    check_relations(graph, record.per_parameter, problem.unmarked)
+    rule.check_groups(graph.groups)
+    init = lambda consts, params: record.init(graph, Values(consts, (), params, (), ()))
+    params = tuple(_shape(step.entry(leaf)) for leaf in step.params)
+    return graph, jax.eval_shape(init, problem.consts, params)
+
+
+def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows: bool) -> Traces:
+    """What a rule stores, for the report."""
+    return Traces(
+        shapes,
+        record.per_parameter,
+        record.approximates,
+        record.complete,
+        record.feedback is not None,
+        credit_of(record, config, windows),
+    )
+
+
+def advise(problem: Problem, rule: LearningRule) -> Advice:
+    """What the present rule and others cost, and which parameters they make exact."""
+    forward = _forward(problem)
+    graph, reports, size, time = _measured(problem, rule, forward)
+    present = RuleCost(str(rule), rule, _exact(reports), size, time, "the present rule")
+    same = lambda other: (other.name, repr(other.options)) == (rule.name, repr(rule.options))
+    others = [cost for cost in _candidates(problem, forward) if not same(cost.rule)]
+    costs = tuple(replace(c, time=c.time / time) for c in (present, *others))
+    inexact = tuple(path for path, p in reports.items() if not p.exact)
+    return Advice(costs, inexact, len(reports), step_bytes(graph))
+
+
+def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
+    """d_rtrl, snap of rising order as long as that makes more parameters exact, and rtrl."""
+    best = _cost(problem, d_rtrl(), "it leaves out nothing of it", forward)
+    yield best
+    everything = _cost(problem, rtrl(), "it follows every path", forward)
+    for n in range(1, MOST_ORDER + 1):
+        if forward > MOST_OPERATIONS:
+            why = f"not analysed: a step has {forward:,.0f} operations, and it follows each of them"
+            yield RuleCost("snap", snap(), None, 0, math.inf, why)
+            break
+        near = f"every state it affects is within {n - 1} operator{'s' * (n != 2)}"
+        cost = _cost(problem, snap(n), near, forward)
+        if cost.exact is None or len(cost.exact) > len(best.exact or ()):
+            yield cost
+            best = cost
+        if cost.exact is None or cost.exact == everything.exact:
+            break
+        if everything.exact is not None and cost.bytes >= everything.bytes:
+            break
+    yield everything
+
+
+def _cost(problem: Problem, rule: LearningRule, why: str, forward: float) -> RuleCost:
+    try:
+        _, reports, size, time = _measured(problem, rule, forward)
+    except (CompilationError, NotSupportedError) as error:
+        return RuleCost(str(rule), rule, None, 0, math.inf, str(error).partition("\n")[0])
+    return RuleCost(str(rule), rule, _exact(reports), size, time, why)
+
+
+def _measured(
+    problem: Problem, rule: LearningRule, forward: float
+) -> tuple[Graph, Reports, int, float]:
+    """The graph, the reports on parameters in use, the bytes and the operations."""
+    graph, shapes = analysed(problem, rule)
+    traces = traces_of(rule.record, rule.config, shapes, windows=False)
+    reports = problem.judge(certify(graph, traces))
+    used = {path: p for path, p in reports.items() if p.how != "none"}
+    return graph, used, nbytes(shapes), _operations(graph, rule.record, shapes, forward)
+
+
+def _exact(reports: Reports) -> frozenset[Path]:
+    return frozenset(path for path, p in reports.items() if p.exact)
+
+
+# ------------------------------------------------------------------------------------ operations
+
+
+def _forward(problem: Problem) -> float:
+    """Operations of one step; the body of a loop counts once."""
+    program = problem.step.program
+    run = lambda consts, inputs: evaluate(program, consts, inputs)
+    lowered = jax.jit(run).lower(problem.consts, [_shape(v) for v in program.inputs])
+    counts: Any = lowered.cost_analysis()
+    return max(1.0, float(counts.get("flops", 0)) + float(counts.get("transcendentals", 0)))
+
+
+def _operations(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:
+    """Operations of one step of a rule, see the equations above."""
+    total = 3 * forward
+    if record.complete and record.approximates is not None:  # one random tangent
+        return total + 2 * forward
+    if record.complete:
+        sizes = [graph.step.entry(leaf).size for leaf in graph.step.params]
+        traced = [n for n, trace in zip(sizes, shapes, strict=True) if trace]
+        return total + 2 * sum(n * (forward + n) for n in traced)
+    spaces: dict[bytes, int] = {}
+    for relation, trace in zip(graph.relations, shapes, strict=True):
+        s = relation.slots
+        k, y = s.width, math.prod(s.shape)
+        n = sum(math.prod(a.shape) for a in jax.tree.leaves(trace))
+        if not n:
+            continue
+        places = y if s.table is None else s.table.index.size // k**2
+        spaces[s.destination.tobytes()] = places * k**3 if k > 1 else 0
+        total += 2 * (n + n * k / MOST_STEPS + y * k**2)
+    colours = [c.n_sources + c.n_exits for c in (v.pattern.colouring for v in graph.views)]
+    return total + 2 * sum(spaces.values()) + 2 * forward * sum(colours)
+
+
+def _shape(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(var.shape, var.dtype)

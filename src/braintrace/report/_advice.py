@@ -1,0 +1,163 @@
+"""Which rule makes which parameter exact, and what it costs: records and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._errors import dotted
+from ..graph import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCost:
+    """What a rule stores and computes for a model, and which parameters it learns exactly.
+
+    Attributes:
+        call: the rule as a user writes it, `snap(n=2)`.
+        rule: its value, for `braintrace.online` and `braintrace.compile`.
+        exact: the parameters whose gradient is that of back-propagation through time.
+        bytes: of its traces.
+        time: estimated operations of a step, relative to those of the present rule.
+        why: what it follows, or why it was not analysed: then `exact` is None.
+    """
+
+    call: str
+    rule: Any
+    exact: frozenset[Path] | None
+    bytes: int
+    time: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """The cheapest rule that makes one parameter exact.
+
+    Attributes:
+        parameter: its path.
+        cost: the rule with its bytes and time; None if there is none.
+        why: in words.
+    """
+
+    parameter: Path
+    cost: RuleCost | None
+    why: str
+
+    def __str__(self) -> str:
+        if self.cost is None:
+            return f"{dotted(self.parameter)}: none, {self.why}"
+        c = self.cost
+        cost = f"{size(c.bytes)} of traces, about {c.time:.2g} times the time"
+        return f"{dotted(self.parameter)}: {c.call}, {cost} ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Rules for a model with their cost, and for every parameter that is not exact the cheapest.
+
+    Nothing is allocated: bytes and exactness come from analyses of the step for each rule. Times
+    are estimates, from the operations of the step and the slots of the traces; they tell 2 from 20,
+    not 2 from 3. Print it as a table.
+
+    Attributes:
+        rules: the present rule first, then the others.
+        inexact: the parameters that the present rule does not learn exactly.
+        total: how many parameters there are.
+        step_bytes: memory of one step in a window (estimate): a window over a whole sequence is
+            back-propagation through time, exact for every parameter.
+        memory_limit: bytes that the traces may take, None for no limit.
+    """
+
+    rules: tuple[RuleCost, ...]
+    inexact: tuple[Path, ...]
+    total: int
+    step_bytes: int
+    memory_limit: int | None = None
+
+    def within(self, memory_limit: int | None) -> Advice:
+        """The same for traces of at most so many bytes."""
+        return replace(self, memory_limit=memory_limit)
+
+    def fits(self, cost: RuleCost) -> bool:
+        """Whether a rule was analysed and its traces are within the limit."""
+        limit = self.memory_limit
+        return cost.exact is not None and (limit is None or cost.bytes <= limit)
+
+    @property
+    def parameters(self) -> tuple[Suggestion, ...]:
+        """For every parameter that is not exact, the rule with the smallest traces that is."""
+        return tuple(map(self._suggestion, self.inexact))
+
+    @property
+    def best(self) -> RuleCost | None:
+        """The rule that makes the most parameters exact; of several, that with the least memory."""
+        rules = [c for c in self.rules if self.fits(c)]
+        return min(rules, key=lambda c: (-len(c.exact or ()), *_price(c)), default=None)
+
+    def _suggestion(self, path: Path) -> Suggestion:
+        exact = sorted((c for c in self.rules if path in (c.exact or ())), key=_price)
+        cost = next(filter(self.fits, exact), None)
+        if not exact:
+            return Suggestion(path, None, "what is left out is outside of what rules follow")
+        if cost is None:
+            least = f"{exact[0].call} takes {size(exact[0].bytes)}"
+            return Suggestion(path, None, f"{least}, the limit is {size(self.memory_limit or 0)}")
+        only = "nothing but rtrl: " if len(exact) == 1 and cost.call == "rtrl" else ""
+        return Suggestion(path, cost, only + cost.why)
+
+    def __str__(self) -> str:
+        rows = [("rule", "traces", "time", "exact", "")]
+        for c in self.rules:
+            if c.exact is None:
+                rows.append((c.call, "-", "-", "-", c.why))
+                continue
+            count = f"{len(c.exact)} of {self.total}"
+            over = "" if self.fits(c) else "over the limit"
+            rows.append((c.call, size(c.bytes), f"x {c.time:.2g}", count, over))
+        lines = _table(rows)
+        if self.inexact:
+            each = [
+                (dotted(s.parameter), "none" if s.cost is None else s.cost.call, s.why)
+                for s in self.parameters
+            ]
+            head = ("not exact", "cheapest exact rule", "")
+            lines += ["", *_table([head, *each]), "", self._window()]
+        return "\n".join(lines)
+
+    def _window(self) -> str:
+        text = (
+            "One window over a whole sequence is exact for all of them, with no traces and about "
+            f"{size(self.step_bytes)} per step"
+        )
+        largest = max((s.cost.bytes for s in self.parameters if s.cost is not None), default=0)
+        steps = largest // self.step_bytes
+        return text + (f": less than these traces up to {steps:,} steps." if steps > 1 else ".")
+
+
+for _record in (RuleCost, Suggestion, Advice):
+    _record.__module__ = "braintrace"
+
+Advise = Callable[[], Advice]
+
+
+def _price(cost: RuleCost) -> tuple[int, float]:
+    return cost.bytes, cost.time
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes in the unit that fits."""
+    value, units = float(nbytes), iter(("bytes", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    for larger in units:
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{nbytes} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pairs = [zip(row, widths, strict=True) for row in rows]
+    return ["  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in pairs]
