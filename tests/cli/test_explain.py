@@ -81,9 +81,9 @@ def test_explain_prints_the_certificate(word, words, file, capsys):
     whole = "--level" in words or "--verbose" in words
     assert ("cell.Wz.weight: " in shown and f"{file}:13" in shown) == whole
     assert whole or len(shown.splitlines()) < 20
-    exact = 3 if "rtrl" in words else 0
+    exact = "all 3" if "rtrl" in words else "0 of 3"
     rule = words[words.index("--rule") + 1].partition(":")[0] if "--rule" in words else "d_rtrl"
-    assert f"{exact} of 3 parameters are exact (equal BPTT) under {rule}." in shown
+    assert f"{rule}: {exact} parameters are exact (equal BPTT)" in shown
     assert ("Diagnostics" in shown) == ("--level" in words)
 
 

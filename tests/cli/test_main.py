@@ -13,7 +13,7 @@ from braintrace.cli._rules import BASELINES
 from braintrace.cli.tasks import MAKE
 from braintrace.learner._compile import RULES
 
-COMMANDS = ("demo", "train", "compare", "explain", "bench")
+COMMANDS = ("demo", "train", "compare", "explain", "plan", "bench")
 
 
 def printed(capsys, *words):
@@ -70,7 +70,7 @@ def test_help_and_mistakes_do_not_wait_for_jax(words, status):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("", "braintrace: name a command: demo, train, compare, explain, bench"),
+        ("", "braintrace: name a command: demo, train, compare, explain, plan, bench"),
         ("trian copy", "braintrace: there is no command 'trian': did you mean train?"),
         ("--verson", "braintrace: there is no option '--verson': did you mean --version?"),
         ("demo --sede 3", "braintrace demo: there is no option '--sede': did you mean --seed?"),

@@ -13,6 +13,7 @@ from ._checks import check_relations as check_relations
 from ._learner import Carry as Carry
 from ._learner import Online as Online
 from ._learner import online as online
+from ._learner import planned as planned
 from ._learner import sized_options as sized_options
 from ._loop import Bodies as Bodies
 from ._loop import Body as Body

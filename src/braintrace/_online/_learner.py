@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -429,6 +430,14 @@ class _Arrays:
 
     def at(self, carry: Carry) -> Position:
         return Position(self.states, carry.traces, carry.steps)
+
+
+def planned(
+    step: Callable[..., PyTree], rule: LearningRule, params: PyTree, state: PyTree, *inputs: PyTree
+) -> CompilationReport:
+    """The report on a step, without traces and whatever their size."""
+    net = online(step, rule, memory_limit=sys.maxsize)
+    return net._plan(params, jax.tree.map(strong, state), inputs)[0].report()
 
 
 def sized_options(

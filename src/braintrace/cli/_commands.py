@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ._names import CELLS, TASKS, task_table
-from ._parser import HIDDEN, Parser, cell, number, positive, rules, seed, task, tasks
+from ._parser import HIDDEN, Parser, cell, memory, number, positive, rules, seed, task, tasks
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -27,7 +27,7 @@ def add_commands(parser: Parser) -> None:
     commands = parser.add_subparsers(
         prog="braintrace", dest="command", metavar="COMMAND", required=True
     )
-    for add in (_demo, _train, _compare, _explain, _bench):
+    for add in (_demo, _train, _compare, _explain, _plan, _bench):
         add(commands)
     parser.commands = tuple(commands.choices)
 
@@ -118,17 +118,51 @@ def _explain(commands: Commands) -> None:
     option = _command(commands, "explain", about, examples).add_argument
     option("model", metavar="FILE:NAME", help="a module, a class of one, or a function that "
            "returns one; with arguments if it needs them")  # fmt: skip
-    option("--input", action="append", type=_shape, metavar="SHAPE", help="shape of an argument of "
-           "a step, such as 16,3; once for each (default: example_input in FILE)")  # fmt: skip
-    option("--input-dtype", default="float32", metavar="TYPE",
-           help="of the inputs (default: %(default)s)")  # fmt: skip
-    option("--batch-size", type=positive, metavar="B", help="batch axis of the states")
+    _inputs(option)
     option("--rule", default="d_rtrl", metavar="RULE", help=f"{RULE} (default: %(default)s)")
     option("--verbose", action="store_true", help="print the whole report, too: states, traces, "
            "and what is left out of every gradient")  # fmt: skip
     option("--level", type=int, choices=(1, 2, 3), default=1, metavar="N",
            help="print the whole report and warnings (2) or every decision (3)")  # fmt: skip
     option("--html", type=Path, metavar="FILE", help="write the report as a page, too")
+
+
+_PLANNED = """
+
+NAME is one of these, or a function without arguments (or a class) that returns it:
+  (step, params, state, *inputs)   what braintrace.online(step).init takes; step is any function
+                                   step(params, state, *inputs) -> (state, out), such as
+                                   lambda cell, h, x: (cell(x, h),) * 2 for an equinox cell
+  a brainstate module              its inputs by --input, or example_input in FILE
+  an nnx module                    likewise, if it keeps its states as Variables
+  (module, *inputs)                either of these with its inputs
+
+time is an estimate: operations of a step, relative to those of --rule"""
+
+
+def _plan(commands: Commands) -> None:
+    about = "list what each rule would store and compute for a model, and what it makes exact"
+    examples = """
+    braintrace plan net.py:model --memory 2GB
+    braintrace plan net.py:Network --input 16,3 --batch-size 16 --rule pp_prop:decay_or_rank=0.9
+    """
+    option = _command(commands, "plan", about, examples, _PLANNED).add_argument
+    option("model", metavar="FILE:NAME", help="the model, see below; with arguments if it needs "
+           "them")  # fmt: skip
+    _inputs(option)
+    option("--rule", default="d_rtrl", metavar="RULE", help=f"the present rule, {RULE} "
+           "(default: %(default)s)")  # fmt: skip
+    option("--memory", type=memory, metavar="SIZE", help="what the traces may take, such as 2GB")
+    option("--unmarked", action="store_true", help="recognise plain JAX in a brainstate module; "
+           "always done for the others")  # fmt: skip
+
+
+def _inputs(option: Callable[..., object]) -> None:
+    option("--input", action="append", type=_shape, metavar="SHAPE", help="shape of an argument of "
+           "a step, such as 16,3; once for each (default: example_input in FILE)")  # fmt: skip
+    option("--input-dtype", default="float32", metavar="TYPE",
+           help="of the inputs (default: %(default)s)")  # fmt: skip
+    option("--batch-size", type=positive, metavar="B", help="batch axis of the states")
 
 
 def _bench(commands: Commands) -> None:

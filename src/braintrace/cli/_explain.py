@@ -21,9 +21,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the report of the model; returns the exit status, 2 for a mistake in the options."""
     search_path = list(sys.path)
     try:
-        name, rule_options = _rule(options.rule)
+        name, rule_options = read_rule(options.rule)
         module, word = load_module(options.model)
-        inputs, model = _inputs(options, module), make_model(module, word)
+        inputs, model = read_inputs(options, module), make_model(module, word)
         try:
             learner = compile(model, name, *inputs, batch_size=options.batch_size, **rule_options)
         except Exception as error:
@@ -40,10 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.verbose or options.level > 1:
         report.show(level=options.level)
     report.draw()
-    counts, total = report.counts, len(report.parameters)
-    exact = total - counts["inexact"]
-    are = "is exact (equals BPTT)" if exact == 1 else "are exact (equal BPTT)"
-    print(f"\n{exact} of {total} parameters {are} under {name}.")
+    print(f"\n{report.summary}")
     for reason in dict.fromkeys(str(p.silent) for p in report.parameters.values() if p.silent):
         names = [dotted(path) for path, p in report.parameters.items() if str(p.silent) == reason]
         print(f"{', '.join(names)}: {reason}.")
@@ -61,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, ...]:
+def read_inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, ...]:
     """The arguments of a step."""
     if options.input:
         try:
@@ -89,7 +86,8 @@ def _inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, ...]:
     return example if isinstance(example, tuple) else (example,)
 
 
-def _rule(text: str) -> tuple[str, Options]:
+def read_rule(text: str) -> tuple[str, Options]:
+    """The name and the options of a rule with traces."""
     try:
         (choice,) = parse([text])
         if choice.name in BASELINES and choice.name != IMMEDIATE:

@@ -75,15 +75,15 @@ def load_module(text: str) -> tuple[ModuleType, str]:
     return module, word
 
 
-def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
-    """The module that a word names, or that the function or class of this name returns."""
+def make_value(module: ModuleType, word: str, ready: tuple[type, ...]) -> Any:
+    """What a word names, or what the function or class of this name returns; `ready` types are not
+    called, even if they can be."""
     name, arguments = _read(word)
     if not hasattr(module, name):
-        base = brainstate.nn.Module
         names = [
             n
             for n, v in vars(module).items()
-            if isinstance(v, base) or (isinstance(v, type) and v.__module__ == module.__name__)
+            if isinstance(v, ready) or getattr(v, "__module__", None) == module.__name__
         ]
         raise Mistake(
             f"{module.__file__} has no {name}.",
@@ -91,13 +91,19 @@ def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
             do="name one of these, or a function that returns a model",
         )
     value = getattr(module, name)
-    if arguments is not None or (callable(value) and not isinstance(value, brainstate.nn.Module)):
+    if arguments is not None or (callable(value) and not isinstance(value, ready)):
         args, kwargs = arguments or ([], {})
         try:
             value = value(*args, **kwargs)
         except (Exception, SystemExit) as error:
             do = f"fix this line, or pass it what it needs: '{name}(3, units=20)'"
             raise Failure(f"{word} raised an error.", error, str(module.__file__), do) from error
+    return value
+
+
+def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
+    """The module that a word names, or that the function or class of this name returns."""
+    value = make_value(module, word, (brainstate.nn.Module,))
     if not isinstance(value, brainstate.nn.Module):
         raise Mistake(
             f"{word} is a {type(value).__name__}.",

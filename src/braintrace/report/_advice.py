@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +50,7 @@ class Suggestion:
         if self.cost is None:
             return f"{dotted(self.parameter)}: none, {self.why}"
         c = self.cost
-        cost = f"{size(c.bytes)} of traces, about {c.time:.2g} times the time"
+        cost = f"{size(c.bytes)} of traces, about {factor(c.time)} times the time"
         return f"{dotted(self.parameter)}: {c.call}, {cost} ({self.why})"
 
 
@@ -115,7 +116,7 @@ class Advice:
                 continue
             count = f"{len(c.exact)} of {self.total}"
             over = "" if self.fits(c) else "over the limit"
-            rows.append((c.call, size(c.bytes), f"x {c.time:.2g}", count, over))
+            rows.append((c.call, size(c.bytes), f"x {factor(c.time)}", count, over))
         lines = _table(rows)
         if self.inexact:
             each = [
@@ -132,8 +133,10 @@ class Advice:
             f"{size(self.step_bytes)} per step"
         )
         largest = max((s.cost.bytes for s in self.parameters if s.cost is not None), default=0)
-        steps = largest // self.step_bytes
-        return text + (f": less than these traces up to {steps:,} steps." if steps > 1 else ".")
+        limit = self.memory_limit
+        steps = (largest if limit is None else limit) // self.step_bytes
+        than = "these traces" if limit is None else "the limit"
+        return text + (f": less than {than} up to {steps:,} steps." if steps > 1 else ".")
 
 
 for _record in (RuleCost, Suggestion, Advice):
@@ -148,13 +151,19 @@ def _price(cost: RuleCost) -> tuple[int, float]:
 
 def size(nbytes: int) -> str:
     """A number of bytes in the unit that fits."""
-    value, units = float(nbytes), iter(("bytes", "kB", "MB", "GB", "TB"))
+    value, units = float(nbytes), iter(("bytes", "kB", "MB", "GB", "TB", "PB"))
     unit = next(units)
     for larger in units:
         if value < 999.5:
             break
         value, unit = value / 1000, larger
     return f"{nbytes} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+
+
+def factor(value: float) -> str:
+    """A factor in two digits: it is an estimate."""
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(digits, 0)}f}".removesuffix(".0")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
