@@ -129,22 +129,23 @@ def _explain(commands: Commands) -> None:
 
 _PLANNED = """
 
-NAME is one of these, or a function without arguments (or a class) that returns it:
-  (step, params, state, *inputs)   what braintrace.online(step).init takes; step is any function
-                                   step(params, state, *inputs) -> (state, out), such as
-                                   lambda cell, h, x: (cell(x, h),) * 2 for an equinox cell
-  a brainstate module              its inputs by --input, or example_input in FILE
-  an nnx module                    likewise, if it keeps its states as Variables
-  (module, *inputs)                either of these with its inputs
+NAME is one of these, or a function without arguments that returns it:
+  (step, params, state, *inputs)  what braintrace.online(step).init takes, with
+                                  step(params, state, *inputs) -> (state, out);
+                                  of an equinox cell, for example,
+                                  lambda cell, h, x: (cell(x, h),) * 2
+  a brainstate module             inputs by --input, or example_input in FILE
+  an nnx module                   likewise; its states are Variables
+  (module, *inputs)               one of these two with its inputs
 
-time is an estimate: operations of a step, relative to those of --rule"""
+Time is an estimate: the operations of a step, relative to those of --rule."""
 
 
 def _plan(commands: Commands) -> None:
-    about = "list what each rule would store and compute for a model, and what it makes exact"
+    about = "list what each rule would cost for a model, and what it makes exact"
     examples = """
     braintrace plan net.py:model --memory 2GB
-    braintrace plan net.py:Network --input 16,3 --batch-size 16 --rule pp_prop:decay_or_rank=0.9
+    braintrace plan net.py:Network --input 16,3 --batch-size 16 --rule snap:n=2
     """
     option = _command(commands, "plan", about, examples, _PLANNED).add_argument
     option("model", metavar="FILE:NAME", help="the model, see below; with arguments if it needs "

@@ -33,9 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """
     search_path = list(sys.path)
     try:
-        name, rule_options = read_rule(options.rule)
-        rule_options.pop("vjp_method", None)  # windows change no trace
-        rule = rule_value(name, rule_options)
+        rule = _rule(options.rule)
         module, word = load_module(options.model)
         advice = _advice(options, module, word, rule).within(options.memory)
     except (Mistake, Failure) as error:
@@ -46,6 +44,15 @@ def run(options: argparse.Namespace) -> int:
     print(advice)
     print(f"\n{_recommendation(advice)}")
     return 0
+
+
+def _rule(text: str) -> LearningRule:
+    name, options = read_rule(text)
+    try:
+        return rule_value(name, {k: v for k, v in options.items() if k != "vjp_method"})
+    except (TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise Mistake(f"--rule {text}.", why, "name a rule of braintrace.rules") from None
 
 
 def _advice(

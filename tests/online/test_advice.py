@@ -1,0 +1,174 @@
+"""The advice of a report is true: the rule it names is exact, and stores the bytes it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interpret import computed
+from jax import lax
+
+import braintrace as bt
+
+T, B, N, I = 5, 2, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def drawn(seed, *shape):
+    return 0.5 * np.random.default_rng(seed).normal(size=shape)
+
+
+def mixed(p, state, x):
+    """A filter, units that meet in pairs, and an operator whose weight a state changes."""
+    h, v, f = state
+    pairs = jnp.einsum("bki,kij->bkj", h.reshape(B, 2, 2), p["pairs"]).reshape(h.shape)
+    new = jnp.tanh(x @ p["w"] + pairs)
+    v = 0.8 * v + jnp.tanh(x @ p["filter"])
+    f = 0.5 * f + bt.matmul(x, p["fast"] * jnp.cos(f[0]))
+    return (new, v, f), (new + v + f) @ p["out"]
+
+
+def layers(p, state, x):
+    """Two recurrent layers."""
+    h, g = state
+    h = jnp.tanh(x @ p[0]["w"] + h @ p[0]["r"] + p[0]["b"])
+    g = jnp.tanh(h @ p[1]["w"] + g @ p[1]["r"])
+    return (h, g), g
+
+
+def gru(p, h, x):
+    z = jax.nn.sigmoid(x @ p["z"] + h @ p["hz"])
+    h = z * h + (1 - z) * jnp.tanh(x @ p["c"] + (jax.nn.sigmoid(x @ p["r"]) * h) @ p["hc"])
+    return h, h
+
+
+W, R, H = drawn(1, I, N), drawn(2, N, N), np.zeros((B, N))
+MIXED = {"w": W, "pairs": drawn(3, 2, 2, 2), "filter": W, "fast": W + 0.3, "out": drawn(4, N, 2)}
+CASES = {
+    "mixed": (mixed, MIXED, (H, H, H)),
+    "layers": (layers, [{"w": W, "r": R, "b": drawn(5, N)}, {"w": -R, "r": R.T}], (H, H)),
+    "gru": (gru, {"z": W, "hz": R, "c": W, "hc": R, "r": W}, H),
+}
+XS = drawn(0, T, B, I)
+
+
+def gradient(net, params, state):
+    carry = net.init(params, state, XS[0])
+    loss = lambda out: jnp.sum(out**2)
+    return computed(lambda: net.grad(loss, block_size=2)(params, carry, XS)[0])
+
+
+def bptt(step, params, state):
+    def total(params):
+        def body(state, x):
+            state, out = step(params, state, x)
+            return state, jnp.sum(out**2)
+
+        return lax.scan(body, state, XS)[1].sum()
+
+    return computed(lambda: jax.grad(total)(params))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_advised_rule_is_exact_and_stores_what_it_says(name):
+    step, params, state = jax.tree.map(lambda a: a if callable(a) else jnp.asarray(a), CASES[name])
+    net = bt.online(step)
+    now, truth = gradient(net, params, state), bptt(step, params, state)
+    report = net.report
+    advice = report.advice
+    assert advice.rules[0].rule is net.rule and advice.rules[0].bytes == net.memory
+    assert advice.inexact == tuple(k for k, p in report.parameters.items() if not p.exact)
+    close = lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-9)
+    leaf = lambda tree, path: leaf(tree[path[0]], path[1:]) if path else tree
+    gradients = {}
+    for s in advice.parameters:
+        rule = s.cost.rule
+        if rule not in gradients:
+            other = bt.online(step, rule)
+            gradients[rule] = gradient(other, params, state)
+            assert other.memory == s.cost.bytes
+        assert not close(leaf(now, s.parameter), leaf(truth, s.parameter))
+        assert close(leaf(gradients[rule], s.parameter), leaf(truth, s.parameter))
+    if name == "mixed":
+        calls = {s.parameter: s.cost.call for s in advice.parameters}
+        assert calls == {("w",): "snap(n=2)", ("pairs",): "snap(n=2)", ("fast",): "rtrl"}
+        (fast,) = (s for s in advice.parameters if s.parameter == ("fast",))
+        assert str(fast).endswith("(nothing but rtrl: it follows every path)")
+
+
+@pytest.fixture(scope="module")
+def advice():
+    with jax.enable_x64(True):
+        net = bt.online(mixed, "pp_prop", decay_or_rank=0.9)
+        net.init(*jax.tree.map(jnp.asarray, CASES["mixed"][1:]), XS[0])
+        return net.report.advice
+
+
+def test_advice_respects_a_limit(advice):
+    d_rtrl, snap, rtrl = advice.rules[1:]
+    assert [c.call for c in advice.rules] == [
+        "pp_prop(decay_or_rank=0.9)",
+        "d_rtrl",
+        "snap(n=2)",
+        "rtrl",
+    ]
+    assert advice.rules[0].time == 1 < d_rtrl.time < snap.time < rtrl.time
+    assert d_rtrl.bytes < snap.bytes < rtrl.bytes
+    assert len(d_rtrl.exact) < len(snap.exact) < len(rtrl.exact) == advice.total
+    assert advice.best is rtrl and advice.within(rtrl.bytes - 1).best is snap
+    some = {s.parameter: s for s in advice.within(snap.bytes).parameters}
+    assert some["fast",].cost is None and "rtrl takes" in str(some["fast",])
+    assert some["w",].cost is snap and some["filter",].cost is d_rtrl
+
+
+def test_advice_prints_as_a_table(advice):
+    limited = str(advice.within(advice.rules[2].bytes)).splitlines()
+    assert limited[0].split() == ["rule", "traces", "time", "exact"]
+    assert limited[4].startswith("rtrl") and limited[4].endswith("5 of 5  over the limit")
+    assert [line.split()[:2] for line in limited[7:11]] == [
+        ["fast", "none"],
+        ["filter", "d_rtrl"],
+        ["pairs", "snap(n=2)"],
+        ["w", "snap(n=2)"],
+    ]
+    few = str(advice.within(3 * advice.step_bytes)).splitlines()
+    assert few[-1].endswith(" per step: less than the limit up to 3 steps.")
+
+
+def test_nothing_is_allocated_and_large_steps_are_not_followed():
+    wide = 2048
+    shape = jax.ShapeDtypeStruct((wide, wide), jnp.float32)
+    step = lambda w, h, x: (jnp.tanh(x + h @ w),) * 2
+    rows = jax.ShapeDtypeStruct((64, wide), jnp.float32)
+    net = bt.online(step)
+    jax.eval_shape(net.init, shape, rows, rows)
+    _, snap, rtrl = net.report.advice.rules
+    assert snap.exact is None and "operations" in snap.why
+    assert rtrl.bytes == wide**2 * 64 * wide * 4 > 2**40 and len(rtrl.exact) == 1
+
+
+def test_a_learner_has_advice_too():
+    cell = bt.nn.GRUCell(I, 3)
+    learner = bt.compile(cell, "d_rtrl", jnp.zeros((B, I)), batch_size=B)
+    advised = learner.report.advice.parameters
+    assert [s.parameter for s in advised] == list(learner.report.parameters)
+    other = bt.compile(cell, advised[0].cost.rule, jnp.zeros((B, I)), batch_size=B)
+    assert all(p.exact for p in other.report.parameters.values())
+    stored = jax.tree.leaves([t.value for t in other.etraces.values()])
+    assert sum(a.nbytes for a in stored) == advised[0].cost.bytes
+    with pytest.raises(ValueError, match=r"no advice.\n  why:   .*\n  do: "):
+        learner.graph.report.advice  # noqa: B018
+
+
+def test_the_summary_is_one_sentence():
+    net = bt.online(mixed)
+    net.init(*jax.tree.map(jnp.asarray, CASES["mixed"][1:]), XS[0])
+    assert net.report.summary == (
+        "d_rtrl: 2 of 5 parameters are exact (equal BPTT); fast has the gradient of each step "
+        "alone, without what passes through fast; pairs and w leave out the paths to other states through pairs."
+    )
+    assert net.report.summary in str(net.report)
