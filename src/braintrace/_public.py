@@ -84,7 +84,10 @@ from .ops import lora_matmul as lora_matmul
 from .ops import matmul as matmul
 from .ops import register_primitive as register_primitive
 from .ops import sparse_matmul as sparse_matmul
+from .report import Advice as Advice
 from .report import CompilationReport as CompilationReport
+from .report import RuleCost as RuleCost
+from .report import Suggestion as Suggestion
 
 # Public names live in `braintrace`, whatever file defines them: help, pickles, tracebacks say so.
 for _name, _value in list(globals().items()):

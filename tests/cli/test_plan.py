@@ -32,7 +32,8 @@ def of_equinox():
 
 
 def broken():
-    return step, {"w": jnp.ones((4, 3)), "r": jnp.ones((3, 3))}, jnp.zeros((2, 3)), jnp.zeros((2, 2))
+    _, params, state, x = model()
+    return step, {**params, "w": jnp.ones((4, 3))}, state, x
 
 
 class Network(brainstate.nn.Module):

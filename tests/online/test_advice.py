@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interpret import computed
 from jax import lax
 
 import braintrace as bt
+from interpret import computed
 
 T, B, N, I = 5, 2, 4, 2
 
@@ -169,6 +169,7 @@ def test_the_summary_is_one_sentence():
     net.init(*jax.tree.map(jnp.asarray, CASES["mixed"][1:]), XS[0])
     assert net.report.summary == (
         "d_rtrl: 2 of 5 parameters are exact (equal BPTT); fast has the gradient of each step "
-        "alone, without what passes through fast; pairs and w leave out the paths to other states through pairs."
+        "alone, without what passes through fast; pairs and w leave out the paths to other states "
+        "through pairs."
     )
     assert net.report.summary in str(net.report)
