@@ -79,7 +79,7 @@ def test_plan_prints_what_rules_cost(word, words, total, name, file, capsys):
     status, shown, errors = plan(capsys, f"{file}:{word}", *words)
     assert status == 0 and not errors
     head, *rows = shown.split("\n\n")[0].splitlines()
-    assert head.split() == ["rule", "traces", "time", "exact"]
+    assert head.split() == ["rule", "memory", "time", "exact"]
     rules = {row.split()[0]: row for row in rows}
     now = "pp_prop(decay_or_rank=0.5)" if "--rule" in words else "d_rtrl"
     assert list(rules) == [*dict.fromkeys([now, "d_rtrl"]), "snap(n=2)", "rtrl"]
@@ -96,6 +96,9 @@ def test_plan_respects_a_memory_limit(file, capsys):
     assert rules["snap(n=2)"].endswith("over the limit") and "8.6 MB" in rules["rtrl"]
     assert "Recommended: d_rtrl, 0 of 2 parameters exact; no other" in shown
     assert "exact within 300 kB." in shown
+    words = ("--memory", "300kB", "--length", "10")
+    status, shown, _ = plan(capsys, f"{file}:model(40, batch=16)", *words)
+    assert "Recommended within 300 kB: no_trace, window=10, 2 of 2 parameters exact, " in shown
     status, shown, _ = plan(capsys, f"{file}:model", "--memory", "1")
     assert "Recommended: no rule of these fits within 1 bytes" in shown
 

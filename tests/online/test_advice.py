@@ -56,10 +56,10 @@ CASES = {
 XS = drawn(0, T, B, I)
 
 
-def gradient(net, params, state):
+def gradient(net, params, state, block=2):
     carry = net.init(params, state, XS[0])
     loss = lambda out: jnp.sum(out**2)
-    return computed(lambda: net.grad(loss, block_size=2)(params, carry, XS)[0])
+    return computed(lambda: net.grad(loss, block_size=block)(params, carry, XS)[0])
 
 
 def bptt(step, params, state):
@@ -125,9 +125,22 @@ def test_advice_respects_a_limit(advice):
     assert some["w",].cost is snap and some["filter",].cost is d_rtrl
 
 
+def test_a_window_over_a_short_sequence_is_cheap(advice):
+    step, params, state = CASES["mixed"]
+    params, state = jax.tree.map(jnp.asarray, (params, state))
+    window = advice.over(T).rules[-1]
+    assert window.call == f"no_trace, window={T}" and window.bytes == T * advice.window.bytes
+    grads = gradient(bt.online(step, window.rule, window=T), params, state, T)
+    for a, b in zip(*map(jax.tree.leaves, (grads, bptt(step, params, state))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    rtrl = advice.rules[-1]
+    cheaper = rtrl.bytes // advice.window.bytes
+    assert advice.over(cheaper).best is not rtrl and advice.over(cheaper + 1).best is rtrl
+
+
 def test_advice_prints_as_a_table(advice):
     limited = str(advice.within(advice.rules[2].bytes)).splitlines()
-    assert limited[0].split() == ["rule", "traces", "time", "exact"]
+    assert limited[0].split() == ["rule", "memory", "time", "exact"]
     assert limited[4].startswith("rtrl") and limited[4].endswith("5 of 5  over the limit")
     assert [line.split()[:2] for line in limited[7:11]] == [
         ["fast", "none"],
@@ -135,7 +148,7 @@ def test_advice_prints_as_a_table(advice):
         ["pairs", "snap(n=2)"],
         ["w", "snap(n=2)"],
     ]
-    few = str(advice.within(3 * advice.step_bytes)).splitlines()
+    few = str(advice.within(3 * advice.window.bytes)).splitlines()
     assert few[-1].endswith(" per step: less than the limit up to 3 steps.")
 
 

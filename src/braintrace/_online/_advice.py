@@ -35,8 +35,8 @@ from ..graph import (
     certify,
 )
 from ..report import Advice, RuleCost
-from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, rtrl, snap
-from ._blocks import MOST_STEPS, nbytes, step_bytes
+from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, no_trace, rtrl, snap
+from ._blocks import MOST_STEPS, nbytes, varying_bytes
 from ._checks import check_relations
 
 Reports = Mapping[Path, ParameterReport]
@@ -93,13 +93,18 @@ def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows:
 def advise(problem: Problem, rule: LearningRule) -> Advice:
     """What the present rule and others cost, and which parameters they make exact."""
     forward = _forward(problem)
-    graph, reports, size, time = _measured(problem, rule, forward)
+    reports, size, time = _measured(problem, rule, forward)
     present = RuleCost(str(rule), rule, _exact(reports), size, time, "the present rule")
     same = lambda other: (other.name, repr(other.options)) == (rule.name, repr(rule.options))
     others = [cost for cost in _candidates(problem, forward) if not same(cost.rule)]
-    costs = tuple(replace(c, time=c.time / time) for c in (present, *others))
+    step = problem.step
+    kept = varying_bytes(step.program, {step.entry(leaf) for leaf in step.params})
+    followed = frozenset[Path]().union(*(c.exact or () for c in (present, *others)))
+    nothing = "in one window over the whole sequence nothing is left out"
+    window = RuleCost("no_trace", no_trace(), followed, max(1, kept), 3 * forward, nothing)
+    *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
-    return Advice(costs, inexact, len(reports), step_bytes(graph))
+    return Advice(tuple(costs), inexact, len(reports), window)
 
 
 def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
@@ -126,21 +131,19 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
 
 def _cost(problem: Problem, rule: LearningRule, why: str, forward: float) -> RuleCost:
     try:
-        _, reports, size, time = _measured(problem, rule, forward)
+        reports, size, time = _measured(problem, rule, forward)
     except (CompilationError, NotSupportedError) as error:
         return RuleCost(str(rule), rule, None, 0, math.inf, str(error).partition("\n")[0])
     return RuleCost(str(rule), rule, _exact(reports), size, time, why)
 
 
-def _measured(
-    problem: Problem, rule: LearningRule, forward: float
-) -> tuple[Graph, Reports, int, float]:
-    """The graph, the reports on parameters in use, the bytes and the operations."""
+def _measured(problem: Problem, rule: LearningRule, forward: float) -> tuple[Reports, int, float]:
+    """The reports on parameters in use, the bytes and the operations."""
     graph, shapes = analysed(problem, rule)
     traces = traces_of(rule.record, rule.config, shapes, windows=False)
     reports = problem.judge(certify(graph, traces))
     used = {path: p for path, p in reports.items() if p.how != "none"}
-    return graph, used, nbytes(shapes), _operations(graph, rule.record, shapes, forward)
+    return used, nbytes(shapes), _operations(graph, rule.record, shapes, forward)
 
 
 def _exact(reports: Reports) -> frozenset[Path]:

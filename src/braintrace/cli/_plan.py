@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
         rule = _rule(options.rule)
         module, word = load_module(options.model)
         advice = _advice(options, module, word, rule).within(options.memory)
+        advice = advice if options.length is None else advice.over(options.length)
     except (Mistake, Failure) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, Mistake) else 1
@@ -128,4 +129,4 @@ def _recommendation(advice: Advice) -> str:
     if best is present:
         return f"Recommended: {best.call}, {exact}; no other rule makes more of them exact{within}."
     time = f"about {factor(best.time)} times the time of {present.call}"
-    return f"Recommended{within}: {best.call}, {exact}, {size(best.bytes)} of traces, {time}."
+    return f"Recommended{within}: {best.call}, {exact}, {size(best.bytes)}, {time}."

@@ -19,7 +19,7 @@ class RuleCost:
         call: the rule as a user writes it, `snap(n=2)`.
         rule: its value, for `braintrace.online` and `braintrace.compile`.
         exact: the parameters whose gradient is that of back-propagation through time.
-        bytes: of its traces.
+        bytes: of its traces; in a window, of what reverse mode keeps.
         time: estimated operations of a step, relative to those of the present rule.
         why: what it follows, or why it was not analysed: then `exact` is None.
     """
@@ -50,7 +50,7 @@ class Suggestion:
         if self.cost is None:
             return f"{dotted(self.parameter)}: none, {self.why}"
         c = self.cost
-        cost = f"{size(c.bytes)} of traces, about {factor(c.time)} times the time"
+        cost = f"{size(c.bytes)}, about {factor(c.time)} times the time"
         return f"{dotted(self.parameter)}: {c.call}, {cost} ({self.why})"
 
 
@@ -60,26 +60,32 @@ class Advice:
 
     Nothing is allocated: bytes and exactness come from analyses of the step for each rule. Times
     are estimates, from the operations of the step and the slots of the traces; they tell 2 from 20,
-    not 2 from 3. Print it as a table.
+    not 2 from 3. It prints as a table.
 
     Attributes:
         rules: the present rule first, then the others.
         inexact: the parameters that the present rule does not learn exactly.
         total: how many parameters there are.
-        step_bytes: memory of one step in a window (estimate): a window over a whole sequence is
-            back-propagation through time, exact for every parameter.
+        window: back-propagation through time, one window over a whole sequence: it has no traces,
+            but `bytes` for every step, an estimate.
         memory_limit: bytes that the traces may take, None for no limit.
     """
 
     rules: tuple[RuleCost, ...]
     inexact: tuple[Path, ...]
     total: int
-    step_bytes: int
+    window: RuleCost
     memory_limit: int | None = None
 
     def within(self, memory_limit: int | None) -> Advice:
         """The same for traces of at most so many bytes."""
         return replace(self, memory_limit=memory_limit)
+
+    def over(self, steps: int) -> Advice:
+        """The same for sequences of so many steps, with one window over each as a further rule."""
+        call = f"{self.window.call}, window={steps}"
+        window = replace(self.window, call=call, bytes=steps * self.window.bytes)
+        return replace(self, rules=(*self.rules, window))
 
     def fits(self, cost: RuleCost) -> bool:
         """Whether a rule was analysed and its traces are within the limit."""
@@ -109,7 +115,7 @@ class Advice:
         return Suggestion(path, cost, only + cost.why)
 
     def __str__(self) -> str:
-        rows = [("rule", "traces", "time", "exact", "")]
+        rows = [("rule", "memory", "time", "exact", "")]
         for c in self.rules:
             if c.exact is None:
                 rows.append((c.call, "-", "-", "-", c.why))
@@ -124,19 +130,20 @@ class Advice:
                 for s in self.parameters
             ]
             head = ("not exact", "cheapest exact rule", "")
-            lines += ["", *_table([head, *each]), "", self._window()]
+            lines += ["", *_table([head, *each])]
+            lines += ["", self._window()] * (self.window.rule is not self.rules[-1].rule)
         return "\n".join(lines)
 
     def _window(self) -> str:
+        per_step = self.window.bytes
+        largest = max((s.cost.bytes for s in self.parameters if s.cost is not None), default=0)
+        limit = largest if self.memory_limit is None else self.memory_limit
+        than = "these traces" if self.memory_limit is None else "the limit"
         text = (
             "One window over a whole sequence is exact for all of them, with no traces and about "
-            f"{size(self.step_bytes)} per step"
         )
-        largest = max((s.cost.bytes for s in self.parameters if s.cost is not None), default=0)
-        limit = self.memory_limit
-        steps = (largest if limit is None else limit) // self.step_bytes
-        than = "these traces" if limit is None else "the limit"
-        return text + (f": less than {than} up to {steps:,} steps." if steps > 1 else ".")
+        up_to = f": less than {than} up to {limit // per_step:,} steps" if limit > per_step else ""
+        return f"{text}{size(per_step)} per step{up_to}."
 
 
 for _record in (RuleCost, Suggestion, Advice):
@@ -162,8 +169,9 @@ def size(nbytes: int) -> str:
 
 def factor(value: float) -> str:
     """A factor in two digits: it is an estimate."""
-    digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):,.{max(digits, 0)}f}".removesuffix(".0")
+    if value < 10:
+        return f"{value:.2g}"
+    return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
