@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -453,6 +454,15 @@ def test_user_line_elsewhere_is_a_whole_path(monkeypatch, tmp_path):
     assert program.equations[0].where().startswith(__file__ + ":")
 
 
+def test_the_line_of_a_caller_goes_before_that_of_a_library(monkeypatch):
+    lines = {"library": "projection.py:1 (update)", "user": "net.py:3 (step)"}
+    line = lambda source, own=False: None if own and source == "library" else lines[source]
+    monkeypatch.setattr(_jaxpr, "user_line", line)
+    eqn = _jaxpr.trace(jnp.sin, X)[0].equations[0]
+    where = lambda *callers: replace(eqn, source="library", callers=callers).where()
+    assert where("user") == lines["user"] and where() == lines["library"]
+
+
 def test_lines_are_those_outside_installed_packages():
     library = ("/env/lib/site-packages/library/projection.py", 1, "update")
     python = (contextlib.__file__, 2, "inner")
@@ -464,4 +474,5 @@ def test_lines_are_those_outside_installed_packages():
     assert _jaxpr._first_of_user([library, python]).endswith(
         "projection.py:1 (update)"
     )  # nothing better
+    assert _jaxpr._first_of_user([library, python], own=True) is None
     assert _jaxpr._first_of_user([(jax.__file__, 1, "jit")]) is None

@@ -117,7 +117,7 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
             why = f"not analysed: a step has {forward:,.0f} operations, and it follows each of them"
             yield RuleCost("snap", snap(), None, 0, math.inf, why)
             break
-        near = f"every state it affects is within {n - 1} operator{'s' * (n != 2)}"
+        near = f"it reaches its states across at most {n - 1} operator{'s' * (n != 2)}"
         cost = _cost(problem, snap(n), near, forward)
         if cost.exact is None or len(cost.exact) > len(best.exact or ()):
             yield cost
