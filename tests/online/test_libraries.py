@@ -180,20 +180,3 @@ def test_an_equinox_module_gets_gradients_for_its_optimizer():
         "bias",
         "bias_n",
     ]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_variable_of_nnx_is_named_by_its_path_alone(whole):
-    step, params, state, xs = of_nnx(nnx.SimpleCell)(None)
-    cell = nnx.SimpleCell(I, N, rngs=nnx.Rngs(0), dtype=jnp.float64, param_dtype=jnp.float64)
-    if whole:
-        step, params = lambda cell, carry, x: cell(carry, x), cell
-    net = bt.online(step)
-    net.init(params, state, xs[0])
-    assert sorted(str(p).partition(": ")[0] for p in net.report.parameters.values()) == [
-        "dense_h.kernel",
-        "dense_i.bias",
-        "dense_i.kernel",
-    ]
-    assert __file__.rpartition("/")[2] in net.report.to_str()
-    assert "site-packages" not in net.report.to_str()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from online_cases import error
 
 import braintrace
@@ -94,6 +95,21 @@ def test_names_are_written_as_in_the_users_code(leaky):
     ]
     assert (0, "cell", "others", "the bias") in net.report.parameters
     assert " to state[0], " in texts[0]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_variable_of_nnx_is_named_by_its_path_alone(whole):
+    cell = nnx.SimpleCell(2, 3, rngs=nnx.Rngs(0))
+    structure, params = nnx.split(cell)
+    step = lambda params, carry, x: nnx.merge(structure, params)(carry, x)
+    if whole:
+        step, params = lambda cell, carry, x: cell(carry, x), cell
+    net = braintrace.online(step)
+    net.init(params, jnp.zeros(3, jnp.float32), jnp.zeros(2, jnp.float32))
+    names = ["dense_h.kernel", "dense_i.bias", "dense_i.kernel"]
+    assert sorted(str(p).partition(": ")[0] for p in net.report.parameters.values()) == names
+    text = net.report.to_str()
+    assert __file__.rpartition("/")[2] in text and "site-packages" not in text
 
 
 class Observed(NamedTuple):
