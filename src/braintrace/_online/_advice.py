@@ -108,11 +108,13 @@ def advise(problem: Problem, rule: LearningRule) -> Advice:
 
 
 def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
-    """d_rtrl, snap of rising order as long as that makes more parameters exact, and rtrl."""
+    """d_rtrl, snap of rising order where it makes more parameters exact, and rtrl."""
     best = _cost(problem, d_rtrl(), "it leaves out nothing of it", forward)
     yield best
     everything = _cost(problem, rtrl(), "it follows every path", forward)
     for n in range(1, MOST_ORDER + 1):
+        if best.exact is not None and best.exact == everything.exact:
+            break
         if forward > MOST_OPERATIONS:
             why = f"not analysed: a step has {forward:,.0f} operations, and it follows each of them"
             yield RuleCost("snap", snap(), None, 0, math.inf, why)
@@ -122,9 +124,7 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
         if cost.exact is None or len(cost.exact) > len(best.exact or ()):
             yield cost
             best = cost
-        if cost.exact is None or cost.exact == everything.exact:
-            break
-        if everything.exact is not None and cost.bytes >= everything.bytes:
+        if cost.exact is None or cost.bytes >= everything.bytes:
             break
     yield everything
 
