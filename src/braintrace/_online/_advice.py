@@ -47,20 +47,13 @@ MOST_OPERATIONS = 1 << 24  # of a step: the analysis for snap follows each of th
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A step that a rule is wanted for.
+    """A step that a rule is wanted for."""
 
-    Attributes:
-        step: as it was traced, before any analysis.
-        consts: values of its constants; of everything else there are only shapes.
-        policy: which control flow stays closed.
-        unmarked: whether plain JAX is recognised.
-        judge: from reports on the parameters of the step to those on all parameters.
-    """
-
-    step: Step
-    consts: tuple[Any, ...]
+    step: Step  # as it was traced, before any analysis
+    consts: tuple[Any, ...]  # values of its constants; of everything else there are only shapes
     policy: ControlFlowPolicy | None
-    unmarked: bool
+    unmarked: bool  # whether plain JAX is recognised
+    # From reports on the parameters of the step to those on all parameters.
     judge: Callable[[Reports], Reports] = lambda reports: reports
 
 

@@ -26,11 +26,7 @@ _CONVENTION = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table; a mistake in the options ends with status 2.
-
-    Returns:
-        The exit status.
-    """
+    """Print the table; returns the exit status, 2 for a mistake in the options."""
     search_path = list(sys.path)
     try:
         rule = _rule(options.rule)
