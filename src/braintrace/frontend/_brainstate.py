@@ -23,6 +23,7 @@ from ..graph import (
     check_policy,
 )
 from ._names import named_states
+from ._step_function import StepFunction, title_of
 from ._views import ModuleViews
 
 States = Mapping[Path, brainstate.State]
@@ -108,8 +109,9 @@ def extract_module_info(
             do=f"write one step of the network in the `update` of such a module; {OWN_CELL}",
         )
     check_policy(control_flow)
+    if isinstance(model, StepFunction):
+        model.check_arguments(args, kwargs)
     every = named_states(model)
-    paths = {id(state): path for path, state in every.items()}
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
     structures = {path: jax.tree.structure(s.value) for path, s in every.items()}
@@ -135,6 +137,10 @@ def extract_module_info(
     program, consts = flatten(stateful.get_jaxpr_by_cache(key))
     program = prune(program)
 
+    if isinstance(model, StepFunction):
+        model.add(trace.states)
+        every = named_states(model)
+    paths = {id(state): path for path, state in every.items()}
     states: dict[Path, brainstate.State] = {}
     for i, state in enumerate(trace.states):
         path = paths.get(id(state))
@@ -167,14 +173,20 @@ def _check_structure(model: brainstate.nn.Module, structures: Mapping[Path, PyTr
         before, after = _describe_tree(old), _describe(new)
         leaves = jax.tree.leaves(new)[:1] * old.num_leaves
         state.value = jax.tree.unflatten(old, leaves)  # else brainstate cannot undo the trace
-        code = getattr(type(model), "update", type(model).__call__).__code__
         named = next(p for p in structures if p == path)
         raise value_error(
             f"state {dotted(named)} is {before} before the step and {after} after it.",
-            where=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+            where=_defined_at(model),
             why="a state must keep its unit and structure from step to step",
             do="convert the new value before you assign it",
         )
+
+
+def _defined_at(model: brainstate.nn.Module) -> str | None:
+    if isinstance(model, StepFunction):
+        return model.line
+    code = getattr(type(model), "update", type(model).__call__).__code__
+    return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
 
 
 def _describe_tree(tree: PyTreeDef) -> str:
@@ -183,6 +195,7 @@ def _describe_tree(tree: PyTreeDef) -> str:
 
 def _failed(model: brainstate.nn.Module, args: PyTree, kwargs: PyTree, where: str | None) -> str:
     """The note on an error of the user's own `update`."""
+    code = "it" if isinstance(model, StepFunction) else "`update`"
     states = {
         path: state
         for path, state in named_states(model).items()
@@ -191,10 +204,10 @@ def _failed(model: brainstate.nn.Module, args: PyTree, kwargs: PyTree, where: st
     listed = ", ".join(f"{dotted(p)} {_describe(s.value)}" for p, s in states.items())
     states_now = listed or "none: the states are not initialised"
     return message(
-        f"{type(model).__name__} could not be traced on inputs {_describe((args, kwargs))}.",
+        f"{title_of(model)} could not be traced on inputs {_describe((args, kwargs))}.",
         where=where,
-        why=f"`update` raised the error above; the model's states are {states_now}",
-        do="fix `update` at this line; if shapes do not fit, give states and inputs the same "
+        why=f"{code} raised the error above; the model's states are {states_now}",
+        do=f"fix {code} at this line; if shapes do not fit, give states and inputs the same "
         "batch size: braintrace.compile(..., batch_size=...) or "
         "brainstate.nn.init_all_states(model, batch_size=...)",
     )

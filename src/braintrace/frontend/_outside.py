@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .._errors import dotted
 from .._jaxpr import Atom, Equation, Program, Var, deep_equations
-from ..graph import Dropped, Outside, Path, bits_of, indices_of, reach
+from ..graph import IN_THE_STEP, Dropped, Outside, Path, bits_of, indices_of, reach
 from ._brainstate import States
 from ._function import StateLeaf, Traced
 from ._placeholder import is_placeholder, operands
@@ -126,22 +126,22 @@ class _Walk:
                     taken |= self.of([value])
                     if kind == "hidden":
                         text = f"what step_fn itself does to {self.name(leaves[n])}"
-                        everywhere.append(Dropped(text, self.line(leaves[n].exit)))
+                        everywhere.append(_in_step_fn(text, self.line(leaves[n].exit)))
         later, reached = self.later(taken | self.of(self.traced.results[:1]))
         if taken >> self.new & 1:
             text = "the learner's own results -> its input, in step_fn"
-            everywhere.append(Dropped(text, self.calls[0].where()))
+            everywhere.append(_in_step_fn(text, self.calls[0].where()))
         for n, lost in later.items():
             if lost >> self.new & 1:
                 text = f"the learner's results -> {self.name(leaves[n])} -> later steps, in step_fn"
-                everywhere.append(Dropped(text, self.line(leaves[n].exit)))
+                everywhere.append(_in_step_fn(text, self.line(leaves[n].exit)))
         for i in self.trained:
             path = self.path_of[id(leaves[i].state)]
             line = next((e.where() for e in self.reading(leaves[i].entry)), None)
             through = ["the learner's input"] if taken >> i & 1 else []
             through += [self.name(leaves[n]) for n, lost in later.items() if lost >> i & 1]
             lost_paths = [f"{dotted(path)} -> {way} -> later steps, in step_fn" for way in through]
-            dropped[path] = (*dropped.get(path, ()), *(Dropped(t, line) for t in lost_paths))
+            dropped[path] = (*dropped.get(path, ()), *(_in_step_fn(t, line) for t in lost_paths))
         used = [self.path_of[id(leaves[i].state)] for i in self.trained if reached >> i & 1]
         dropped = {path: tuple(dict.fromkeys(d)) for path, d in dropped.items() if d}
         return Outside(frozenset(used), dropped, tuple(dict.fromkeys(everywhere)))
@@ -173,6 +173,10 @@ class _Walk:
     def line(self, value: Atom) -> str | None:
         writers = (e for e in self.traced.program.equations if any(o is value for o in e.outputs))
         return next((e.where() for e in writers), None)
+
+
+def _in_step_fn(text: str, line: str | None) -> Dropped:
+    return Dropped(text, line, do=IN_THE_STEP)
 
 
 def _programs(program: Program) -> Iterable[Program]:

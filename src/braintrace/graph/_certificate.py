@@ -37,11 +37,15 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A dependency that the gradient leaves out: in words, and the user's line that makes it."""
+    """A dependency that the gradient leaves out: in words, and the user's line that makes it.
+
+    `do` is what would let the gradient have it, where that is one thing.
+    """
 
     text: str
     line: str | None = None
     way: Way | None = field(default=None, compare=False, repr=False)
+    do: str | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.text} ({self.line})" if self.line else self.text
@@ -94,7 +98,8 @@ class ParameterReport:
         silent = [] if self.silent is None else [f"  {self.silent}"]
         if self.exact:
             return "\n".join([f"{what}; exact", *silent])
-        left_out = (f"  - {d}" for d in self.dropped)
+        left_out = [f"  - {d}" for d in self.dropped]
+        left_out += [f"  {do}" for do in dict.fromkeys(d.do for d in self.dropped) if do]
         return "\n".join([f"{what}; not exact, it leaves out", *left_out, *silent])
 
 
@@ -145,9 +150,11 @@ class Outside:
     everywhere: tuple[Dropped, ...]
 
 
+IN_THE_STEP = "compile the whole step: braintrace.compile(lambda x: ..., rule, x)"
 _NOT_SEEN = Dropped(
     "whatever a step function computes from it before the learner call (`update` does not use it; "
-    "such a gradient is of the step alone)"
+    "such a gradient is of the step alone)",
+    do=IN_THE_STEP,
 )
 
 

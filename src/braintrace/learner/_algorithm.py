@@ -31,6 +31,7 @@ from ..frontend import (
     named_states,
     outside,
     placeholder_call,
+    title_of,
 )
 from ..graph import ControlFlowPolicy, Graph, Outside, Path, with_step
 from ..report import CompilationReport
@@ -362,7 +363,7 @@ class ETraceAlgorithm(
     # ------------------------------------------------------------------------------ inspecting
 
     def __repr__(self) -> str:
-        name, model = type(self).__name__, type(self.model4compile).__name__
+        name, model = type(self).__name__, title_of(self.model4compile)
         if not self.is_compiled:
             return f"{name} of {model}, not compiled"
         size = sum(a.nbytes for t in self.etraces.values() for a in jax.tree.leaves(t.value))

@@ -21,8 +21,9 @@ from ._data import Call
 
 _BE_EXACT = (
     "use RTRL (exact for what `update` computes, memory parameters x states), change the model (a "
-    "weight of a plain product goes into braintrace.matmul, a bias too; what step_fn does before "
-    "the learner call, or keeps, into `update`), or leave out strict=True: in one window over the "
+    "weight of a plain product goes into braintrace.matmul, a bias too), compile the whole step "
+    "(what step_fn does before the learner call, or keeps, in braintrace.compile(lambda x: ..., "
+    "rule, x)), or leave out strict=True: in one window over the "
     "whole sequence nothing is left out, whatever the rule"
 )
 USE_LESS_MEMORY = (

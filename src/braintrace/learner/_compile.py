@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import not_supported, type_error, value_error
+from .._errors import dotted, not_supported, type_error, value_error
 from .._jaxpr import PyTree
 from ..checkpoint import CheckpointMixin
-from ..frontend import ETraceGraph
+from ..frontend import ETraceGraph, StepFunction
 from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from . import _presets
@@ -169,7 +169,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
 
 def compile(
-    model: brainstate.nn.Module,
+    model: brainstate.nn.Module | Callable[..., PyTree],
     algorithm: str | LearningRule | ETraceConfig | type[ETraceAlgorithm],
     *example_inputs: PyTree,
     batch_size: int | None = None,
@@ -183,8 +183,13 @@ def compile(
 ) -> PyTree:
     """Initialise a model's states and turn it into an online learner.
 
+    The step is the `update` of a module, or a function that calls modules: encoder, network,
+    read-out and loss, whatever of it depends on states and parameters is analysed. The modules and
+    states that the function names (variables, bound arguments, functions it calls) are initialised
+    and reset with the learner; `learner.model4compile` is a module that holds them by these names.
+
     Args:
-        model: the network, one step in `update`.
+        model: the network, one step in `update`; or a function of the inputs.
         algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), as a value
             (`braintrace.rules.d_rtrl()`), by its coordinates or by class.
         *example_inputs: arguments of one step; shapes count, values do not, so that they may be
@@ -204,7 +209,8 @@ def compile(
 
     Raises:
         ValueError: unknown rule name, missing inputs or batch size, bad options.
-        TypeError: `algorithm` is not a rule, or an option is unknown.
+        TypeError: `algorithm` is not a rule, `model` neither module nor function, or an option is
+            unknown.
         CompilationError: no weight can be learned online, or with `strict` not all exactly.
 
     Example:
@@ -213,6 +219,10 @@ def compile(
         >>> learner = braintrace.compile(cell, 'd_rtrl', jnp.zeros((2, 3)), batch_size=2)
         >>> learner(jnp.ones((2, 3))).shape
         (2, 4)
+        >>> readout = braintrace.nn.Linear(4, 1)
+        >>> whole = braintrace.compile(lambda x: readout(cell(x)), 'd_rtrl', jnp.zeros(3))
+        >>> list(whole.param_states)[-1]
+        ('readout', 'weight')
     """
     rule = _rule(algorithm)
     if isinstance(algorithm, ETraceConfig):
@@ -232,6 +242,9 @@ def compile(
     if isinstance(algorithm, LearningRule):
         make = functools.partial(rule.of, rule=algorithm)
 
+    if not isinstance(model, brainstate.nn.Module):
+        model = _step_of(model)
+
     def new_learner() -> ETraceAlgorithm:
         learner = make(model, **options)
         learner.executor.unmarked = unmarked
@@ -241,10 +254,7 @@ def compile(
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
         with seeded:
-            if isinstance(model, brainstate.nn.Map):
-                model.init_all_states()
-            else:
-                brainstate.nn.init_all_states(model, batch_size=batch_size)
+            _initialise(model, batch_size)
         learner = new_learner()
         learner.compile_graph(*example_inputs, **(kwargs or {}))
         learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
@@ -263,6 +273,29 @@ def compile(
         check_exact(learner.report, rule.__name__)
         (learner.module if vmap else learner).strict = True
     return learner
+
+
+def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
+    if not isinstance(model, brainstate.nn.Map):
+        brainstate.nn.init_all_states(model, batch_size=batch_size)
+    nodes = model.nodes(brainstate.nn.Map).values() if isinstance(model, StepFunction) else [model]
+    for node in nodes:
+        if isinstance(node, brainstate.nn.Map):
+            node.init_all_states()
+
+
+def _step_of(function: Callable[..., PyTree]) -> StepFunction:
+    """A function as a module."""
+    step = StepFunction(function)
+    for path, node in step.nodes().items():
+        if isinstance(node, SequenceDriverMixin):
+            raise value_error(
+                f"{step.title} calls the learner {dotted(path)}.",
+                where=step.line,
+                why="its step is analysed and has its traces already",
+                do="call the modules themselves in the function, and compile it alone",
+            )
+    return step
 
 
 def _mapped(

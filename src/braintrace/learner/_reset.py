@@ -90,7 +90,8 @@ def check_states(states: Mapping[tuple, brainstate.State], expected: Shapes) -> 
                 f"to {_text(shapes)}.",
                 why="the model's states were initialised for another batch size than the "
                 "learner's traces",
-                do="call learner.reset(batch_size=...) to change both",
+                do="call learner.reset(batch_size=...) to change both; the state must be one that "
+                "the `init_state` or `reset_state` of a module makes",
             )
 
 
