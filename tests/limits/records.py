@@ -419,8 +419,8 @@ LEFT_OUT = [
         """,
         "The analysis covers `update`. For the rest of `step_fn` the gradient is that of single "
         "steps, under every rule and for every block size. The report lists it after the first "
-        "call, and `strict=True` makes it an error. Move it into `update`. A read-out after the "
-        "learner call is exact.",
+        "call, and `strict=True` makes it an error. Give the whole step to `compile` instead. A "
+        "read-out after the learner call is exact.",
     ),
 ]
 
