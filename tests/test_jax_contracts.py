@@ -476,3 +476,22 @@ def test_lines_are_those_outside_installed_packages():
     )  # nothing better
     assert _jaxpr._first_of_user([library, python], own=True) is None
     assert _jaxpr._first_of_user([(jax.__file__, 1, "jit")]) is None
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.default_matmul_precision("bfloat16"),
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.numpy_dtype_promotion("strict"),
+    ],
+)
+def test_trace_settings_are_those_of_the_context(setting):
+    before = _jaxpr.trace_settings()
+    assert before == _jaxpr.trace_settings() and hash(before) == hash(_jaxpr.trace_settings())
+    with setting():
+        assert _jaxpr.trace_settings() != before
+    assert _jaxpr.trace_settings() == before

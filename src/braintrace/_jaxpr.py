@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, ref
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import source_info_util
 from jax.extend import core
@@ -164,6 +165,11 @@ def shape_of(value: Any) -> jax.ShapeDtypeStruct:
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a running trace, so that it may differ from call to call."""
     return isinstance(value, jax.core.Tracer)
+
+
+def trace_settings() -> Hashable:
+    """The settings of JAX that programs depend on, as they are here: precision, promotion, ..."""
+    return jax_config.enable_x64.value, jax_config.trace_context()
 
 
 def is_of_outer_trace(value: Any) -> bool:

@@ -29,8 +29,10 @@ from ._placeholder import operands as operands
 from ._placeholder import placeholder_call as placeholder_call
 from ._placeholder import split_at_call as split_at_call
 from ._placeholder import trace_placed as trace_placed
+from ._references import check_takes as check_takes
 from ._step_function import StepFunction as StepFunction
 from ._step_function import title_of as title_of
+from ._surroundings import surroundings as surroundings
 from ._weights import StateTree as StateTree
 from ._weights import check_read as check_read
 from ._weights import floating as floating

@@ -9,27 +9,19 @@ are `encoder.weight`, `rnn.h` and so on, and are initialised and reset with it.
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
-import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, TypeAlias
 
 import brainstate
 
-from .._errors import type_error, value_error
+from .._errors import OWN_CELL, type_error, value_error
 from .._jaxpr import PyTree
+from ._references import LIBRARIES, check_takes, is_function, names_in, package_of
 
 State: TypeAlias = brainstate.State
-# Functions of these refer to no model of the user.
-LIBRARIES = {
-    *sys.stdlib_module_names,
-    *("jax", "jaxlib", "numpy", "scipy", "saiunit", "brainunit", "optax"),
-    *("brainstate", "braintools", "brainevent", "braintrace"),
-}
 
 
 class StepFunction(brainstate.nn.Module):
@@ -45,7 +37,7 @@ class StepFunction(brainstate.nn.Module):
                 f"expected a brainstate.nn.Module or a function, got {what.__name__}.",
                 why="one call of it is a step of the network",
                 do="pass a module (an object, no class), or a function that calls modules: "
-                "braintrace.compile(lambda x: readout(rnn(x)), rule, x0)",
+                f"braintrace.compile(lambda x: readout(rnn(x)), rule, x0); {OWN_CELL}",
             )
         self._function, self._original = function, id(self)
         self._initial: list[tuple[State, PyTree]] | None = None  # of states in no module
@@ -79,8 +71,7 @@ class StepFunction(brainstate.nn.Module):
                 f"{self.title} uses no state of brainstate.",
                 where=self.line,
                 why="parameters and memory of a step are states, in modules or by themselves",
-                do="call modules in it; a function of arrays alone, "
-                "step(params, state, x), is for braintrace.online",
+                do=f"call modules in it; {OWN_CELL}",
             )
         if self._initial is None:
             nodes = [n for n in self.nodes(brainstate.nn.Module).values() if n is not self]
@@ -103,21 +94,16 @@ class StepFunction(brainstate.nn.Module):
                 do="make the modules and the learner again and learner.load(path) what "
                 "learner.save(path) wrote, or write the step as the `update` of a module",
             )
-        try:
-            signature = inspect.signature(self._function)
-        except ValueError:  # a built-in function has none
-            return
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            inputs = ", ".join([*["an input"] * len(args), *(f"{k}=..." for k in kwargs)])
-            raise type_error(
-                f"{self.title}{signature} is called with {inputs}: {error}.",
-                where=self.line,
-                why="a step gets the example inputs of compile, and nothing else",
-                do="pass one example per argument, braintrace.compile(function, rule, *inputs, "
-                "kwargs={...}); what is the same at every step belongs in the function",
-            ) from None
+        check_takes(
+            self._function,
+            ["an input"] * len(args),
+            "a step gets the example inputs of compile, and nothing else",
+            "pass one example per argument, braintrace.compile(function, rule, *inputs, "
+            "kwargs={...}); what is the same at every step belongs in the function",
+            self.title,
+            tuple(kwargs),
+            self.line,
+        )
 
 
 def title_of(model: brainstate.nn.Module) -> str:
@@ -162,53 +148,3 @@ def _models_in(item: Any, inside: bool = False) -> Any:
         parts = getattr(item, "__dict__", {})
     models = {str(k): _models_in(v, True) for k, v in parts.items()}
     return {k: v for k, v in models.items() if v is not None} or None
-
-
-def is_function(item: Any) -> bool:
-    """Whether an object is code with names of its own, not a module that is called."""
-    kinds = (types.FunctionType, types.MethodType, functools.partial)
-    return isinstance(item, kinds) or isinstance(getattr(item, "__wrapped__", None), kinds)
-
-
-def package_of(item: Any) -> str:
-    """The package that defines a function, or the class of an object."""
-    owner = inspect.unwrap(item.func if isinstance(item, functools.partial) else item)
-    name = getattr(owner if is_function(owner) else type(owner), "__module__", None)
-    return (name or "").partition(".")[0]
-
-
-def names_in(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function refers to from outside: bound arguments, closure, globals, defaults."""
-    if isinstance(function, functools.partial):
-        bind = inspect.signature(function.func).bind_partial
-        yield from bind(*function.args, **function.keywords).arguments.items()
-        yield from names_in(function.func)
-    elif isinstance(function, types.MethodType):
-        yield "self", function.__self__
-        yield from names_in(function.__func__)
-    elif isinstance(function, types.FunctionType):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            if cell != types.CellType():  # empty while its function is still being defined
-                yield name, cell.cell_contents
-        for name in globals_read(function.__code__):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
-        parameters = inspect.signature(function).parameters.values()
-        yield from ((p.name, p.default) for p in parameters if p.default is not p.empty)
-        if hasattr(function, "__wrapped__"):
-            yield "wrapped", function.__wrapped__
-    elif is_function(function):
-        yield from names_in(inspect.unwrap(function))
-    else:
-        yield "self", function
-        call = type(function).__call__
-        yield from names_in(call) if isinstance(call, types.FunctionType) else ()
-
-
-@functools.cache
-def globals_read(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that a function reads, and the functions defined in it."""
-    read = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return tuple(dict.fromkeys([*read, *(name for c in inner for name in globals_read(c))]))

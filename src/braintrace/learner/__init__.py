@@ -41,7 +41,6 @@ from ._presets import ThreeFactor as ThreeFactor
 from ._presets import pp_prop as pp_prop
 from ._probe import signal_probe as signal_probe
 from ._rule_learner import RuleLearner as RuleLearner
-from ._sequences import check_takes as check_takes
 from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient
 from ._synthetic import train_synthetic_gradient as train_synthetic_gradient

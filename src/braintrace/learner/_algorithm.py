@@ -213,8 +213,9 @@ class ETraceAlgorithm(
             self.executor.adopt(graph)
             if self.strict:
                 check_exact(self.report, type(self).__name__)
-        for state in self.param_states.values():
-            _ = state.value  # a parameter the step never reads still has a gradient, zero
+        for state in states.values():
+            if isinstance(state, brainstate.ParamState):
+                _ = state.value  # a parameter the step never reads still has a gradient, zero
         values = values_of(info, call.leaves, besides.leaves)
         check_trace(values.hidden)
         of_rule = (besides.timed, jax.tree.structure(besides.step))

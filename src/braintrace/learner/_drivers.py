@@ -18,6 +18,7 @@ from ..frontend import (
     Split,
     StateTree,
     Traced,
+    check_takes,
     split_at_call,
     states_of,
     trace_function,
@@ -30,7 +31,7 @@ from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
 from ._run import RunInfo, SequenceRun, sequence_run
-from ._sequences import check_choice, check_takes, length_of, loss_of
+from ._sequences import check_choice, length_of, loss_of
 
 Array = jax.Array
 

@@ -10,9 +10,16 @@ import brainstate
 import jax
 
 from .._errors import OWN_CELL, type_error, value_error
-from .._jaxpr import PyTree, fingerprint
+from .._jaxpr import PyTree, fingerprint, is_traced
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
-from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
+from ..frontend import (
+    ETraceGraph,
+    ModuleInfo,
+    check_mixing,
+    extract_module_info,
+    graph_of,
+    surroundings,
+)
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
 
 Array = jax.Array
@@ -21,12 +28,14 @@ Array = jax.Array
 # Analyses and compiled programs that are cached, the oldest goes first: a model whose program
 # differs at every call must not fill memory.
 _MOST_CACHED = 64
+_MOST_TRACES = 8  # they hold on to arrays that were attributes
 
 
 class ETraceGraphExecutor:
     """Holds the compiled graph of a model.
 
-    Every call traces the model again, so values that `update` takes from its surroundings are
+    A call traces the model again if anything that `update` can reach has changed (attributes,
+    settings, globals: see `frontend/_surroundings`), so that values which it takes from there are
     those of the call; the analysis is reused whenever the traced program is the same.
 
     Args:
@@ -54,7 +63,8 @@ class ETraceGraphExecutor:
             raise type_error(
                 f"expected a brainstate.nn.Module, got {type(model).__name__}.",
                 why="the step of a learner is the `update` of a module",
-                do=f"write one step of the network in the `update` of such a module; {OWN_CELL}",
+                do="write one step of the network in the `update` of such a module, or give a "
+                f"function to braintrace.compile; {OWN_CELL}",
             )
         self.model = model
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
@@ -62,6 +72,7 @@ class ETraceGraphExecutor:
         self._graph: ETraceGraph | None = None
         self._analyses: dict[Hashable, Graph] = {}
         self._runs: dict[Hashable, Callable] = {}
+        self._traces: dict[Hashable, tuple[ModuleInfo, Graph, list[Any]]] = {}
 
     @property
     def is_compiled(self) -> bool:
@@ -104,7 +115,7 @@ class ETraceGraphExecutor:
             return self
         other = copy.copy(self)
         other.model = model
-        other._analyses, other._runs = dict(self._analyses), dict(self._runs)
+        other._analyses, other._runs, other._traces = dict(self._analyses), dict(self._runs), {}
         return other
 
     def adopt(self, analysis: Graph) -> None:
@@ -120,16 +131,24 @@ class ETraceGraphExecutor:
         """Drop the compiled graph."""
         self._graph = None
         self._analyses.clear()
+        self._traces.clear()
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> tuple[ModuleInfo, Graph]:
-        """Trace the model at its present states and surroundings."""
+        """Trace the model at its present states and surroundings, unless it was, at the same."""
+        around = surroundings(self.model, (args, kwargs))  # before `update` changes any of it
+        if around is not None and (around.key, self.unmarked) in self._traces:
+            info, analysis, _ = self._traces[around.key, self.unmarked]
+            return info, analysis
         info = self._info(args, kwargs)
         key = _key(info)
         if key not in self._analyses:
-            _store(
-                self._analyses, key, graph_of(info, False, *self._options, self.unmarked).analysis
-            )
-        return info, self._analyses[key]
+            analysis = graph_of(info, False, *self._options, self.unmarked).analysis
+            _store(self._analyses, key, analysis)
+        analysis = self._analyses[key]
+        if around is not None and not any(map(is_traced, info.consts)):
+            traced = (info, analysis, around.holds)
+            _store(self._traces, (around.key, self.unmarked), traced, _MOST_TRACES)
+        return info, analysis
 
     def compiled(self, key: Hashable, run: Callable, donate: int | None = None) -> Callable:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
@@ -193,8 +212,10 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         return out, hiddens, others, ([o.x for o in parts], [o.f for o in parts]), jacobians
 
 
-def _store(cache: dict[Hashable, Any], key: Hashable, value: PyTree) -> None:
-    if len(cache) >= _MOST_CACHED:
+def _store(
+    cache: dict[Hashable, Any], key: Hashable, value: PyTree, most: int = _MOST_CACHED
+) -> None:
+    if len(cache) >= most:
         del cache[next(iter(cache))]
     cache[key] = value
 

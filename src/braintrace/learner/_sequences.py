@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,21 +48,6 @@ def length_of(sequences: tuple[PyTree, ...]) -> int:
     else:
         return int(lengths.pop())
     raise value_error(what[0], why=what[1], do=do)
-
-
-def check_takes(
-    step_fn: Callable[..., PyTree], arguments: Sequence[str], why: str, do: str
-) -> None:
-    """Refuse a step function that does not take these arguments, each in words."""
-    try:
-        signature = inspect.signature(step_fn)
-    except ValueError:  # a built-in function has none
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        what = f"step_fn{signature} is called with {', '.join(arguments)}: {error}."
-        raise type_error(what, why=why, do=do) from None
 
 
 def loss_of(result: PyTree, has_aux: bool) -> tuple[Array, PyTree]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from .._errors import type_error, value_error
 from .._jaxpr import Program, flatten
+from ..frontend import check_takes
 from ..graph import explicit
-from ..learner._sequences import check_choice, check_takes, length_of
+from ..learner._sequences import check_choice, length_of
 
 PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
