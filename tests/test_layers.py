@@ -59,6 +59,7 @@ MAY_IMPORT_BRAINSTATE = {
     "cli",
     "legacy",
 }
+OPTIONAL = ("flax", "equinox", "spyx")
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
 # Names a room may not say. The lookarounds let ordinary words through: convert, exploration.
 UNSPEAKABLE = {
@@ -117,6 +118,16 @@ def check_brainstate(path: str, source: str) -> list[str]:
     return [name for name in imported(path, source) if within(name, "brainstate")]
 
 
+def check_optional(path: str, source: str) -> list[str]:
+    """Libraries of models are imported where one of their modules is at hand, not before."""
+    first = "\n".join(ast.unparse(node) for node in ast.parse(source).body if _imports(node))
+    return [name for name in imported(path, first) if within(name, *OPTIONAL)]
+
+
+def _imports(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
 def check_jax_internals(path: str, source: str) -> list[str]:
     if path == "_jaxpr.py":
         return []
@@ -152,7 +163,10 @@ def check_oracle(path: str, source: str) -> list[str]:
     return [name for name in ours if not within(name, *ORACLE_MAY_IMPORT)]
 
 
-CHECKS = (check_rooms, check_brainstate, check_jax_internals, check_names, check_history)
+CHECKS = (
+    *(check_rooms, check_brainstate, check_optional),
+    *(check_jax_internals, check_names, check_history),
+)
 FILES = {
     file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8")
     for file in sorted(PACKAGE.rglob("*.py"))
@@ -208,6 +222,7 @@ BROKEN = [
     (check_brainstate, "_online/_x.py", "import brainstate"),
     (check_rooms, "_online/_x.py", "from ..learner import compile"),
     (check_brainstate, "_jaxpr.py", "import brainstate"),
+    (check_optional, "learner/_x.py", "from flax import nnx"),
     (check_jax_internals, "graph/_x.py", "from jax._src import core"),
     (check_jax_internals, "graph/_jaxpr.py", "from jax import core"),
     (check_jax_internals, "ops/_x.py", "import jax.extend.core as jex"),
@@ -238,6 +253,7 @@ KEPT = [
     (check_rooms, "__main__.py", "from .cli import main"),
     (check_brainstate, "frontend/_x.py", "import brainstate"),
     (check_brainstate, "ops/_x.py", "import brainstate_like, saiunit"),
+    (check_optional, "learner/_x.py", "def of_nnx():\n    from flax import nnx"),
     (check_jax_internals, "_jaxpr.py", "from jax.extend import core"),
     (check_jax_internals, "ops/_x.py", "import jax\njax.lax.dot_general"),
     (check_oracle, "oracle/_x.py", "from ._y import z\nfrom braintrace._jaxpr import Var"),

@@ -85,7 +85,7 @@ NAMES = """
 """.split()
 MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
-    ParameterReport PathClassification Silent Advice RuleCost Suggestion
+    ParameterReport PathClassification Silent Advice RuleCost Suggestion ModuleLearner
 """.split()
 
 

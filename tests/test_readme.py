@@ -1,6 +1,7 @@
 """The Python in the documents runs: the blocks of a file in order, in one namespace."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import brainstate
@@ -31,7 +32,10 @@ def environ():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_runs(path, environ):
     namespace = {"__name__": path.stem}
-    for code in blocks(path.read_text("utf-8")):
+    text = path.read_text("utf-8")
+    if "import spyx" in text and version("spyx").startswith("0."):
+        pytest.skip("Spyx 1 needs a newer JAX")
+    for code in blocks(text):
         exec(compile(code, path, "exec"), namespace)
 
 

@@ -172,7 +172,17 @@ FEW = {
         "test_what_is_called_exact_is_exact_and_nothing_else": 3,
     },
     "online/test_libraries.py": {
-        "test_a_cell_of_another_library_learns_online": 3,
+        "test_blocks_are_steps_are_the_gradient_of_a_scan": 2,
+        "test_d_rtrl_is_exact_where_it_says_so_and_nowhere_else": 6,
+        "test_d_rtrl_is_its_definition": 4,
+        "test_rtrl_is_bptt": 4,
+    },
+    "online/test_packed.py": {
+        "test_every_rule_follows_them": 2,
+        "test_states_in_one_array_are_followed_like_separate_ones": 2,
+    },
+    "online/test_sparse.py": {
+        "test_the_entries_of_a_sparse_matrix_are_traced": 2,
     },
     "online/test_online.py": {
         "test_blocks_are_steps": 2,

@@ -59,6 +59,7 @@ from .learner import FixedRandomFeedback as FixedRandomFeedback
 from .learner import GradExpon as GradExpon
 from .learner import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .learner import KappaFilter as KappaFilter
+from .learner import ModuleLearner as ModuleLearner
 from .learner import MultiStepData as MultiStepData
 from .learner import NoTrace as NoTrace
 from .learner import OSTLFeedforward as OSTLFeedforward

@@ -1,182 +1,107 @@
 """Unmodified cells of other libraries: every parameter is traced, or the report says why not."""
 
 import equinox as eqx
-import flax.linen as linen
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 import pytest
 from flax import nnx
-from jax import lax
+from library_cases import CASES, EQUINOX, FLOAT, T
+from unmarked_gradients import bptt, close, definition, differ, gradient, learner, loss
 
 import braintrace as bt
-
-T, I, N = 8, 3, 4
-
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+from interpret import interpreted
 
 
-def double_of(tree):
-    convert = lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a
-    return jax.tree.map(convert, tree)
+def each(test):
+    """For every case, with a batch of two and of one."""
+    return pytest.mark.parametrize("batch", [2, 1])(pytest.mark.parametrize("name", CASES)(test))
 
 
-# A case is a step, parameters, a state and the inputs of all steps.
+@each
+def test_d_rtrl_is_exact_where_it_says_so_and_nowhere_else(name, batch):
+    case = CASES[name](batch)
+    got, net = gradient(case, "d_rtrl")
+    for a, b, p in zip(got, bptt(case), net.report.parameters.values(), strict=True):
+        assert p.how == "trace" or p.exact or p.dropped
+        assert p.exact != differ(a, b), p
 
 
-def inputs(*shape):
-    return jnp.asarray(np.random.default_rng(0).normal(size=(T, *shape)))
+@each
+def test_rtrl_is_bptt(name, batch):
+    case = CASES[name](batch)
+    got, net = gradient(case, "rtrl")
+    close(got, bptt(case))
+    assert all(p.exact for p in net.report.parameters.values())
 
 
-def of_equinox(make, several=False):
-    def case(batch):
-        cell = double_of(make(jax.random.PRNGKey(1)))
-        call = (
-            (lambda p, x, s: p(x, s))
-            if batch is None
-            else jax.vmap(lambda p, x, s: p(x, s), (None, 0, 0))
-        )
-
-        def step(cell, state, x):
-            state = call(cell, x, state)
-            return state, state[0] if several else state
-
-        lead = () if batch is None else (batch,)
-        zeros = jnp.zeros((*lead, N))
-        return step, cell, (zeros, zeros) if several else zeros, inputs(*lead, I)
-
-    return case
+# States packed into one array are judged by a twin with separate ones: test_packed.py.
+PACKED = ("ALIF", "CuBaLIF", "adaptive network")
 
 
-def of_nnx(make):
-    def case(batch):
-        lead = () if batch is None else (batch,)
-        cell = make(I, N, rngs=nnx.Rngs(0), dtype=jnp.float64, param_dtype=jnp.float64)
-        structure, params = nnx.split(cell)
-        step = lambda params, carry, x: nnx.merge(structure, params)(carry, x)
-        carry = cell.initialize_carry((*lead, I), nnx.Rngs(1))
-        return step, params, double_of(carry), inputs(*lead, I)
-
-    return case
+@pytest.mark.parametrize("batch", [2, 1])
+@pytest.mark.parametrize("name", [n for n in CASES if not n.endswith(PACKED)])
+def test_d_rtrl_is_its_definition(name, batch):
+    case = CASES[name](batch)
+    got, net = gradient(case, "d_rtrl")
+    close(got, definition(case, net))
 
 
-def of_linen(make):
-    def case(batch):
-        lead = () if batch is None else (batch,)
-        cell = make(N, dtype=jnp.float64, param_dtype=jnp.float64)
-        carry = double_of(cell.initialize_carry(jax.random.PRNGKey(0), (*lead, I)))
-        xs = inputs(*lead, I)
-        params = cell.init(jax.random.PRNGKey(1), carry, xs[0])["params"]
-        step = lambda params, carry, x: cell.apply({"params": params}, carry, x)
-        return step, params, carry, xs
-
-    return case
-
-
-class Stack(eqx.Module):
-    """Three recurrent cells with layer norms between, and a read-out."""
-
-    cells: list
-    norms: list
-    out: eqx.nn.Linear
-
-    def __init__(self, key):
-        keys = jax.random.split(key, 4)
-        sizes = [I, N, N]
-        self.cells = [eqx.nn.GRUCell(n, N, key=k) for n, k in zip(sizes, keys, strict=False)]
-        self.norms = [eqx.nn.LayerNorm(N) for _ in range(2)]
-        self.out = eqx.nn.Linear(N, 2, key=keys[3])
-
-    def __call__(self, x, states):
-        new = []
-        for i, (cell, h) in enumerate(zip(self.cells, states, strict=True)):
-            new.append(cell(x, h))
-            x = self.norms[i](new[-1]) if i < 2 else new[-1]
-        return new, self.out(x)
-
-
-def stack(batch):
-    net = double_of(Stack(jax.random.PRNGKey(2)))
-    call = lambda p, x, s: p(x, s)
-    call = call if batch is None else jax.vmap(call, (None, 0, 0))
-    lead = () if batch is None else (batch,)
-    zeros = [jnp.zeros((*lead, N))] * 3
-    return lambda net, state, x: call(net, x, state), net, zeros, inputs(*lead, I)
-
-
-CASES = {
-    "equinox GRU": of_equinox(lambda key: eqx.nn.GRUCell(I, N, key=key)),
-    "equinox LSTM": of_equinox(lambda key: eqx.nn.LSTMCell(I, N, key=key), several=True),
-    "nnx GRU": of_nnx(nnx.GRUCell),
-    "nnx LSTM": of_nnx(nnx.LSTMCell),
-    "nnx optimized LSTM": of_nnx(nnx.OptimizedLSTMCell),
-    "nnx simple": of_nnx(nnx.SimpleCell),
-    "linen GRU": of_linen(linen.GRUCell),
-    "linen LSTM": of_linen(linen.LSTMCell),
-    "equinox stack": stack,
-}
-
-
-def squares(out):
-    return jnp.sum(out**2)
-
-
-def gradient(case, rule, **options):
-    step, params, state, xs = case
-    net = bt.online(step, rule, **options)
-    carry = net.init(params, state, xs[0])
-    return jax.tree.leaves(net.grad(squares)(params, carry, xs)[0]), net
-
-
-def bptt(case):
-    step, params, state, xs = case
+@each
+def test_blocks_are_steps_are_the_gradient_of_a_scan(name, batch):
+    case = CASES[name](batch)
+    _, params, _, xs = case
+    want, net = gradient(case, "d_rtrl", 1)
+    close(gradient(case, "d_rtrl", T)[0], want)
+    carry = learner(case, "d_rtrl")[1]
 
     def total(params):
-        def body(state, x):
-            state, out = step(params, state, x)
-            return state, squares(out)
+        return jax.vmap(loss)(net.scan(params, carry, xs)[1]).sum()
 
-        return lax.scan(body, state, xs)[1].sum()
-
-    return jax.tree.leaves(eqx.filter_grad(total)(params))
+    close(jax.tree.leaves(interpreted(lambda: eqx.filter_grad(total)(params), lower=False)), want)
 
 
-def close(got, want):
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+# --------------------------------------------------------------------------- what fits around it
 
 
-@pytest.mark.parametrize("batch", [2, None])
-@pytest.mark.parametrize("name", CASES)
-def test_a_cell_of_another_library_learns_online(name, batch):
-    case = CASES[name](batch)
-    want = bptt(case)
-    got, net = gradient(case, "rtrl")
-    close(got, want)
-    assert all(p.exact for p in net.report.parameters.values())
-    got, net = gradient(case, "d_rtrl")
-    for a, b, p in zip(got, want, net.report.parameters.values(), strict=True):
-        assert p.how in ("trace", "within-step") or p.dropped
-        if p.exact:
-            close([a], [b])
-        else:
-            assert np.abs(a - b).max() > 1e-9
-
-
-def test_an_equinox_module_gets_gradients_for_its_optimizer():
-    step, cell, state, xs = of_equinox(lambda key: eqx.nn.GRUCell(I, N, key=key))(2)
+def test_an_equinox_module_in_the_tools_of_equinox(tmp_path):
+    step, cell, state, xs = EQUINOX["GRU"](2)
     net = bt.online(step, "d_rtrl")
     carry = net.init(cell, state, xs[0])
-    grads, _ = eqx.filter_jit(net.grad(squares))(cell, carry, xs)
+    grads, _ = eqx.filter_jit(net.grad(loss))(cell, carry, xs)
     updated = eqx.apply_updates(cell, jax.tree.map(lambda g: -0.1 * g, grads))
     assert isinstance(updated, eqx.nn.GRUCell)
-    assert [".".join(map(str, p)) for p in net.report.parameters] == [
-        "weight_ih",
-        "weight_hh",
-        "bias",
-        "bias_n",
-    ]
+    names = ["weight_ih", "weight_hh", "bias", "bias_n"]
+    assert [".".join(map(str, p)) for p in net.report.parameters] == names
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def total(cell):
+        return jax.vmap(loss)(net.scan(cell, carry, xs)[1]).sum()
+
+    close(jax.tree.leaves(total(cell)[1]), jax.tree.leaves(grads))
+
+    # Module and carry in one file; loaded, the gradient of the rest is the same.
+    carry = net.scan(cell, carry, xs[:3])[0]
+    eqx.tree_serialise_leaves(tmp_path / "net.eqx", (updated, carry))
+    like = jax.tree.map(jnp.zeros_like, (cell, carry))
+    loaded, at = eqx.tree_deserialise_leaves(tmp_path / "net.eqx", like)
+    gradient_of = net.grad(loss)
+    want = gradient_of(updated, carry, xs[3:])[0]
+    close(jax.tree.leaves(gradient_of(loaded, at, xs[3:])[0]), jax.tree.leaves(want))
+
+
+def test_a_cell_of_nnx_and_its_optimizer():
+    cell = nnx.GRUCell(3, 3, rngs=nnx.Rngs(0), **FLOAT)
+    structure, params = nnx.split(cell, nnx.Param)
+    step = lambda params, carry, x: nnx.merge(structure, params)(carry, x)
+    xs = CASES["nnx Linear"](2)[3]
+    net = bt.online(step, "d_rtrl")
+    carry = net.init(params, jnp.zeros((2, 3)), xs[0])
+    grads, (_, losses) = net.grad(loss)(params, carry, xs)
+    before = jax.tree.leaves(params)
+    nnx.Optimizer(cell, optax.sgd(0.01), wrt=nnx.Param).update(cell, grads)
+    after = nnx.state(cell, nnx.Param)
+    steps = [(a - b) / 0.01 for a, b in zip(before, jax.tree.leaves(after), strict=True)]
+    close(steps, jax.tree.leaves(grads))
+    assert net.grad(loss)(after, carry, xs)[1][1].sum() < losses.sum()

@@ -28,3 +28,4 @@ from ._loop import run_outputs as run_outputs
 from ._loop import run_updates as run_updates
 from ._loop import window_sizes as window_sizes
 from ._progress import ticking as ticking
+from ._tree import Untrained as Untrained

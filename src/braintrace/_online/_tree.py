@@ -46,6 +46,14 @@ def _is_box(node: object) -> bool:
     return any(c.__module__ == "flax.nnx.variablelib" for c in type(node).__mro__)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """A part of a tree whose floating arrays are passed through like all others."""
+
+    value: PyTree
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The structure of a pytree: which leaves are trained, which are other arrays, the rest.
@@ -86,9 +94,11 @@ class Layout:
 def split(tree: PyTree) -> tuple[Layout, list[jax.Array], list[jax.Array]]:
     """A pytree's layout, its floating arrays and its other arrays."""
     leaves, structure = jax.tree.flatten(tree)
+    nodes = jax.tree.leaves(tree, is_leaf=lambda n: isinstance(n, Untrained))
+    passed = [isinstance(n, Untrained) for n in nodes for _ in jax.tree.leaves(n)]
     trained, arrays, static = [], [], []
     for i, leaf in enumerate(leaves):
-        if is_floating(leaf):
+        if is_floating(leaf) and not passed[i]:
             trained.append(i)
         elif is_array(leaf):
             arrays.append(i)

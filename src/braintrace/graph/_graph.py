@@ -15,6 +15,7 @@ from .._jaxpr import Equation, Program, cannot_be_mapped, deep_equations, evalua
 from ._affine import explicit
 from ._channels import meet, stays_apart
 from ._diagnostics import CompilationRecord
+from ._expand import expanded
 from ._explain import (
     dropped,
     excluded,
@@ -41,12 +42,12 @@ from ._pattern import (
     tap_pattern,
 )
 from ._policy import ControlFlowPolicy, close_bodies
-from ._recognise import recognise
+from ._recognise import packed, recognise
 from ._relations import HiddenParamOpRelation, PathClassification
 from ._sets import facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
-from ._step import Component, Path, Step
+from ._step import Component, Leaf, Path, Step
 from ._tangent import Tangent, tangent_program
 from ._views import Followed
 from ._while import bind_reversible
@@ -175,7 +176,7 @@ def analyse(
         step = replace(step, program=divided, penalised=True)
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     if unmarked:
-        step = recognise(step, unsteady, fold)
+        step = recognise(expanded(step), unsteady, fold)
     flow = flow_of(step, unsteady)
     sites = find_sites(step, flow)
     if fold and (folded := fold_step(step, flow, sites)) is not step:
@@ -184,6 +185,10 @@ def analyse(
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
     tangent = tangent_program(step, consts, trained)
     apart = view = _view(tangent, consts, trained, None)
+    if unmarked and (parts := _split_up(step, tangent, view)):
+        step = replace(step, hidden=tuple(parts.get(i, leaf) for i, leaf in enumerate(step.hidden)))
+        tangent = tangent_program(step, consts, trained)
+        apart = view = _view(tangent, consts, trained, None)
     views = [view]
     if crossings is not None:
         tangent = tangent_program(step, consts, trained, crossing=True)
@@ -248,6 +253,13 @@ def analyse(
         crossings=crossings,
         records=tuple(records),
     )
+
+
+def _split_up(step: Step, tangent: Tangent, view: View) -> dict[int, Leaf]:
+    """The states that are packed into one array, where that makes neighbours of one unit's."""
+    pairs = [[tangent.components[c].leaf for c in pair] for pair in view.pattern.dropped]
+    lost = {a for a, b in pairs if a == b}
+    return {i: leaf for i, leaf in packed(step).items() if i in lost} if lost else {}
 
 
 def _may_widen(tangent: Tangent, apart: View, i: int, reached: Any) -> bool:

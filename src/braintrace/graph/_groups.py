@@ -16,7 +16,7 @@ from scipy.sparse import csgraph
 from .._errors import dotted
 from .._jaxpr import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_of, variable
 from ._pattern import Pattern, matrix
-from ._step import Path, join, split
+from ._step import Parts, Path, join, parts_of, split
 from ._views import Followed, Values, arranged
 
 
@@ -30,7 +30,7 @@ class HiddenGroup:
     hidden_paths: tuple[Path, ...]
     varshape: tuple[int, ...]
     num_state: int
-    channels: tuple[int, ...]
+    parts: tuple[Parts | None, ...]
     followed: Followed
     hidden_states: tuple[Any, ...]
 
@@ -44,19 +44,19 @@ class HiddenGroup:
             raise ValueError(
                 f"Group {self.name} has {len(self.leaves)} states, got {len(values)} values."
             )
-        parts = [v[..., None] if not n else v for v, n in zip(values, self.channels, strict=True)]
+        parts = [_last(v, how) for v, how in zip(values, self.parts, strict=True)]
         return jnp.concatenate(parts, axis=-1)
 
     def split_hidden(self, array: Array) -> list[Array]:
         """The states of a stacked array; the inverse of `concat_hidden`."""
-        widths = [n or 1 for n in self.channels]
+        widths = [1 if how is None else how[1] for how in self.parts]
         if array.shape[-1] != sum(widths):
             raise ValueError(
                 f"Group {self.name} has {sum(widths)} variables per unit, "
                 f"got an array of width {array.shape[-1]}."
             )
         parts = jnp.split(array, np.cumsum(widths)[:-1], axis=-1)
-        return [p if n else p[..., 0] for p, n in zip(parts, self.channels, strict=True)]
+        return [_first(p, how) for p, how in zip(parts, self.parts, strict=True)]
 
     @property
     def hidden_invars(self) -> list[JaxVar]:
@@ -159,6 +159,28 @@ class HiddenGroup:
         return moved, split(own, [jnp.asarray(v) for v in hidden_vals])
 
 
+def _last(value: Array, parts: Parts | None) -> Array:
+    """A state with the variables of a unit on a trailing axis."""
+    if parts is None:
+        return value[..., None]
+    axis, n, width = parts
+    if width == 1:
+        return jnp.moveaxis(value, axis, -1)
+    at, shape = value.ndim + axis, value.shape
+    return jnp.moveaxis(value.reshape((*shape[:at], n, width, *shape[at + 1 :])), at, -1)
+
+
+def _first(value: Array, parts: Parts | None) -> Array:
+    """The inverse of `_last`."""
+    if parts is None:
+        return value[..., 0]
+    axis, n, width = parts
+    if width == 1:
+        return jnp.moveaxis(value, -1, axis)
+    at, moved = value.ndim + axis - 1, jnp.moveaxis(value, -1, axis - 1)
+    return moved.reshape((*moved.shape[:at], n * width, *moved.shape[at + 2 :]))
+
+
 def find_groups(
     followed: Followed, pattern: Pattern, states: Callable[[Path], Any]
 ) -> tuple[HiddenGroup, ...]:
@@ -176,7 +198,7 @@ def find_groups(
     for one in dict.fromkeys(label.tolist()):
         leaves = tuple(np.flatnonzero(label == one).tolist())
         members = [step.hidden[i] for i in leaves]
-        channels = tuple(step.entry(m).shape[-1] if m.channels else 0 for m in members)
+        parts = tuple(parts_of(step, m) for m in members)
         groups.append(
             HiddenGroup(
                 index=len(groups),
@@ -184,8 +206,8 @@ def find_groups(
                 components=tuple(k for k, c in enumerate(components) if c.leaf in leaves),
                 hidden_paths=tuple(m.path for m in members),
                 varshape=shape[leaves[0]],
-                num_state=sum(k or 1 for k in channels),
-                channels=channels,
+                num_state=sum(1 if how is None else how[1] for how in parts),
+                parts=parts,
                 followed=followed,
                 hidden_states=tuple(states(m.path) for m in members),
             )

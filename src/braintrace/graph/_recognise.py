@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
 from .._jaxpr import Atom, Equation, Program, Var, producers, prune
 from ..ops import (
     ETPPrimitive,
@@ -32,7 +34,7 @@ from ..ops import (
 from ._fold import Is, Kinds, kinds_of, rewritten
 from ._reach import reach
 from ._sites import Around, flow_of
-from ._step import Step
+from ._step import Leaf, Step
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -170,11 +172,13 @@ def _with_biases(program: Program) -> Program:
             return None
         value = eqn.inputs[0]
         while (inner := producer.get(value)) is not None:
-            if inner.name != "broadcast_in_dim":
-                break
             source, lead = inner.inputs[0], len(value.shape) - len(inner.inputs[0].shape)
             axes = tuple(range(lead, len(value.shape)))
-            if source.shape != value.shape[lead:] or axes != inner.params["broadcast_dimensions"]:
+            spread = inner.name == "broadcast_in_dim" and (
+                inner.params["broadcast_dimensions"] == axes
+            )
+            ones = inner.name == "reshape" and value.shape[:lead] == (1,) * lead
+            if not (spread or ones) or source.shape != value.shape[lead:]:
                 break
             value = source
         return value
@@ -190,3 +194,39 @@ def _with_biases(program: Program) -> Program:
                     break
         equations.append(eqn)
     return replace(program, equations=tuple(equations))
+
+
+# ------------------------------------------------------------------------------ packed states
+
+
+def packed(step: Step) -> dict[int, Leaf]:
+    """Hidden leaves that the step reads and writes in equal parts of an axis, as such.
+
+    `v, i = jnp.split(state, 2, -1)` before and `jnp.concatenate([v, i], -1)` after, or `state[0]`
+    and `jnp.stack`.
+    """
+    producer = producers(step.program)
+    out = {}
+    for k, leaf in enumerate(step.hidden):
+        entry, made = step.entry(leaf), producer.get(step.exit(leaf))
+        if leaf.channels or made is None or made.name not in ("concatenate", "stack"):
+            continue
+        axis = made.params["dimension" if made.name == "concatenate" else "axis"]
+        sizes = {a.shape[axis] if made.name == "concatenate" else 1 for a in made.inputs}
+        reads = [_ends(e, axis) for e in step.program.equations if entry in e.inputs]
+        ends = [end for some in reads for end in some]
+        if len(sizes) == 1 and ends and not any(end % max(sizes) for end in ends):
+            out[k] = replace(leaf, packed=(axis, len(made.inputs)))
+    return out
+
+
+def _ends(eqn: Equation, axis: int) -> list[int]:
+    """Where an equation cuts its operand along an axis."""
+    if eqn.name == "split" and eqn.params["axis"] == axis:
+        return np.cumsum(eqn.params["sizes"]).tolist()
+    if eqn.name == "unstack" and eqn.params["axis"] == axis:
+        return [1]
+    if eqn.name == "slice":
+        ends = [eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]]
+        return ends if ends != [0, eqn.inputs[0].shape[axis]] else []
+    return []

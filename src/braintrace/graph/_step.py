@@ -25,6 +25,7 @@ class Leaf:
     position: int
     output: int
     channels: bool = False  # whether the last axis counts the variables of one unit, not units
+    packed: tuple[int, int] | None = None  # (axis, n): its n equal parts are variables of one unit
 
     @property
     def name(self) -> str:
@@ -56,17 +57,29 @@ class Step:
 
 
 # A state is differentiated in real coordinates: a complex array counts as two components, an
-# array with channels as one per channel. Each component has one scalar per unit.
+# array with channels or parts as one per channel or part. Each component has one scalar per unit.
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One real number per unit: a part of a hidden leaf."""
+    """One real number per unit: a part of a hidden leaf, `part` of so many along an axis."""
 
     leaf: int
-    channel: int | None
+    part: int | None
     imaginary: bool
     shape: tuple[int, ...]
+    axis: int = 0
+    width: int = 1
+
+
+Parts = tuple[int, int, int]  # an axis from the end, its number of parts, and the width of each
+
+
+def parts_of(step: Step, leaf: Leaf) -> Parts | None:
+    """How an array holds several variables of each unit, None if it holds one."""
+    shape = step.entry(leaf).shape
+    cut = (len(shape) - 1, shape[-1]) if leaf.channels else leaf.packed
+    return None if cut is None else (cut[0] - len(shape), cut[1], shape[cut[0]] // cut[1])
 
 
 def components_of(step: Step) -> tuple[Component, ...]:
@@ -74,12 +87,16 @@ def components_of(step: Step) -> tuple[Component, ...]:
     out = []
     for i, leaf in enumerate(step.hidden):
         var = step.entry(leaf)
-        shape = var.shape[:-1] if leaf.channels else var.shape
-        for channel in range(var.shape[-1]) if leaf.channels else (None,):
-            out += [
-                Component(i, channel, im, shape)
-                for im in ((False, True) if var.is_complex else (False,))
-            ]
+        shape, cut = var.shape, parts_of(step, leaf)
+        axis, n, width = cut or (0, 1, 1)
+        if cut:
+            at = axis + len(shape)
+            shape = (*shape[:at], *([width] if width > 1 else []), *shape[at + 1 :])
+        out += [
+            Component(i, part, im, shape, axis, width)
+            for part in (range(n) if cut else [None])
+            for im in ((False, True) if var.is_complex else (False,))
+        ]
     return tuple(out)
 
 
@@ -87,7 +104,11 @@ def split(components: Sequence[Component], leaves: Sequence[Array]) -> list[Arra
     """Real components of the hidden leaves."""
     out = []
     for c in components:
-        value = leaves[c.leaf] if c.channel is None else leaves[c.leaf][..., c.channel]
+        value = leaves[c.leaf]
+        if c.part is not None:
+            ends = c.part * c.width, (c.part + 1) * c.width
+            value = jax.lax.slice_in_dim(value, *ends, axis=c.axis)
+            value = value.squeeze(c.axis) if c.width == 1 else value
         if jnp.iscomplexobj(value):
             value = value.imag if c.imaginary else value.real
         out.append(value)
@@ -110,8 +131,10 @@ def join(components: Sequence[Component], values: Sequence[Array], n_leaves: int
                 (re[0], jax.lax.complex(re[1], im[1]))
                 for re, im in zip(parts[::2], parts[1::2], strict=True)
             ]
-        if parts[0][0].channel is None:
-            out.append(parts[0][1])
-        else:
-            out.append(jnp.stack([v for _, v in parts], axis=-1))
+        one, value = parts[0]
+        if one.part is not None:
+            arrays = [v for _, v in parts]
+            together = jnp.stack if one.width == 1 else jnp.concatenate
+            value = together(arrays, axis=one.axis)
+        out.append(value)
     return out

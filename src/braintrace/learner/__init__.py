@@ -18,6 +18,7 @@ from ._helpers import FixedRandomFeedback as FixedRandomFeedback
 from ._helpers import GradExpon as GradExpon
 from ._helpers import KappaFilter as KappaFilter
 from ._helpers import PresynapticTrace as PresynapticTrace
+from ._nnx import ModuleLearner as ModuleLearner
 from ._presets import D_RTRL as D_RTRL
 from ._presets import DECOLLE as DECOLLE
 from ._presets import ES_D_RTRL as ES_D_RTRL

@@ -26,6 +26,7 @@ from ._checks import check_exact
 from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
+from ._nnx import ModuleLearner, is_nnx
 from ._reset import LAST, reinitialise
 from ._rule_learner import RuleLearner
 from ._run import RunInfo
@@ -169,7 +170,7 @@ class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
 
 
 def compile(
-    model: brainstate.nn.Module | Callable[..., PyTree],
+    model: Any,
     algorithm: str | LearningRule | ETraceConfig | type[ETraceAlgorithm],
     *example_inputs: PyTree,
     batch_size: int | None = None,
@@ -189,7 +190,9 @@ def compile(
     and reset with the learner; `learner.model4compile` is a module that holds them by these names.
 
     Args:
-        model: the network, one step in `update`; or a function of the inputs.
+        model: the network, one step in `update`; or a function of the inputs; or a module of flax's
+            nnx, one step in `__call__`, with its states as Variables: then plain JAX is always
+            recognised, and `batch_size`, `seed`, `vmap` and `kwargs` have no meaning.
         algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), as a value
             (`braintrace.rules.d_rtrl()`), by its coordinates or by class.
         *example_inputs: arguments of one step; shapes count, values do not, so that they may be
@@ -202,10 +205,11 @@ def compile(
         unmarked: recognise plain JAX (`x @ w`, `h * a`, a convolution) as operators; by default
             only operators of braintrace are followed.
         kwargs: keyword arguments of one step, examples like the inputs.
-        **options: arguments of the rule, e.g. `vjp_method='multi-step'`.
+        **options: arguments of the rule, e.g. `vjp_method='multi-step'`; for a module of nnx those
+            of `braintrace.online`, e.g. `window=10`.
 
     Returns:
-        The learner, an `ETraceVmap` when `vmap` is set.
+        The learner, an `ETraceVmap` when `vmap` is set, a `ModuleLearner` of a module of nnx.
 
     Raises:
         ValueError: unknown rule name, missing inputs or batch size, bad options.
@@ -224,8 +228,9 @@ def compile(
         >>> list(whole.param_states)[-1]
         ('readout', 'weight')
     """
-    rule = _rule(algorithm)
-    if isinstance(algorithm, ETraceConfig):
+    nnx = is_nnx(model)
+    rule = ETraceAlgorithm if nnx else _rule(algorithm)
+    if isinstance(algorithm, ETraceConfig) and not nnx:
         options = options_of(algorithm) | options
     if not example_inputs:
         raise value_error(
@@ -237,6 +242,12 @@ def compile(
         raise value_error(
             f"verbose={verbose!r}.", why="the levels are 0, 1, 2", do="choose one of them"
         )
+    if nnx:
+        _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
+        of_module = ModuleLearner(model, algorithm, example_inputs, {"strict": strict, **options})
+        if verbose:
+            of_module.report.show(level=verbose)
+        return of_module
     _check_options(RuleLearner if isinstance(algorithm, LearningRule) else rule, options)
     make: Any = rule
     if isinstance(algorithm, LearningRule):
@@ -324,6 +335,18 @@ def _mapped(
     mapped = ETraceVmap(learner, vmap_states="new")
     mapped.remember_samples(batch_size)
     return mapped
+
+
+def _check_not_given(**arguments: Any) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise not_supported(
+            f"{', '.join(given)} with a module of nnx.",
+            why="it has made its states itself, for a batch or one sample, and is called with the "
+            "example inputs",
+            do="leave it out; give the variables of the module the shape of a batch, or map "
+            "braintrace.online over samples",
+        )
 
 
 def _check_batch_size(batch_size: Any) -> None:

@@ -1,0 +1,60 @@
+"""Sparse matrices of JAX and ragged products: their entries are traced like any weight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import sparse
+from library_cases import I, inputs
+from unmarked_gradients import bptt, close, gradient
+
+DENSE = np.random.default_rng(2).normal(size=(3, 4)) * (np.arange(12).reshape(3, 4) % 3 > 0)
+
+
+def leak(product):
+    def step(w, h, x):
+        h = 0.8 * h + jnp.tanh(product(w, x))
+        return h, h
+
+    return step
+
+
+def sparse_cases():
+    bcoo = sparse.BCOO.fromdense(jnp.asarray(DENSE), nse=10)  # two entries only pad
+    rows = sparse.BCSR.fromdense(jnp.asarray(DENSE.T))
+    of = lambda w: sparse.BCOO((w, bcoo.indices), shape=bcoo.shape)
+    of_rows = lambda w: sparse.BCSR((w, rows.indices, rows.indptr), shape=rows.shape)
+    entries = 2 * 8 * rows.data.size
+    yield "right", lambda w, x: x @ of(w), bcoo.data, 2 * 8 * bcoo.data.size
+    yield "left", lambda w, x: (of(w).T @ x.T).T, bcoo.data, 2 * 8 * bcoo.data.size
+    yield "rows", lambda w, x: (of_rows(w) @ x.T).T, rows.data, entries
+    yield "mapped rows", lambda w, x: jax.vmap(lambda x: of_rows(w) @ x)(x), rows.data, entries
+    yield "in the tree", lambda w, x: x @ w, bcoo, None
+
+
+SPARSE = ("right", "left", "rows", "mapped rows", "in the tree")
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_entries_of_a_sparse_matrix_are_traced(name):
+    product, w, size = {k: rest for k, *rest in sparse_cases()}[name]
+    case = leak(product), w, jnp.zeros((2, 4)), inputs(2, I)
+    got, net = gradient(case, "d_rtrl")
+    close(got, bptt(case)[:1])
+    assert all(p.exact and p.how == "trace" for p in net.report.parameters.values())
+    assert size is None or net.memory == size  # one number per sample and entry
+
+
+@pytest.mark.parametrize("varying", [False, True])
+def test_the_matrices_of_a_ragged_product_are_traced(varying):
+    def product(w, x):
+        n = (x[0, 0] > 0).astype(jnp.int32) if varying else jnp.ones((), jnp.int32)
+        return lax.ragged_dot(x, w, jnp.stack([n, 1 - n + n * varying]))  # maybe a row of no group
+
+    w = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, 4)))
+    case = leak(product), w, jnp.zeros((2, 4)), inputs(2, I)
+    got, net = gradient(case, "d_rtrl")
+    close(got, bptt(case))
+    assert all(p.exact and p.how == "trace" for p in net.report.parameters.values())
+    close(gradient(case, "rtrl")[0], got)
