@@ -9,6 +9,8 @@ from jax.experimental import sparse
 from library_cases import I, inputs
 from unmarked_gradients import bptt, close, gradient
 
+import braintrace
+
 DENSE = np.random.default_rng(2).normal(size=(3, 4)) * (np.arange(12).reshape(3, 4) % 3 > 0)
 
 
@@ -44,6 +46,29 @@ def test_the_entries_of_a_sparse_matrix_are_traced(name):
     close(got, bptt(case)[:1])
     assert all(p.exact and p.how == "trace" for p in net.report.parameters.values())
     assert size is None or net.memory == size  # one number per sample and entry
+
+
+def test_a_recurrent_sparse_matrix_learns_like_its_marked_twin():
+    square = sparse.BCOO.fromdense(jnp.asarray(DENSE @ DENSE.T))
+
+    def layer(product):
+        def step(w, h, x):
+            h = jnp.tanh(x + product(h, w))
+            return h, h
+
+        return step, square.data, jnp.zeros((2, I)), inputs(2, I)
+
+    plain = layer(lambda h, w: h @ sparse.BCOO((w, square.indices), shape=square.shape))
+    marked = layer(lambda h, w: braintrace.sparse_matmul(h, w, sparse_mat=square))
+    got, net = gradient(plain, "d_rtrl")
+    want, twin = gradient(marked, "d_rtrl")
+    close(got, want)
+    assert net.memory == twin.memory
+    close(gradient(plain, "rtrl")[0], bptt(marked))
+    step, w, h, xs = plain
+    inside = braintrace.online(step, "d_rtrl")
+    jax.eval_shape(inside.init, w, h, xs[0])  # analysed while another function is traced
+    assert inside.memory == twin.memory
 
 
 @pytest.mark.parametrize("varying", [False, True])

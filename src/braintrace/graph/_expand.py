@@ -1,19 +1,22 @@
-"""Sparse and ragged products written out: gathers, products and sums, which the analysis follows.
+"""Sparse and ragged products of JAX, in terms that the analysis follows.
 
-bcoo_dot_general(data, indices, x)         y[row] = Σ data x[column] over the entries
-ragged_dot_general(x, w, group_sizes)      y = x[i] @ w[group of i], a row at a time
+bcoo_dot_general(data, indices, x)      the operator of `sparse_matmul`, if the indices are known;
+                                        else y[row] = Σ data x[column] over the entries
+ragged_dot_general(x, w, group_sizes)   y[i] = x[i] @ w[group of i]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._jaxpr import Atom, Equation, Program, close, shape_of, trace
+from .._jaxpr import Atom, Equation, Program, close, evaluate, is_traced, prune, shape_of, trace
+from ..ops import Structure, etp_sp_mm, etp_sp_mv
 from ._fold import rewritten
 from ._sites import Around
 from ._step import Step
@@ -21,22 +24,39 @@ from ._step import Step
 Array = jax.Array
 
 
-def expanded(step: Step) -> Step:
+Known = Callable[[Atom], np.ndarray | None]  # the value of what depends on constants alone
+Write = Callable[..., Any] | None
+
+
+def expanded(step: Step, consts: Sequence[Any]) -> Step:
     """The step without products that only JAX's own rules know."""
 
     def rewrite(program: Program, around: Around) -> Program:
-        parts = [_written_out(eqn) for eqn in program.equations]
-        if all(len(part) == 1 for part in parts):
-            return program
-        return replace(program, equations=tuple(eqn for part in parts for eqn in part))
+        equations: list[Equation] = []
+
+        def known(atom: Atom) -> np.ndarray | None:
+            cone = prune(replace(program, equations=tuple(equations)), [atom])
+            used = {atom, *(a for e in cone.equations for a in e.inputs)}
+            values = {} if around else dict(zip(program.consts, consts, strict=True))
+            needed = [v for v in (*cone.consts, *cone.inputs) if v in used]
+            if not all(v in values and not is_traced(values[v]) for v in needed):
+                return None
+            blank = [None] * len(cone.inputs)
+            with jax.ensure_compile_time_eval():  # also inside of a transformation
+                return np.asarray(evaluate(cone, [values.get(v) for v in cone.consts], blank)[0])
+
+        for eqn in program.equations:
+            equations += _written_out(eqn, known)
+        same = len(equations) == len(program.equations)
+        return program if same else replace(program, equations=tuple(equations))
 
     return rewritten(step, rewrite)
 
 
-def _written_out(eqn: Equation) -> list[Equation]:
+def _written_out(eqn: Equation, known: Known) -> list[Equation]:
     """The equations that an equation stands for; the same one if it is of another kind."""
     write = _FORMS.get(eqn.name)
-    function = None if write is None else write(eqn)
+    function = None if write is None else write(eqn, known)
     if function is None:
         return [eqn]
     inner = close(*trace(function, *map(shape_of, eqn.inputs)))
@@ -55,18 +75,18 @@ def _written_out(eqn: Equation) -> list[Equation]:
     ]
 
 
-def _bcoo(eqn: Equation) -> Callable[..., Array] | None:
+def _bcoo(eqn: Equation, known: Known) -> Write:
     """Entries by their indices, times a dense array."""
     data, indices, _ = eqn.inputs
-    return _of_entries(eqn, data.shape, indices.shape)
+    return _of_entries(eqn, data.shape, indices.shape, known(indices))
 
 
 def _of_entries(
-    eqn: Equation, data: tuple[int, ...], indices: tuple[int, ...]
-) -> Callable[..., Array] | None:
+    eqn: Equation, data: tuple[int, ...], indices: tuple[int, ...], at: np.ndarray | None
+) -> Write:
     """The product with a sparse matrix, or a batch of them where both have its axes first.
 
-    None for entries that are blocks.
+    None for entries that are blocks; `at` are the indices, if known.
     """
     batch = len(indices) - 2
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
@@ -74,27 +94,48 @@ def _of_entries(
     vector = len(data) == batch + 1 and len(shape) == batch + indices[-1]
     if not vector or tuple(lb) != first or tuple(rb) != first:
         return None
+    one_matrix = len(shape) == batch + 2 and {*data[:batch], *indices[:batch]} <= {1}
+    if at is not None and one_matrix and len(lc) == 1:
+        return _operator(eqn, at.reshape(-1, 2), batch)
+
+    def one(data: Array, indices: Array, x: Array) -> Array:
+        free = [i for i in range(len(shape) - batch) if i + batch not in lc]
+        x = jnp.moveaxis(x, [i - batch for i in rc], range(len(rc)))
+        at = tuple(indices[:, i - batch] for i in lc)
+        read = x.at[at].get(mode="fill", fill_value=0)  # entries that only pad are outside
+        terms = data.reshape(-1, *[1] * (read.ndim - 1)) * read
+        out = jnp.zeros((*(shape[i + batch] for i in free), *read.shape[1:]), terms.dtype)
+        return out.at[tuple(indices[:, i] for i in free)].add(terms)
 
     def product(data: Array, indices: Array, x: Array) -> Array:
-        def one(data: Array, indices: Array, x: Array) -> Array:
-            free = [i for i in range(len(shape) - batch) if i + batch not in lc]
-            x = jnp.moveaxis(x, [i - batch for i in rc], range(len(rc)))
-            at = tuple(indices[:, i - batch] for i in lc)
-            read = x.at[at].get(mode="fill", fill_value=0)  # entries that only pad are outside
-            terms = data.reshape(-1, *[1] * (read.ndim - 1)) * read
-            out = jnp.zeros((*(shape[i + batch] for i in free), *read.shape[1:]), terms.dtype)
-            return out.at[tuple(indices[:, i] for i in free)].add(terms)
-
+        mapped = one
         for _ in range(batch):
-            one = jax.vmap(one)
+            mapped = jax.vmap(mapped)
         lead = x.shape[:batch]
         data, indices = (jnp.broadcast_to(a, lead + a.shape[batch:]) for a in (data, indices))
-        return one(data, indices, x).astype(eqn.outputs[0].dtype)
+        return mapped(data, indices, x).astype(eqn.outputs[0].dtype)
 
     return product
 
 
-def _transposed(eqn: Equation) -> Callable[..., Any] | None:
+def _operator(eqn: Equation, at: np.ndarray, batch: int) -> Write:
+    """The operator for one matrix with entries at known places, times rows of x."""
+    (lc, rc), _ = eqn.params["dimension_numbers"]
+    read, made = lc[0] - batch, 1 - (lc[0] - batch)
+    sizes = [eqn.params["lhs_spinfo"].shape[batch + i] for i in (read, made)]
+    structure = Structure(at[:, read], at[:, made], (sizes[0], sizes[1]))
+
+    def product(data: Array, indices: Array, x: Array) -> Array:
+        x = jnp.moveaxis(x, rc[0], -1)
+        operator, rows = (etp_sp_mv, x) if x.ndim == 1 else (etp_sp_mm, x.reshape(-1, sizes[0]))
+        y = operator.bind(rows, data.reshape(-1), structure=structure)
+        y = jnp.moveaxis(y.reshape(*x.shape[:-1], sizes[1]), -1, batch)
+        return y.astype(eqn.outputs[0].dtype)
+
+    return product
+
+
+def _transposed(eqn: Equation, known: Known) -> Write:
     """The same entries with their indices in another order."""
     data, indices = eqn.inputs
     if len(data.shape) != 1 or len(indices.shape) != 2:
@@ -103,22 +144,24 @@ def _transposed(eqn: Equation) -> Callable[..., Any] | None:
     return lambda data, indices: (jnp.copy(data), jnp.stack([indices[:, i] for i in order], 1))
 
 
-def _bcsr(eqn: Equation) -> Callable[..., Array] | None:
+def _bcsr(eqn: Equation, known: Known) -> Write:
     """The same for compressed rows."""
-    data, columns, *_ = eqn.inputs
-    product = _of_entries(eqn, data.shape, (*columns.shape, 2))
+    data, columns, ends, _ = eqn.inputs
+
+    def indices(columns: Any, ends: Any) -> Array:
+        entry = np.arange(columns.shape[-1])
+        rows = (entry[:, None] >= ends[..., None, 1:]).sum(-1)
+        return jnp.stack([rows.astype(columns.dtype), columns], -1)
+
+    values = known(columns), known(ends)
+    at = None if any(v is None for v in values) else np.asarray(indices(*values))
+    product = _of_entries(eqn, data.shape, (*columns.shape, 2), at)
     if product is None:
         return None
-
-    def of_rows(data: Array, columns: Array, ends: Array, x: Array) -> Array:
-        entry = jnp.arange(columns.shape[-1])
-        rows = jnp.sum(entry[:, None] >= ends[..., None, 1:], -1, dtype=columns.dtype)
-        return product(data, jnp.stack([rows, columns], -1), x)
-
-    return of_rows
+    return lambda data, columns, ends, x: product(data, indices(columns, ends), x)
 
 
-def _ragged(eqn: Equation) -> Callable[..., Array] | None:
+def _ragged(eqn: Equation, known: Known) -> Write:
     """Rows of x in groups, each with a matrix of its own."""
     p = eqn.params
     dims = p["ragged_dot_dimension_numbers"]
@@ -142,7 +185,7 @@ def _ragged(eqn: Equation) -> Callable[..., Array] | None:
     return product
 
 
-_FORMS: dict[str, Callable[[Equation], Callable[..., Array] | None]] = {
+_FORMS: dict[str, Callable[[Equation, Known], Write]] = {
     "bcoo_dot_general": _bcoo,
     "bcoo_transpose": _transposed,
     "bcsr_dot_general": _bcsr,

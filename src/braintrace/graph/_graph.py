@@ -176,7 +176,7 @@ def analyse(
         step = replace(step, program=divided, penalised=True)
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     if unmarked:
-        step = recognise(expanded(step), unsteady, fold)
+        step = recognise(expanded(step, consts), unsteady, fold)
     flow = flow_of(step, unsteady)
     sites = find_sites(step, flow)
     if fold and (folded := fold_step(step, flow, sites)) is not step:

@@ -19,5 +19,8 @@ from ._plain import plain_conv as plain_conv
 from ._plain import plain_dot as plain_dot
 from ._plain import takes_bias as takes_bias
 from ._plain import transposed as transposed
+from ._sparse import etp_sp_mm as etp_sp_mm
+from ._sparse import etp_sp_mv as etp_sp_mv
 from ._sparse import sparse_matmul as sparse_matmul
+from ._structure import Structure as Structure
 from ._ties import tied_axes as tied_axes
