@@ -9,6 +9,7 @@ from flax import nnx
 from jax import lax
 
 import braintrace as bt
+from braintrace._errors import dotted
 from interpret import interpreted
 
 T, B, I, N = 8, 2, 3, 4
@@ -91,7 +92,7 @@ def test_what_d_rtrl_does_with_it():
     learner = bt.compile(net, "d_rtrl", jax.ShapeDtypeStruct((B, I), float))
     grads, _ = learner.grad(loss, block_size=3)(xs)
     report = learner.report.parameters
-    assert {".".join(k[:2]): p.how for k, p in report.items()} == {
+    assert {dotted(k): p.how for k, p in report.items()} == {
         "back.kernel": "trace",
         "out.bias": "within-step",
         "out.kernel": "within-step",
