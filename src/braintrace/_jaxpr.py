@@ -384,6 +384,15 @@ def scan_layout(params: Params) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def inlined(eqn: Equation) -> tuple[Program, tuple[Any, ...]] | None:
+    """The program that an equation stands for where nothing is differentiated, if it is a call."""
+    if isinstance(eqn.primitive, DerivedPrimitive):
+        return trace(eqn.primitive.apply(eqn.params), *(shape_of(a) for a in eqn.inputs))
+    if eqn.name not in _CUSTOM_DERIVATIVE:
+        return None
+    return flatten(eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr")))
+
+
 def inner_equations(eqn: Equation | JaxprEqn) -> Iterator[JaxprEqn]:
     """All JAX equations nested anywhere inside an equation's parameters."""
     for jaxpr in inner_jaxprs(eqn.params):

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._jaxpr import (
     Atom,
@@ -34,6 +33,7 @@ from .._jaxpr import (
 )
 from ..graph import bits_of, indices_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
+from ._kernel import scan_time
 from ._values import map_steps
 
 Array = jax.Array
@@ -131,7 +131,7 @@ def _run_group(
         return new, (carry, [env[v] for v in stored])
 
     arrays = [values.timed[v] for v in sliced]
-    last, (before, seen) = lax.scan(step, list(start), arrays, length)
+    last, (before, seen) = scan_time(step, list(start), arrays, length)
     values.timed.update(zip((v for v, _ in pairs), before, strict=True))
     values.timed.update(zip(stored, seen, strict=True))
     return last

@@ -22,6 +22,7 @@ from ..graph import Graph
 from ..ops import ETPPrimitive
 from ._anchor import depending_on, floating_of, once
 from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
+from ._kernel import as_running
 from ._recurrence import StepValues, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource, Trace
 from ._signals import signal_source
@@ -272,7 +273,7 @@ def _anchored(
         return rule.credit(graph, arrived), jax.tree.map(jnp.zeros_like, starts), None, None
 
     anchor = jax.custom_vjp(points)
-    anchor.defvjp(forward, backward)
+    anchor.defvjp(forward, as_running(backward))
     read, flag = (source.states, source.extra), None if static else fresh
     saved = (block.consts, memory.traces, memory.observed, flag, substitute, read)
     live = floating_of(values.hidden, values.consts, values.args)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported
-from ..engine import Fresh, Grads
+from ..engine import Fresh, Grads, scan_time
 from ..graph import HiddenParamOpRelation as Relation
 from ._options import TraceDtype
 
@@ -21,12 +21,9 @@ _UNROLL = 8  # steps of an element-wise recurrence that become one kernel on a G
 
 
 def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, Any]:
-    """`lax.scan` for cheap bodies; a single step is written out."""
-    if length == 1:
-        carry, out = body(carry, jax.tree.map(lambda a: a[0], arrays))
-        return carry, jax.tree.map(lambda a: a[None], out)
+    """`scan_time` for cheap bodies."""
     unroll = 1 if jax.default_backend() == "cpu" else min(_UNROLL, length)
-    return jax.lax.scan(body, carry, arrays, length, reverse=reverse, unroll=unroll)
+    return scan_time(body, carry, arrays, length, reverse=reverse, unroll=unroll)
 
 
 def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any]) -> Any:

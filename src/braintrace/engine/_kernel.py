@@ -1,0 +1,434 @@
+"""A loop over time as one kernel: a tile of units per program, the steps inside.
+
+A step of `lax.scan` costs a GPU tens of microseconds, whatever it computes. Where units do not meet
+in a step, every program of one kernel takes its units through all steps alone. The body is traced;
+what does not depend on the loop is computed before it, and the rest is arithmetic on tiles
+(`_tiles`). Anything else stays a `lax.scan`, and the run says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._jaxpr import Atom, Const, Equation, Program, PyTree, Var, bind, evaluate, is_traced, trace
+from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
+
+Array = jax.Array
+
+_TILE = 64  # units per program: two warps, a unit per thread
+_AHEAD = 16  # steps whose operands are loaded before they are needed, at most
+_LOADS = 64  # values that wait in registers for these steps
+_WRITTEN_OUT = 512  # operations of the steps that are written out one after another
+
+
+class Engine(Enum):
+    """What runs loops over time: a kernel where body and device allow, or always `lax.scan`.
+
+    KERNEL takes the kernel on every device, interpreted where it cannot be compiled.
+    """
+
+    AUTO = "auto"
+    SCAN = "scan"
+    KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLoop:
+    """A loop over time: its steps, and why it is not one kernel; None if it is."""
+
+    steps: int
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    engine: Engine = Engine.AUTO
+    loops: list[TimeLoop] = field(default_factory=list)
+
+
+_running: ContextVar[_Running | None] = ContextVar("loops over time", default=None)
+
+
+@contextmanager
+def running(engine: Engine) -> Iterator[list[TimeLoop]]:
+    """Run loops over time by `engine`; gives the list of those that are traced inside."""
+    now = _Running(engine)
+    with _set(now):
+        yield now.loops
+
+
+@contextmanager
+def _set(now: _Running | None) -> Iterator[None]:
+    token = _running.set(now)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def as_running(function: Callable) -> Callable:
+    """A function that is called later, with the engine of now."""
+    now = _running.get()
+
+    def call(*args: Any) -> Any:
+        with _set(now):
+            return function(*args)
+
+    return call
+
+
+def scan_time(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: PyTree,
+    xs: PyTree,
+    length: int,
+    *,
+    reverse: bool = False,
+    unroll: int = 1,
+) -> tuple[Any, Any]:
+    """`lax.scan`, as kernels where it can be; a single step is written out.
+
+    Nothing is differentiated through it.
+    """
+    if length == 1:
+        carry, out = body(carry, jax.tree.map(lambda a: a[0], xs))
+        return carry, jax.tree.map(lambda a: a[None], out)
+    how = _running.get() or _Running()
+    plain = lambda carry, xs: lax.scan(body, carry, xs, length, reverse=reverse, unroll=unroll)
+    device = jax.default_backend()
+    kernel, reason = None, _refusal(how.engine, device)
+    if reason is None:
+        try:
+            kernel = _kernel_of(body, carry, xs, length, reverse)
+        except Refused as refused:
+            reason = str(refused)
+    how.loops.append(TimeLoop(length, reason))
+    if kernel is None:
+        return plain(carry, xs)
+    interpreted = lambda *arrays: kernel(True, *arrays)
+    if device != "gpu":
+        return interpreted(carry, xs)
+    other = plain if how.engine is Engine.AUTO else interpreted
+    return lax.platform_dependent(carry, xs, cuda=lambda *a: kernel(False, *a), default=other)
+
+
+def _refusal(engine: Engine, device: str) -> str | None:
+    """Why no loop is to be a kernel."""
+    if engine is Engine.SCAN:
+        return "engine='scan'"
+    if engine is Engine.KERNEL:
+        return None
+    if device != "gpu":
+        return f"the device is a {device.upper()}"
+    # The compiler cannot split a kernel over devices, and would collect its operands on each.
+    if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
+        return "there are several devices, and no shard_map"
+    return None
+
+
+# ----------------------------------------------------------------------------------------- bodies
+
+
+class _Component(NamedTuple):
+    """Equations of a body that share values, and the numbers of what they read and compute."""
+
+    equations: list[Equation]
+    carried: list[int]
+    sliced: list[int]
+    results: list[int]
+    fixed: list[Var]
+
+
+def _kernel_of(
+    body: Callable, carry: PyTree, xs: PyTree, length: int, reverse: bool
+) -> Callable[..., tuple[Any, Any]]:
+    """The loop as a function `(interpret, carry, xs)`; each of its components is a kernel."""
+    states, tree = jax.tree.flatten(carry)
+    arrays, slices = jax.tree.flatten(xs)
+    n, out_trees = len(states), []
+
+    def flat(*values):
+        both = jax.tree.unflatten(tree, values[:n]), jax.tree.unflatten(slices, values[n:])
+        new, ys = body(*both)
+        out_trees.append(jax.tree.structure(ys))
+        return [*jax.tree.leaves(new), *jax.tree.leaves(ys)]
+
+    like = [jax.ShapeDtypeStruct(jnp.shape(s), jnp.result_type(s)) for s in states]
+    like += [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays]
+    program, values = trace(flat, *like)
+    pairs = zip(program.inputs[:n], program.outputs[:n], strict=True)
+    if any((v.shape, v.dtype) != (o.shape, o.dtype) for v, o in pairs):
+        raise Refused("a state changes its type in a step")
+    inside, fixed = _hoisted(program, values)
+    plans = [_planned(program, part, fixed, n) for part in _components(program, inside, fixed, n)]
+
+    def run(interpret: bool, carry: PyTree, xs: PyTree) -> tuple[Any, Any]:
+        states, arrays = jax.tree.leaves(carry), jax.tree.leaves(xs)
+        out: list[Any] = [None] * len(program.outputs)
+        for plan in plans:
+            part = plan.part
+            constants = [fixed[v] for v in part.fixed]
+            operands = [states[i] for i in part.carried], [arrays[i] for i in part.sliced]
+            after = plan.call(*operands, constants, length, reverse, interpret)
+            for i, value in zip((*part.carried, *part.results), after, strict=True):
+                out[i] = value
+        return jax.tree.unflatten(tree, out[:n]), jax.tree.unflatten(out_trees[-1], out[n:])
+
+    return run
+
+
+def _hoisted(program: Program, values: Sequence[Any]) -> tuple[list[Equation], dict[Var, Any]]:
+    """The equations that depend on the loop, and the values of all others."""
+    fixed: dict[Var, Any] = dict(zip(program.consts, values, strict=True))
+    inside = []
+    for eqn in program.equations:
+        if eqn.effects:
+            raise Refused.at(eqn, "has a side effect")
+        number = eqn.name == "broadcast_in_dim" and prod(eqn.inputs[0].shape) == 1
+        if number or any(isinstance(a, Var) and a not in fixed for a in eqn.inputs):
+            inside.append(eqn)
+        else:
+            operands = [a.value if isinstance(a, Const) else fixed[a] for a in eqn.inputs]
+            fixed.update(zip(eqn.outputs, bind(eqn, operands), strict=True))
+    return inside, fixed
+
+
+def _components(
+    program: Program, inside: Sequence[Equation], fixed: Mapping[Var, Any], n: int
+) -> list[_Component]:
+    """The parts of a body that share no value: layers of other shapes are other kernels."""
+    parent: dict[Var, Var] = {}
+
+    def root(var: Var) -> Var:
+        while parent.setdefault(var, var) is not var:
+            var = parent[var]
+        return var
+
+    def join(atoms: Sequence[Atom]) -> None:
+        first, *others = [a for a in atoms if isinstance(a, Var) and a not in fixed]
+        for a in others:
+            parent[root(a)] = root(first)
+
+    if any(isinstance(o, Const) or o in fixed for o in program.outputs):
+        raise Refused("a result is constant")
+    for eqn in inside:
+        join([*eqn.inputs, *eqn.outputs])
+    for entry, new in zip(program.inputs[:n], program.outputs[:n], strict=True):
+        join([entry, new])
+    parts: dict[Var, _Component] = {}
+
+    def part(var: Any) -> _Component:
+        return parts.setdefault(root(var), _Component([], [], [], [], []))
+
+    for i, var in enumerate(program.inputs):
+        numbers = part(var).carried if i < n else part(var).sliced
+        numbers.append(i if i < n else i - n)
+    for i, out in enumerate(program.outputs[n:], n):
+        part(out).results.append(i)
+    for eqn in inside:
+        part(eqn.outputs[0]).equations.append(eqn)
+    for p in parts.values():
+        read = dict.fromkeys(a for e in p.equations for a in e.inputs if isinstance(a, Var))
+        p.fixed.extend(v for v in read if v in fixed and not _is_number(fixed[v]))
+    return [p for p in parts.values() if p.carried or p.results]
+
+
+def _is_number(value: Any) -> bool:
+    return not is_traced(value) and np.ndim(value) == 0
+
+
+# ---------------------------------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A component as a step on tiles: states, slices and constants to new states and results."""
+
+    part: _Component
+    step: Program
+    numbers: tuple[Any, ...]
+    units: tuple[int, ...]
+    tile: int
+    states: list[Leaf]
+    slices: list[Leaf]
+    constants: list[Leaf]
+    results: list[Leaf]
+
+    def call(
+        self,
+        states: Sequence[Array],
+        slices: Sequence[Array],
+        constants: Sequence[Array],
+        length: int,
+        reverse: bool,
+        interpret: bool,
+    ) -> list[Array]:
+        """The states after the loop, and the results of all steps."""
+        from jax.experimental import pallas as pl
+
+        operands = [
+            *(a for s, leaf in zip(states, self.states, strict=True) for a in _rows(s, leaf)),
+            *(a for s, leaf in zip(slices, self.slices, strict=True) for a in _rows(s, leaf, length)),
+            *(a for s, leaf in zip(constants, self.constants, strict=True) for a in _rows(s, leaf)),
+        ]
+        shapes = [self._shape(leaf, dtype) for leaf in self.states for dtype in leaf.stored]
+        shapes += [
+            self._shape(leaf, dtype, length) for leaf in self.results for dtype in leaf.stored
+        ]
+        kernel = lambda *refs: self._kernel(pl.program_id(0), refs, length, reverse)
+        grid = (-(-prod(self.units) // self.tile),)
+        how = {"interpret": True} if interpret else _compiled(self.tile)
+        outs = iter(pl.pallas_call(kernel, shapes, grid=grid, **how)(*operands))
+        after = [_array(outs, leaf) for leaf in self.states]
+        return after + [_array(outs, leaf, length) for leaf in self.results]
+
+    def _shape(self, leaf: Leaf, dtype: Any, length: int | None = None) -> jax.ShapeDtypeStruct:
+        row = prod(leaf.shape)
+        return jax.ShapeDtypeStruct((row,) if length is None else (length, row), dtype)
+
+    def _kernel(self, program: Array, refs: Sequence[Any], length: int, reverse: bool) -> None:
+        unit = program * self.tile + lax.iota(np.int32, self.tile)
+        if prod(self.units) % self.tile:  # the last one is computed more than once, to the same
+            unit = jnp.minimum(unit, prod(self.units) - 1)
+
+        def row(lead: tuple[int, ...]) -> Array:
+            """Where the units of a tile are in an array with some unit axes of size one."""
+            if lead == self.units:
+                return unit
+            out = jnp.zeros_like(unit)
+            for i, n in enumerate(lead):
+                if n > 1:
+                    out = out * n + unit // prod(self.units[i + 1 :]) % n
+            return out
+
+        def places(refs: Iterator[Any], leaves: Sequence[Leaf]) -> list[tuple[Any, Any]]:
+            """References and columns of all parts, in the order of tiles."""
+            out = []
+            for leaf in leaves:
+                own = [next(refs) for _ in leaf.stored]
+                for i in range(leaf.parts):
+                    at = row(leaf.lead) * leaf.parts + i if leaf.unit else i
+                    out += [(ref, at) for ref in own]
+            return out
+
+        items = iter(refs)
+        leaves = (self.states, self.slices, self.constants, self.states, self.results)
+        starts, slices, constants, ends, results = (places(items, kind) for kind in leaves)
+        fixed = [ref[at] for ref, at in constants]
+        when = lambda t: length - 1 - t if reverse else t
+        load = lambda t: tuple(ref[when(t), at] for ref, at in slices)
+
+        def one(t: Any, state: tuple, now: tuple) -> tuple:
+            out = evaluate(self.step, self.numbers, [*state, *now, *fixed])
+            for (ref, at), value in zip(results, out[len(state) :], strict=True):
+                ref[when(t), at] = value
+            return tuple(out[: len(state)])
+
+        # Memory answers after hundreds of cycles: the next steps are loaded while these run.
+        ahead = max(1, min(_AHEAD, _LOADS // max(1, len(slices)), length))
+        ahead = max(1, min(ahead, _WRITTEN_OUT // max(1, len(self.step.equations))))
+        several, rest = divmod(length, ahead)
+        first = lambda k: np.int32(ahead) * k
+
+        def steps(k: Any, both: tuple) -> tuple:
+            state, now = both
+            start = first(jnp.minimum(k + 1, several - 1))
+            later = tuple(load(start + u) for u in range(ahead))
+            for u in range(ahead):
+                state = one(first(k) + u, state, now[u])
+            return state, later
+
+        state = tuple(ref[at] for ref, at in starts)
+        begin = (state, tuple(load(u) for u in range(ahead)))
+        state, _ = lax.fori_loop(np.int32(0), np.int32(several), steps, begin)
+        if rest:
+            last = lambda t, state: one(t, state, load(t))
+            state = lax.fori_loop(np.int32(length - rest), np.int32(length), last, state)
+        for (ref, at), value in zip(ends, state, strict=True):
+            ref[at] = value
+
+
+def _compiled(tile: int) -> dict[str, Any]:
+    from jax.experimental.pallas import triton
+
+    return {"compiler_params": triton.CompilerParams(num_warps=max(1, tile // 32), num_stages=1)}
+
+
+def _planned(program: Program, part: _Component, fixed: Mapping[Var, Any], n: int) -> _Plan:
+    """The component on as many unit axes as it can have: the axes behind them are short."""
+    states = [program.inputs[i] for i in part.carried]
+    slices = [program.inputs[n + i] for i in part.sliced]
+    shapes = [v.shape for v in states or slices if v.shape]
+    axes = 0
+    for sizes in zip(*shapes, strict=False):
+        if len(set(sizes)) > 1:
+            break
+        axes += 1
+    refusals = []
+    for k in range(axes, -1, -1):
+        units = shapes[0][:k] if shapes else ()
+        try:
+            return _on_tiles(program, part, fixed, states, slices, units)
+        except Refused as refused:
+            refusals.append(refused)
+    raise refusals[0]
+
+
+def _on_tiles(
+    program: Program,
+    part: _Component,
+    fixed: Mapping[Var, Any],
+    states: Sequence[Var],
+    slices: Sequence[Var],
+    units: tuple[int, ...],
+) -> _Plan:
+    tile = min(_TILE, 1 << (prod(units) - 1).bit_length())
+    outputs = [program.outputs[i] for i in (*part.carried, *part.results)]
+    kinds = (states, slices, part.fixed, outputs[len(states) :])
+    leaves = [[Leaf.of(v, units) for v in kind] for kind in kinds]
+    *entries, results = leaves
+    inputs = [leaf for kind in entries for leaf in kind]
+
+    def step(*tiles: Array) -> list[Array]:
+        items = iter(tiles)
+        env: dict[Atom, Value] = {v: Value.number(c) for v, c in fixed.items() if _is_number(c)}
+        env.update((v, loaded(items, leaf)) for v, leaf in zip(read, inputs, strict=True))
+        Tiles(units).run(part.equations, env)
+        exits = zip(outputs, (*entries[0], *results), strict=True)
+        return [tile_ for o, leaf in exits for tile_ in stored(env[o], leaf, tile)]
+
+    read = [*states, *slices, *part.fixed]
+    shapes = [
+        jax.ShapeDtypeStruct((tile,) if leaf.unit else (), dtype)
+        for leaf in inputs
+        for _ in range(leaf.parts)
+        for dtype in leaf.stored
+    ]
+    tiles, consts = trace(step, *shapes)
+    check(tiles)
+    numbers = tuple(np.asarray(c)[()] for c in consts)
+    return _Plan(part, tiles, numbers, units, tile, *leaves)
+
+
+def _rows(array: Array, leaf: Leaf, length: int | None = None) -> list[Array]:
+    """An array as it is passed: (steps, units and their parts)."""
+    rows = jnp.asarray(array, leaf.dtype).reshape((-1,) if length is None else (length, -1))
+    return [rows.real, rows.imag] if leaf.dtype.kind == "c" else [rows.astype(leaf.stored[0])]
+
+
+def _array(rows: Iterator[Array], leaf: Leaf, length: int | None = None) -> Array:
+    """The inverse of `_rows`."""
+    parts = [next(rows) for _ in leaf.stored]
+    array = lax.complex(*parts) if len(parts) == 2 else parts[0].astype(leaf.dtype)
+    return array.reshape(leaf.shape if length is None else (length, *leaf.shape))
