@@ -20,6 +20,7 @@ from ._loop import Body as Body
 from ._loop import Mode as Mode
 from ._loop import Options as Options
 from ._loop import Position as Position
+from ._loop import RunInfo as RunInfo
 from ._loop import Stream as Stream
 from ._loop import Updates as Updates
 from ._loop import Weights as Weights

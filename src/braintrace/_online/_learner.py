@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import message, type_error, value_error
 from .._jaxpr import PyTree
+from ..engine import Engine, check_engine
 from ..graph import ControlFlowPolicy, check_policy
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
@@ -22,6 +23,7 @@ from ._loop import (
     Mode,
     Options,
     Position,
+    RunInfo,
     Stream,
     Updates,
     Weights,
@@ -59,6 +61,7 @@ def online(
     memory_limit: int | None = None,
     control_flow: ControlFlowPolicy | None = None,
     marked_only: bool = False,
+    engine: str = "auto",
     **options: Any,
 ) -> Online:
     """Make an online learner of a step function.
@@ -75,6 +78,9 @@ def online(
         control_flow: which control flow around operators stays closed, none by default.
         marked_only: follow only weights that go through an operator of braintrace; by default
             plain JAX (`x @ w`, `h * a`, a convolution, a row of a table) is recognised.
+        engine: what runs loops over time: 'auto' takes one kernel where units do not meet in a
+            step and the device has it, 'scan' always `lax.scan`, 'kernel' the kernel on every
+            device, interpreted where it cannot be compiled; `last_run` says which, and why.
         **options: arguments of a rule named by a string, e.g. `decay_or_rank=0.9`.
 
     Returns:
@@ -112,7 +118,8 @@ def online(
         )
     limit = check_limit(memory_limit)
     policy = check_policy(control_flow)
-    return Online(step, value, window, strict, limit, policy, marked_only)
+    how = check_engine(engine)
+    return Online(step, value, window, strict, limit, policy, marked_only, how)
 
 
 @dataclass(eq=False, repr=False)
@@ -131,6 +138,8 @@ class Online:
     memory_limit: int | None
     control_flow: ControlFlowPolicy | None
     marked_only: bool
+    engine: Engine = Engine.AUTO
+    last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
     _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
     _last: Plan | None = field(default=None, init=False)
 
@@ -149,7 +158,7 @@ class Online:
         plan = self._plans.get(signature)
         if plan is None:
             windows, unmarked = self.window is not None, not self.marked_only
-            how = (self.control_flow, self.memory_limit, windows, unmarked)
+            how = (self.control_flow, self.memory_limit, windows, unmarked, self.engine)
             plan = make_plan(self.step, self.rule, signature, *how)
             if self.strict:
                 check_exact(plan.report().parameters.values(), self.rule.name)
@@ -243,9 +252,9 @@ class Online:
         def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
             return run_outputs(bodies_of(plan, None, stream), weights, at, stream, options)
 
-        at, outs = plan.compile(Online.scan, None, run)(
-            arrays.weights, arrays.at(carry), arrays.stream
-        )
+        call = plan.compile(Online.scan, None, run)
+        at, outs = call(arrays.weights, arrays.at(carry), arrays.stream)
+        self._ran(call)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def grad(
@@ -301,6 +310,7 @@ class Online:
 
                 call = plan.compile(gradient, options, run)
                 grads, at, results = call(arrays.weights, arrays.at(carry), arrays.stream)
+                self._ran(call)
             grads = plan.signature.params.only_trained(grads)
             return grads, (self._carry(plan, at), *_results(results, has_aux))
 
@@ -374,6 +384,7 @@ class Online:
                 trained, opt, at, results = call(
                     arrays.weights, arrays.at(carry), arrays.stream, opt
                 )
+                self._ran(call)
             params = layout.join(trained, arrays.weights.fixed)
             return params, opt, self._carry(plan, at), *_results(results, has_aux)
 
@@ -415,6 +426,9 @@ class Online:
         extra = {k: v for k, v in extra.items() if v is not None}
         self.rule.check_call(plan.graph.groups, extra)
         return plan, arrays, extra
+
+    def _ran(self, compiled: Any) -> None:
+        self.last_run = RunInfo(True, loops=compiled.__wrapped__.loops)
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
         return Carry(plan.signature.state.join(*at.states), at.traces, at.count)

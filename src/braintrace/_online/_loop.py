@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import PyTree
+from ..engine import TimeLoop
 from ..graph import HiddenParamOpRelation as Relation
 from ..rules import Rule
 from ._blocks import calls_per_block, joined, scan_blocks
@@ -88,6 +89,18 @@ class Options:
     fresh: bool = False
     mean: bool = False
     per_call: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """How a sequence was run: many calls of the step function at once, or why not.
+
+    `loops` are its loops over time, in the order in which they were traced.
+    """
+
+    in_blocks: bool
+    reason: str | None = None
+    loops: tuple[TimeLoop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

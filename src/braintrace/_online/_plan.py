@@ -13,6 +13,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
 from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of
+from ..engine import Engine, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..report import CompilationReport, uses_of
 from ..rules import LearningRule
@@ -47,7 +48,8 @@ class Plan:
     """A traced and analysed step.
 
     The arguments of its program are the inputs and the parameters that are not trained. `windows`
-    says that sequences are run in windows; `compiled` holds functions that were compiled.
+    says that sequences are run in windows, `engine` what runs loops over time; `compiled` holds
+    functions that were compiled.
     """
 
     signature: Signature
@@ -57,6 +59,7 @@ class Plan:
     out_tree: PyTreeDef
     trace_shapes: list[Array]
     windows: bool = False
+    engine: Engine = Engine.AUTO
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
 
     @property
@@ -73,7 +76,7 @@ class Plan:
         """`function`, compiled once for equal keys, for as long as its owner is held."""
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
-            compiled[key] = jax.jit(function)
+            compiled[key] = jax.jit(recorded(function, self.engine))
         return compiled[key]
 
     def report(self) -> CompilationReport:
@@ -101,6 +104,7 @@ def make_plan(
     memory_limit: int | None,
     windows: bool,
     unmarked: bool,
+    engine: Engine,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
     params, state = signature.params, signature.state
@@ -142,7 +146,7 @@ def make_plan(
     graph, shapes = analysed(problem, rule, state_records(traced))
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
-    return Plan(signature, problem, graph, rule, out_tree, shapes, windows)
+    return Plan(signature, problem, graph, rule, out_tree, shapes, windows, engine)
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._errors import value_error
 from .._jaxpr import Atom, Const, Equation, Program, PyTree, Var, bind, evaluate, is_traced, trace
 from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
 
@@ -60,12 +61,31 @@ class _Running:
 _running: ContextVar[_Running | None] = ContextVar("loops over time", default=None)
 
 
-@contextmanager
-def running(engine: Engine) -> Iterator[list[TimeLoop]]:
-    """Run loops over time by `engine`; gives the list of those that are traced inside."""
-    now = _Running(engine)
-    with _set(now):
-        yield now.loops
+def check_engine(engine: str) -> Engine:
+    """The engine of this name."""
+    names = [e.value for e in Engine]
+    if engine not in names:
+        raise value_error(
+            f"engine={engine!r}.",
+            why="a loop over time is a kernel where that is possible ('auto'), or a lax.scan",
+            do=f"choose one of {', '.join(map(repr, names))}",
+        )
+    return Engine(engine)
+
+
+def recorded(function: Callable, engine: Engine) -> Callable:
+    """`function` with loops over time by `engine`; its attribute `loops` are those of its trace."""
+
+    def run(*args: Any) -> Any:
+        now = _Running(engine)
+        with _set(now):
+            out = function(*args)
+        traced.loops = tuple(now.loops)
+        return out
+
+    traced: Any = run
+    traced.loops = ()
+    return run
 
 
 @contextmanager
@@ -282,20 +302,14 @@ class _Plan:
             *(a for s, leaf in zip(slices, self.slices, strict=True) for a in _rows(s, leaf, length)),
             *(a for s, leaf in zip(constants, self.constants, strict=True) for a in _rows(s, leaf)),
         ]
-        shapes = [self._shape(leaf, dtype) for leaf in self.states for dtype in leaf.stored]
-        shapes += [
-            self._shape(leaf, dtype, length) for leaf in self.results for dtype in leaf.stored
-        ]
+        shapes = [s for leaf in self.states for s in _shapes(leaf, ())]
+        shapes += [s for leaf in self.results for s in _shapes(leaf, (length,))]
         kernel = lambda *refs: self._kernel(pl.program_id(0), refs, length, reverse)
         grid = (-(-prod(self.units) // self.tile),)
         how = {"interpret": True} if interpret else _compiled(self.tile)
         outs = iter(pl.pallas_call(kernel, shapes, grid=grid, **how)(*operands))
         after = [_array(outs, leaf) for leaf in self.states]
         return after + [_array(outs, leaf, length) for leaf in self.results]
-
-    def _shape(self, leaf: Leaf, dtype: Any, length: int | None = None) -> jax.ShapeDtypeStruct:
-        row = prod(leaf.shape)
-        return jax.ShapeDtypeStruct((row,) if length is None else (length, row), dtype)
 
     def _kernel(self, program: Array, refs: Sequence[Any], length: int, reverse: bool) -> None:
         unit = program * self.tile + lax.iota(np.int32, self.tile)
@@ -313,13 +327,11 @@ class _Plan:
             return out
 
         def places(refs: Iterator[Any], leaves: Sequence[Leaf]) -> list[tuple[Any, Any]]:
-            """References and columns of all parts, in the order of tiles."""
+            """References and columns of all parts."""
             out = []
             for leaf in leaves:
-                own = [next(refs) for _ in leaf.stored]
-                for i in range(leaf.parts):
-                    at = row(leaf.lead) * leaf.parts + i if leaf.unit else i
-                    out += [(ref, at) for ref in own]
+                at = row(leaf.lead) if leaf.unit else 0
+                out += [(next(refs), at) for _ in range(leaf.parts) for _ in leaf.stored]
             return out
 
         items = iter(refs)
@@ -422,13 +434,28 @@ def _on_tiles(
 
 
 def _rows(array: Array, leaf: Leaf, length: int | None = None) -> list[Array]:
-    """An array as it is passed: (steps, units and their parts)."""
-    rows = jnp.asarray(array, leaf.dtype).reshape((-1,) if length is None else (length, -1))
-    return [rows.real, rows.imag] if leaf.dtype.kind == "c" else [rows.astype(leaf.stored[0])]
+    """An array as it is passed: one of (steps, units) for each value of a unit."""
+    time = () if length is None else (length,)
+    apart = jnp.asarray(array, leaf.dtype).reshape((*time, prod(leaf.lead), leaf.parts))
+    parts = [apart[..., i] for i in range(leaf.parts)]
+    if leaf.dtype.kind == "c":
+        return [half for part in parts for half in (part.real, part.imag)]
+    return [part.astype(leaf.stored[0]) for part in parts]
+
+
+def _shapes(leaf: Leaf, time: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct((*time, prod(leaf.lead)), dtype)
+        for _ in range(leaf.parts)
+        for dtype in leaf.stored
+    ]
 
 
 def _array(rows: Iterator[Array], leaf: Leaf, length: int | None = None) -> Array:
     """The inverse of `_rows`."""
-    parts = [next(rows) for _ in leaf.stored]
-    array = lax.complex(*parts) if len(parts) == 2 else parts[0].astype(leaf.dtype)
+    parts = []
+    for _ in range(leaf.parts):
+        halves = [next(rows) for _ in leaf.stored]
+        parts.append(lax.complex(*halves) if len(halves) == 2 else halves[0].astype(leaf.dtype))
+    array = jnp.stack(parts, -1) if len(parts) > 1 else parts[0]
     return array.reshape(leaf.shape if length is None else (length, *leaf.shape))

@@ -16,7 +16,9 @@ import numpy as np
 
 from .._errors import dotted, not_supported, type_error, value_error
 from .._jaxpr import PyTree
+from .._online import RunInfo
 from ..checkpoint import CheckpointMixin
+from ..engine import check_engine
 from ..frontend import ETraceGraph, StepFunction
 from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
@@ -29,7 +31,6 @@ from ._drivers import SequenceDriverMixin
 from ._nnx import ModuleLearner, is_nnx
 from ._reset import LAST, reinitialise
 from ._rule_learner import RuleLearner
-from ._run import RunInfo
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
     name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
@@ -179,6 +180,7 @@ def compile(
     vmap: bool = False,
     strict: bool = False,
     unmarked: bool = False,
+    engine: str = "auto",
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
 ) -> PyTree:
@@ -204,6 +206,7 @@ def compile(
         strict: refuse a model with a parameter whose gradient is not exact, naming all of them.
         unmarked: recognise plain JAX (`x @ w`, `h * a`, a convolution) as operators; by default
             only operators of braintrace are followed.
+        engine: what runs loops over time, 'auto', 'scan' or 'kernel', see `online`.
         kwargs: keyword arguments of one step, examples like the inputs.
         **options: arguments of the rule, e.g. `vjp_method='multi-step'`; for a module of nnx those
             of `braintrace.online`, e.g. `window=10`.
@@ -258,10 +261,11 @@ def compile(
 
     def new_learner() -> ETraceAlgorithm:
         learner = make(model, **options)
-        learner.executor.unmarked = unmarked
+        learner.executor.unmarked, learner.executor.engine = unmarked, runs
         return learner
 
     _check_batch_size(batch_size)
+    runs = check_engine(engine)
     seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
     if not vmap:
         with seeded:

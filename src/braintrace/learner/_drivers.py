@@ -13,7 +13,15 @@ import jax.numpy as jnp
 
 from .._errors import type_error, value_error
 from .._jaxpr import PyTree
-from .._online import Options, Stream, check_mask, sized_options, ticking, window_sizes
+from .._online import (
+    Options,
+    RunInfo,
+    Stream,
+    check_mask,
+    sized_options,
+    ticking,
+    window_sizes,
+)
 from ..frontend import (
     Split,
     StateTree,
@@ -30,7 +38,7 @@ from ..graph import Path
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
-from ._run import RunInfo, SequenceRun, sequence_run
+from ._run import SequenceRun, sequence_run
 from ._sequences import check_choice, length_of, loss_of
 
 Array = jax.Array

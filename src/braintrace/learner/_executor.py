@@ -11,7 +11,7 @@ import jax
 
 from .._errors import OWN_CELL, type_error, value_error
 from .._jaxpr import PyTree, fingerprint, is_traced
-from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
+from ..engine import Engine, Values, evaluate_plain, group_jacobians, inputs_of, observe, recorded
 from ..frontend import (
     ETraceGraph,
     ModuleInfo,
@@ -68,6 +68,7 @@ class ETraceGraphExecutor:
             )
         self.model = model
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
+        self.engine = Engine.AUTO  # what runs loops over time
         self.mode = brainstate.State(())  # of another structure while calls are replaced
         self._graph: ETraceGraph | None = None
         self._analyses: dict[Hashable, Graph] = {}
@@ -152,8 +153,9 @@ class ETraceGraphExecutor:
 
     def compiled(self, key: Hashable, run: Callable, donate: int | None = None) -> Callable:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
-        key = (key, donate)
+        key = (key, donate, self.engine)
         if key not in self._runs:
+            run = recorded(run, self.engine)
             _store(self._runs, key, jax.jit(run, donate_argnums=donate))
         return self._runs[key]
 

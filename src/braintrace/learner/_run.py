@@ -41,14 +41,6 @@ Cell = tuple[brainstate.State, int]  # one array of a state
 NOT_COUNTED = np.zeros((), np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """How a sequence was run: many calls of the step function at once, or why not."""
-
-    in_blocks: bool
-    reason: str | None = None
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class SequenceRun:
     """A step function over a sequence, and the states that it reads and writes.
@@ -142,6 +134,8 @@ class SequenceRun:
             own,
             [t.value for t in etraces],
         )
+        if self.split:
+            learner.last_run = replace(learner.last_run, loops=compiled.__wrapped__.loops)
         write_leaves([self.states[i] for i in self.cells.changed], at.states)
         for state, value in zip(etraces, at.traces, strict=True):
             state.value = value

@@ -17,15 +17,24 @@ from ._relation_rule import Blocks
 def space(r: Relation) -> tuple:
     """Relations with the same slots share D and its products."""
     s = r.slots
-    return s.lanes, s.y_shape, s.width, s.dtype, s.destination.tobytes()
+    # A parameter of one row that all samples share has the slots of a product with a batch.
+    shape = s.shape if s.table is not None else tuple(n for n in s.shape if n != 1)
+    return shape, s.width, s.dtype, s.destination.tobytes()
 
 
-def later(blocks: Blocks, signals: Sequence[Signals]) -> dict[tuple, tuple[Array, Array]]:
-    """Per space, the cotangent at the entry of the block, and after each step."""
+def _shaped(array: Array, old: Relation, new: Relation, behind: int) -> Array:
+    """An array at the slots of one relation in the shape of another one's, of the same space."""
+    front = array.ndim - behind - len(old.slots.shape)
+    shape = (*array.shape[:front], *new.slots.shape, *array.shape[array.ndim - behind :])
+    return array if old.slots.shape == new.slots.shape else array.reshape(shape)
+
+
+def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array]]:
+    """Per relation, the cotangent at the entry of the block, and after each step."""
     pairs = list(zip(blocks, signals, strict=True))
     firsts = {space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
-        return {}
+        return []
     few = [b.relation.slots.table is None for b, _ in firsts.values()]
     single = [b.steps.D.shape[-1] == 1 for b, _ in firsts.values()]
     D = [slim(jnp.swapaxes(b.steps.D, -1, -2), 2) for b, _ in firsts.values()]
@@ -49,7 +58,12 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> dict[tuple, tuple[Array
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
     out = scan(back, start, (D, lam, exits), length, reverse=True)
     first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in out)
-    return dict(zip(firsts, zip(first, q, strict=True), strict=True))
+    found = dict(zip(firsts, zip(first, q, strict=True), strict=True))
+    out = []
+    for b in blocks:
+        of = firsts[space(b.relation)][0].relation
+        out.append(tuple(_shaped(a, of, b.relation, 1) for a in found[space(b.relation)]))
+    return out
 
 
 def each_step(array: Array, every: int | None, length: int) -> Array:
@@ -59,17 +73,31 @@ def each_step(array: Array, every: int | None, length: int) -> Array:
     return jnp.zeros((length, *array.shape[1:]), array.dtype).at[::every].set(array)
 
 
-def onward(blocks: Blocks) -> dict[tuple, tuple[Array, Array]]:
-    """Per space, the product of D over the block, and over the steps after each one."""
-    firsts = {space(b.relation): b.steps.D for b in reversed(blocks)}
-    if not firsts:
-        return {}
-    single = [d.shape[-1] == 1 for d in firsts.values()]
-    D = [slim(d, 2) for d in firsts.values()]
+def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
+    """Per relation, the product of D over the block, and f of every step moved to its end.
 
-    def back(ps, now):
-        each = zip(ps, now, single, strict=True)
-        return [p * d if s else times(p, d) for p, d, s in each], ps
+    `add_up` sums the latter over the steps for operators without an input: one entry is left.
+    """
+    firsts = {space(b.relation): b for b in reversed(blocks)}
+    if not firsts:
+        return []
+    numbers = [list(firsts).index(space(b.relation)) for b in blocks]
+    of = [firsts[space(b.relation)].relation for b in blocks]
+    single = [b.steps.D.shape[-1] == 1 for b in firsts.values()]
+    D = [slim(b.steps.D, 2) for b in firsts.values()]
+    sums = [add_up and b.steps.x is None for b in blocks]
+    f = [
+        slim(_shaped(b.steps.f, b.relation, r, 1), 1) for b, r in zip(blocks, of, strict=True)
+    ]
+
+    def back(carry, now):
+        (ps, totals), (ds, fs) = carry, now
+        moves = zip(blocks, numbers, fs, strict=True)
+        vs = [ps[i] * v if single[i] else moved(b.relation, ps[i], v) for b, i, v in moves]
+        totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
+        each = zip(ps, ds, single, strict=True)
+        ps = [p * d if one else times(p, d) for p, d, one in each]
+        return (ps, totals), [None if s else v for v, s in zip(vs, sums, strict=True)]
 
     start = [
         jnp.ones(d.shape[1:], d.dtype)
@@ -77,9 +105,13 @@ def onward(blocks: Blocks) -> dict[tuple, tuple[Array, Array]]:
         else jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:])
         for d, s in zip(D, single, strict=True)
     ]
-    out = scan(back, start, D, D[0].shape[0], reverse=True)
-    total, after = ([wide(a, s, 2) for a, s in zip(f, single, strict=True)] for f in out)
-    return dict(zip(firsts, zip(total, after, strict=True), strict=True))
+    zeros = [jnp.zeros(a.shape[1:], a.dtype) if s else None for a, s in zip(f, sums, strict=True)]
+    (products, totals), vs = scan(back, (start, zeros), (D, f), D[0].shape[0], reverse=True)
+    out = []
+    for b, r, i, total, v in zip(blocks, of, numbers, totals, vs, strict=True):
+        both = wide(products[i], single[i], 2), wide(v if total is None else total[None], single[i], 1)
+        out.append((_shaped(both[0], r, b.relation, 2), _shaped(both[1], r, b.relation, 1)))
+    return out
 
 
 def slim(array: Array, axes: int) -> Array:

@@ -29,7 +29,7 @@ from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Sign
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import contract, dtypes_of, either, folded, grown, iterations, pull, storage, taken
 from ._kept import at_filtered, filtered
-from ._linear import at_output, later, moved, onward, space, times
+from ._linear import at_output, later, moved, onward, times
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
@@ -80,11 +80,9 @@ def per_weight(
         return out
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
-        ahead = onward(blocks)
         out = []
-        for r, eps, s, w in blocks:
-            total, after = ahead[space(r)]
-            v = folded(r, jax.vmap(partial(moved, r))(after, s.f))
+        for (r, eps, s, w), (total, v) in zip(blocks, onward(blocks, True), strict=True):
+            v = folded(r, v)
             x = taken(r, folded(r, s.x), False, folded(r, s.f))
             out.append(grow(r, eps, total, grown(r, x, v, w, dtypes_of(r, w)), fresh))
         return out
@@ -130,10 +128,9 @@ def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = later(blocks, signals)
         out = []
-        for (r, eps, s, w), got in zip(blocks, signals, strict=True):
-            first, q = behind[space(r)]
+        each = zip(blocks, signals, later(blocks, signals), strict=True)
+        for (r, eps, s, w), got, (first, q) in each:
             c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
             grads = pull(r, taken(r, folded(r, s.x), got.masked, c), c, w)
             none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
@@ -171,16 +168,14 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
 
 def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:
     """Traces with the steps of a block beside them."""
-    ahead = onward(blocks)
     out = []
-    for r, p, s, _ in blocks:
-        total, after = ahead[space(r)]
+    for (r, p, s, _), (total, moved_f) in zip(blocks, onward(blocks, False), strict=True):
         v = jax.vmap(partial(moved, r, total))(p["v"])
         put = lambda a, b, p=p: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), p["count"], 0)
         new = {
             **p,
             "M": times(total, p["M"]),
-            "v": put(v, jax.vmap(partial(moved, r))(after, s.f)),
+            "v": put(v, moved_f),
             "count": p["count"] + s.f.shape[0],
         }
         if s.x is not None:
