@@ -390,7 +390,8 @@ def inlined(eqn: Equation) -> tuple[Program, tuple[Any, ...]] | None:
         return trace(eqn.primitive.apply(eqn.params), *(shape_of(a) for a in eqn.inputs))
     if eqn.name not in _CUSTOM_DERIVATIVE:
         return None
-    return flatten(eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr")))
+    inner: Any = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
+    return flatten(inner)
 
 
 def inner_equations(eqn: Equation | JaxprEqn) -> Iterator[JaxprEqn]:

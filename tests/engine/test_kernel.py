@@ -192,11 +192,11 @@ def test_kernels_can_be_mapped():
 def test_learner_of_a_module_says_which_loops_were_kernels():
     def gradient(engine):
         cell = braintrace.nn.MinGRUCell(I, N)
-        learner = braintrace.compile(
-            cell, "d_rtrl", XS[0], batch_size=B, seed=0, engine=engine
-        )
+        learner = braintrace.compile(cell, "d_rtrl", XS[0], batch_size=B, seed=0, engine=engine)
         for i, state in enumerate(cell.states(brainstate.ParamState).values()):
-            state.value = jax.tree.map(lambda a, i=i: jnp.sin(i + jnp.arange(a.size)).reshape(a.shape), state.value)
+            state.value = jax.tree.map(
+                lambda a, i=i: jnp.sin(i + jnp.arange(a.size)).reshape(a.shape), state.value
+            )
         grads = learner.etrace_grad(XS, YS, step_fn=lambda x, y: loss(learner(x), y), block_size=3)
         return grads, {loop.reason for loop in learner.last_run.loops}
 

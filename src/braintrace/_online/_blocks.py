@@ -16,6 +16,7 @@ from ..graph import Graph, reach
 BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
 SHARE = 8  # or this part of the memory of one that does
 MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
+LIGHT_BLOCK = 1 << 31  # on a GPU also more steps than that, while their estimate is below this
 FEW_STEPS = 32  # where there is next to no trace to touch: values that stay in the cache of a CPU
 
 
@@ -41,8 +42,10 @@ def calls_per_block(
     """
     if block_size is not None:
         return max(1, min(count, block_size // window))
-    light = jax.default_backend() == "cpu" and nbytes(traces) < 4 * size
+    cpu = jax.default_backend() == "cpu"
+    light = cpu and nbytes(traces) < 4 * size
     steps = min(FEW_STEPS, MOST_STEPS) if light else MOST_STEPS
+    steps = steps if cpu else max(steps, LIGHT_BLOCK // size)
     fits = (_budget() if budget is None else budget) // (window * size)
     if not keep and not light and count <= fits:
         return count

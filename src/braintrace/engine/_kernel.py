@@ -299,7 +299,11 @@ class _Plan:
 
         operands = [
             *(a for s, leaf in zip(states, self.states, strict=True) for a in _rows(s, leaf)),
-            *(a for s, leaf in zip(slices, self.slices, strict=True) for a in _rows(s, leaf, length)),
+            *(
+                a
+                for s, leaf in zip(slices, self.slices, strict=True)
+                for a in _rows(s, leaf, length)
+            ),
             *(a for s, leaf in zip(constants, self.constants, strict=True) for a in _rows(s, leaf)),
         ]
         shapes = [s for leaf in self.states for s in _shapes(leaf, ())]

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Var
+from .._jaxpr import Var, trace
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
 from ._evaluate import inputs_of
+from ._recurrence import StepValues, evaluate_all_steps
 from ._rule import Steps
-from ._values import Block, map_steps
+from ._values import Block
 
 Array = jax.Array
 _FEW = 4  # derivatives that are written out one by one; more are computed at once
@@ -45,15 +46,28 @@ def observe(
 
 
 def observe_block(graph: Graph, block: Block) -> list[Steps]:
-    """The same for every step of a block."""
+    """The same for every step of a block; a D that is the same at all of them has one entry."""
     path, axes = block.path, block.axes
+    leaves, tree = jax.tree.flatten((axes.slices(path), path.hidden, path.others, block.ys))
+    trees = []
 
-    def one(slices, hidden, others, ys):
+    def one(*leaves):
+        slices, hidden, others, ys = jax.tree.unflatten(tree, leaves)
         now = axes.at(path, slices, hidden, others)
-        return observe(graph, now.consts, inputs_of(graph, now), ys)
+        outs, out_tree = jax.tree.flatten(observe(graph, now.consts, inputs_of(graph, now), ys))
+        trees.append(out_tree)
+        return outs
 
-    slices = (axes.slices(path), path.hidden, path.others, block.ys)
-    return map_steps(axes.length, one, *slices, mapped=not graph.unmapped)
+    program, consts = trace(one, *(jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves))
+    values = StepValues(
+        dict(zip(program.consts, consts, strict=True)),
+        dict(zip(program.inputs, leaves, strict=True)),
+    )
+    evaluate_all_steps(program.equations, values, axes.length)
+    outs = [values.all_steps(o, axes.length) for o in program.outputs]
+    steps = jax.tree.unflatten(trees[-1], outs)
+    same = jax.tree.unflatten(trees[-1], [o not in values.timed for o in program.outputs])
+    return [s._replace(D=s.D[:1]) if t.D else s for s, t in zip(steps, same, strict=True)]
 
 
 def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:

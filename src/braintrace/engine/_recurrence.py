@@ -52,6 +52,13 @@ class StepValues:
     def add(self, var: Var, value: Any, timed: bool) -> None:
         (self.timed if timed else self.shared)[var] = value
 
+    def all_steps(self, atom: Atom, length: int) -> Array:
+        """A value with a leading axis of steps, also if it is the same at all of them."""
+        if isinstance(atom, Var) and atom in self.timed:
+            return self.timed[atom]
+        value = jnp.asarray(_value(atom, self.shared))
+        return jnp.broadcast_to(value, (length, *value.shape))
+
 
 def unroll(
     program: Program,

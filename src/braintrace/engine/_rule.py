@@ -33,7 +33,8 @@ class Steps(NamedTuple):
     """What one relation did in a block of steps; `own` is what the rule prepared from it.
 
     `x` is what was recorded of its operator (see `Operator.recorded`). `D` is the kept Jacobian
-    between the slots of an output element, (*lanes, *y, K, K); `f` the derivative of the slots by
+    between the slots of an output element, (*lanes, *y, K, K), with a single entry along the steps
+    where it is the same at all of them; `f` the derivative of the slots by
     the output, (*lanes, *y, K), with an axis of iterations first where the operator has them.
     """
 

@@ -168,13 +168,8 @@ def _unrolled(graph: Graph, values: Values, axes: TimeAxes) -> Block:
     }
     unroll(program, env, carried, start, axes.length, list(outputs.values()))
 
-    def all_steps(leaf):
-        var = step.entry(leaf)
-        if var in env.timed:
-            return env.timed[var]
-        return jnp.broadcast_to(env.shared[var], (axes.length, *var.shape))
-
-    hidden, others = (tuple(map(all_steps, k)) for k in (step.hidden, step.others))
+    entries = lambda leaves: tuple(env.all_steps(step.entry(a), axes.length) for a in leaves)
+    hidden, others = map(entries, (step.hidden, step.others))
     ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
     return Block(replace(values, hidden=hidden, others=others), axes, ys)
 

@@ -14,12 +14,11 @@ from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Program, Var, bind, inlined, scan_layout
+from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Program, bind, inlined, scan_layout
 
 _MOST_PARTS = 16  # values of a unit in one array: the entries of D between four slots
 _MOST_EQUATIONS = 512  # of a step, with inner loops written out
@@ -57,7 +56,9 @@ class Refused(Exception):
 def has_units(shape: tuple[int, ...], units: tuple[int, ...]) -> bool:
     """Whether the first axes are the unit axes, of full size or one."""
     lead = shape[: len(units)]
-    return 0 < len(units) == len(lead) and all(n in (1, m) for n, m in zip(lead, units, strict=True))
+    return 0 < len(units) == len(lead) and all(
+        n in (1, m) for n, m in zip(lead, units, strict=True)
+    )
 
 
 class Leaf(NamedTuple):
@@ -116,7 +117,9 @@ class Value(NamedTuple):
         array = np.asarray(value)
         flat = [array.dtype.type(a) for a in array.reshape(-1)]
         complex_ = array.dtype.kind == "c"
-        return Value.of(array.shape, [_Pair(a.real, a.imag) if complex_ else a for a in flat], False)
+        return Value.of(
+            array.shape, [_Pair(a.real, a.imag) if complex_ else a for a in flat], False
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ def stored(value: Value, leaf: Leaf, tile: int) -> list[Any]:
     """The inverse of `loaded`."""
     out = []
     for part in value.parts.reshape(-1):
-        for half, dtype in zip(_halves(part) if len(leaf.stored) == 2 else (part,), leaf.stored):
+        halves = _halves(part) if len(leaf.stored) == 2 else (part,)
+        for half, dtype in zip(halves, leaf.stored, strict=True):
             half = jnp.asarray(half).astype(dtype)
             out.append(jnp.broadcast_to(half, (tile,)) if leaf.unit else half)
     return out
@@ -242,8 +246,8 @@ class Tiles:
         lead = self._lead(eqn, value)
         strides = p["strides"] or [1] * len(p["start_indices"])
         ranges = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-        index = tuple(slice(*r) for r in list(ranges)[lead:])
-        return [Value(value.parts[(*index, ...)], value.unit)]
+        index: Any = (*(slice(*r) for r in list(ranges)[lead:]), ...)
+        return [Value(value.parts[index], value.unit)]
 
     def _transpose(self, eqn: Equation, values: list[Value]) -> list[Value]:
         (value,), order = values, eqn.params["permutation"]
@@ -294,7 +298,7 @@ _MOVES: dict[str, Callable[[Tiles, Equation, list[Value]], list[Value]]] = {
 }
 
 
-# -------------------------------------------------------------------------------- element by element
+# ----------------------------------------------------------------------------- element by element
 
 
 def _elementwise(eqn: Equation, values: list[Value]) -> Value:

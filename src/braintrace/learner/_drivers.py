@@ -320,7 +320,7 @@ class SequenceDriverMixin:
             reasons.append("a step of the rule needs the trace of the step before")
         elif several or (stream.mask is not None and rule.per_parameter):
             reasons.append("the rule goes back through all steps of a block")
-        learner.last_run = RunInfo(not reasons, *reasons[:1])
+        learner.last_run = RunInfo(not reasons, next(iter(reasons), None))
         return sequence_run(learner, trained, stream, window, placed, splits, bool(reasons))
 
 

@@ -21,7 +21,7 @@ from jax import Array
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, iterations, pull, scan, seen_input, storage, taken
-from ._linear import at_output, each_step, moved, slim, wide
+from ._linear import at_output, constant, each_step, moved, slim, wide
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
 
@@ -153,7 +153,8 @@ def _tails(
 
     def step(olds, nows):
         out = []
-        for r, old, (f, D), one in zip(relations, olds, nows, single, strict=True):
+        for r, old, (f, D), same, one in zip(relations, olds, nows, once, single, strict=True):
+            D = D if same is None else same
             if one and r.site.iterations is None:
                 new = D * old
             else:
@@ -162,7 +163,8 @@ def _tails(
         return out, olds
 
     start = [slim(eps["f"].astype(s.f.dtype), 1) for eps, s in zip(traces, steps, strict=True)]
-    inputs = [(slim(s.f, 1), slim(s.D, 2)) for s in steps]
+    once, D = constant([slim(s.D, 2) for s in steps])
+    inputs = [(slim(s.f, 1), d) for s, d in zip(steps, D, strict=True)]
     tails = scan(step, start, inputs, steps[0].f.shape[0])
     last, before = ([wide(a, one, 1) for a, one in zip(f, single, strict=True)] for f in tails)
     return list(zip(last, before, strict=True))

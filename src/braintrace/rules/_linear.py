@@ -38,7 +38,8 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
     few = [b.relation.slots.table is None for b, _ in firsts.values()]
     single = [b.steps.D.shape[-1] == 1 for b, _ in firsts.values()]
     D = [slim(jnp.swapaxes(b.steps.D, -1, -2), 2) for b, _ in firsts.values()]
-    length = D[0].shape[0]
+    length = blocks[0].steps.f.shape[0]
+    same, varying = constant(D)
     lam = [slim(each_step(s.lam, s.every, length), 1) for _, s in firsts.values()]
     exits = [None if s.exits is None else slim(s.exits, 1) for _, s in firsts.values()]
     masked = signals[0].masked
@@ -51,18 +52,20 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
 
     def back(qs, now):
         D, lam, exits = now
+        D = [d if c is None else c for c, d in zip(same, D, strict=True)]
         qs = [q if e is None else q + e for q, e in zip(qs, exits, strict=True)]
         each = zip(qs, D, lam, few, single, strict=True)
         return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
-    out = scan(back, start, (D, lam, exits), length, reverse=True)
-    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in out)
+    ends = scan(back, start, (varying, lam, exits), length, reverse=True)
+    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in ends)
     found = dict(zip(firsts, zip(first, q, strict=True), strict=True))
     out = []
-    for b in blocks:
-        of = firsts[space(b.relation)][0].relation
-        out.append(tuple(_shaped(a, of, b.relation, 1) for a in found[space(b.relation)]))
+    for r in (b.relation for b in blocks):
+        at_entry, each = found[space(r)]
+        of = firsts[space(r)][0].relation
+        out.append((_shaped(at_entry, of, r, 1), _shaped(each, of, r, 1)))
     return out
 
 
@@ -86,12 +89,11 @@ def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     single = [b.steps.D.shape[-1] == 1 for b in firsts.values()]
     D = [slim(b.steps.D, 2) for b in firsts.values()]
     sums = [add_up and b.steps.x is None for b in blocks]
-    f = [
-        slim(_shaped(b.steps.f, b.relation, r, 1), 1) for b, r in zip(blocks, of, strict=True)
-    ]
+    f = [slim(_shaped(b.steps.f, b.relation, r, 1), 1) for b, r in zip(blocks, of, strict=True)]
 
     def back(carry, now):
         (ps, totals), (ds, fs) = carry, now
+        ds = [d if c is None else c for c, d in zip(same, ds, strict=True)]
         moves = zip(blocks, numbers, fs, strict=True)
         vs = [ps[i] * v if single[i] else moved(b.relation, ps[i], v) for b, i, v in moves]
         totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
@@ -105,13 +107,22 @@ def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
         else jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:])
         for d, s in zip(D, single, strict=True)
     ]
+    same, varying = constant(D)
     zeros = [jnp.zeros(a.shape[1:], a.dtype) if s else None for a, s in zip(f, sums, strict=True)]
-    (products, totals), vs = scan(back, (start, zeros), (D, f), D[0].shape[0], reverse=True)
+    (products, totals), vs = scan(back, (start, zeros), (varying, f), f[0].shape[0], reverse=True)
     out = []
     for b, r, i, total, v in zip(blocks, of, numbers, totals, vs, strict=True):
-        both = wide(products[i], single[i], 2), wide(v if total is None else total[None], single[i], 1)
+        both = (
+            wide(products[i], single[i], 2),
+            wide(v if total is None else total[None], single[i], 1),
+        )
         out.append((_shaped(both[0], r, b.relation, 2), _shaped(both[1], r, b.relation, 1)))
     return out
+
+
+def constant(D: Sequence[Array]) -> tuple[list[Array | None], list[Array | None]]:
+    """Each D that is the same at all steps, and each that is not."""
+    return [d[0] if len(d) == 1 else None for d in D], [None if len(d) == 1 else d for d in D]
 
 
 def slim(array: Array, axes: int) -> Array:
@@ -148,13 +159,11 @@ def at_output(r: Relation, f: Array, q: Array, masked: bool) -> Array:
     lane = 1
     if r.site.iterations is not None:
         q, lane = q[:, None], 2
-    out = _summed(jnp.where(q == 0, 0, f * q) if masked else f * q)
-    return out.sum(lane) if r.slots.lanes else out
-
-
-def _summed(array: Array) -> Array:
-    """The sum over slots; a few are added up: XLA's CPU reduction is far slower than that."""
-    n = array.shape[-1]
+    times = lambda f, q: jnp.where(q == 0, 0, f * q) if masked else f * q
+    n = f.shape[-1]
     if n > 8:
-        return array.sum(-1)
-    return sum((array[..., k] for k in range(1, n)), array[..., 0])
+        out = times(f, q).sum(-1)
+    else:  # a few slots are added up: XLA's CPU reduction is far slower than that
+        terms = [times(f[..., k], q[..., k]) for k in range(n)]
+        out = sum(terms[1:], terms[0])
+    return out.sum(lane) if r.slots.lanes else out

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import tree_map
 
@@ -102,7 +103,8 @@ def relation_rule(
         if not one_by_one or not steps:
             return run(traces, steps, fresh)
         one = lambda traces, now: (run(traces, tree_map(lambda a: a[None], now), None), None)
-        return lax.scan(one, list(traces), list(steps))[0]
+        every = lambda s: s._replace(D=jnp.broadcast_to(s.D, (len(s.f), *s.D.shape[1:])))
+        return lax.scan(one, list(traces), list(map(every, steps)))[0]
 
     def credit_all(graph: Graph, arrived: Arrived) -> Any:
         steps = arrived.observed
