@@ -7,6 +7,7 @@ from ._evaluate import operands_pulled as operands_pulled
 from ._kernel import Engine as Engine
 from ._kernel import TimeLoop as TimeLoop
 from ._kernel import check_engine as check_engine
+from ._kernel import kernels_allowed as kernels_allowed
 from ._kernel import recorded as recorded
 from ._kernel import scan_time as scan_time
 from ._observe import group_jacobians as group_jacobians

@@ -143,6 +143,11 @@ def scan_time(
     return lax.platform_dependent(carry, xs, cuda=lambda *a: kernel(False, *a), default=other)
 
 
+def kernels_allowed() -> bool:
+    """Whether loops over time may be kernels: what they compute is then better done inside."""
+    return _refusal((_running.get() or _Running()).engine, jax.default_backend()) is None
+
+
 def _refusal(engine: Engine, device: str) -> str | None:
     """Why no loop is to be a kernel."""
     if engine is Engine.SCAN:

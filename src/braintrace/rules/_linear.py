@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..engine import Signals, mix
+from ..engine import Signals, kernels_allowed, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
 from ._relation_rule import Blocks
@@ -88,18 +88,24 @@ def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     of = [firsts[space(b.relation)].relation for b in blocks]
     single = [b.steps.D.shape[-1] == 1 for b in firsts.values()]
     D = [slim(b.steps.D, 2) for b in firsts.values()]
-    sums = [add_up and b.steps.x is None for b in blocks]
+    inside = kernels_allowed()  # else P of all steps is stored: products of all are faster
+    sums = [inside and add_up and b.steps.x is None for b in blocks]
     f = [slim(_shaped(b.steps.f, b.relation, r, 1), 1) for b, r in zip(blocks, of, strict=True)]
 
     def back(carry, now):
         (ps, totals), (ds, fs) = carry, now
         ds = [d if c is None else c for c, d in zip(same, ds, strict=True)]
-        moves = zip(blocks, numbers, fs, strict=True)
-        vs = [ps[i] * v if single[i] else moved(b.relation, ps[i], v) for b, i, v in moves]
-        totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
         each = zip(ps, ds, single, strict=True)
-        ps = [p * d if one else times(p, d) for p, d, one in each]
-        return (ps, totals), [None if s else v for v, s in zip(vs, sums, strict=True)]
+        new = [p * d if one else times(p, d) for p, d, one in each]
+        if not inside:
+            return (new, totals), ps
+        vs = move(ps, fs)
+        totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
+        return (new, totals), [None if s else v for v, s in zip(vs, sums, strict=True)]
+
+    def move(ps, fs):
+        each = zip(blocks, numbers, fs, strict=True)
+        return [ps[i] * v if single[i] else moved(b.relation, ps[i], v) for b, i, v in each]
 
     start = [
         jnp.ones(d.shape[1:], d.dtype)
@@ -109,7 +115,9 @@ def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     ]
     same, varying = constant(D)
     zeros = [jnp.zeros(a.shape[1:], a.dtype) if s else None for a, s in zip(f, sums, strict=True)]
-    (products, totals), vs = scan(back, (start, zeros), (varying, f), f[0].shape[0], reverse=True)
+    slices, length = (varying, f if inside else None), f[0].shape[0]
+    (products, totals), vs = scan(back, (start, zeros), slices, length, reverse=True)
+    vs = vs if inside else jax.vmap(move)(vs, f)
     out = []
     for b, r, i, total, v in zip(blocks, of, numbers, totals, vs, strict=True):
         both = (
