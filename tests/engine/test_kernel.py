@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import braintrace
+from braintrace._online import _blocks
 from braintrace.engine import Engine, _kernel, recorded, scan_time
 
 T, B, N = 7, 2, 3
@@ -203,6 +204,27 @@ def test_learner_of_a_module_says_which_loops_were_kernels():
     (ours, kernels), (plain, scans) = gradient("kernel"), gradient("scan")
     assert_close(ours, plain)
     assert (kernels, scans) == ({None}, {"engine='scan'"})
+
+
+def test_several_gpus_keep_their_scans_unless_each_runs_its_own(monkeypatch):
+    reason = lambda engine: _kernel._refusal(engine, "gpu")
+    assert reason(Engine.AUTO) is None
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert reason(Engine.AUTO) == "there are several devices, and no shard_map"
+    assert reason(Engine.KERNEL) is None
+    seen = []
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("samples",))
+    spec = jax.sharding.PartitionSpec()
+    one = lambda x: seen.append(reason(Engine.AUTO)) or x
+    jax.make_jaxpr(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(2))
+    assert seen == [None]
+
+
+def test_blocks_of_small_steps_are_longer_on_a_gpu(monkeypatch):
+    sizes = lambda size: _blocks.calls_per_block(size, 1, 1 << 14, [jnp.zeros(size)], None, 1 << 40)
+    assert (sizes(1 << 10), sizes(1 << 20)) == (256, 256)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert (sizes(1 << 10), sizes(1 << 20), sizes(1 << 24)) == (1 << 14, 2048, 256)
 
 
 def test_an_unknown_engine_is_refused():

@@ -156,6 +156,8 @@ def _refusal(engine: Engine, device: str) -> str | None:
         return None
     if device != "gpu":
         return f"the device is a {device.upper()}"
+    if "rocm" in jax.devices()[0].client.platform_version:
+        return "the GPU does not run CUDA"
     # The compiler cannot split a kernel over devices, and would collect its operands on each.
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return "there are several devices, and no shard_map"
@@ -316,7 +318,8 @@ class _Plan:
         kernel = lambda *refs: self._kernel(pl.program_id(0), refs, length, reverse)
         grid = (-(-prod(self.units) // self.tile),)
         how = {"interpret": True} if interpret else _compiled(self.tile)
-        outs = iter(pl.pallas_call(kernel, shapes, grid=grid, **how)(*operands))
+        call = pl.pallas_call(kernel, shapes, grid=grid, name="loop_over_time", **how)
+        outs = iter(call(*operands))
         after = [_array(outs, leaf) for leaf in self.states]
         return after + [_array(outs, leaf, length) for leaf in self.results]
 
