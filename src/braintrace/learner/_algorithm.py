@@ -17,7 +17,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
 from .._jaxpr import PyTree, deep_equations
-from .._online import RunInfo, Problem, advise, check_memory, check_relations, traces_of
+from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
