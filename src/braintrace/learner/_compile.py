@@ -18,7 +18,7 @@ from .._errors import dotted, not_supported, type_error, value_error
 from .._jaxpr import PyTree
 from .._online import RunInfo
 from ..checkpoint import CheckpointMixin
-from ..engine import check_engine
+from ..engine import Engine, check_engine
 from ..frontend import ETraceGraph, StepFunction
 from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
@@ -231,10 +231,6 @@ def compile(
         >>> list(whole.param_states)[-1]
         ('readout', 'weight')
     """
-    nnx = is_nnx(model)
-    rule = ETraceAlgorithm if nnx else _rule(algorithm)
-    if isinstance(algorithm, ETraceConfig) and not nnx:
-        options = options_of(algorithm) | options
     if not example_inputs:
         raise value_error(
             "no example inputs.",
@@ -245,49 +241,52 @@ def compile(
         raise value_error(
             f"verbose={verbose!r}.", why="the levels are 0, 1, 2", do="choose one of them"
         )
-    if nnx:
+    learner: Any
+    if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
-        of_module = ModuleLearner(model, algorithm, example_inputs, {"strict": strict, **options})
-        if verbose:
-            of_module.report.show(level=verbose)
-        return of_module
-    _check_options(RuleLearner if isinstance(algorithm, LearningRule) else rule, options)
-    make: Any = rule
-    if isinstance(algorithm, LearningRule):
-        make = functools.partial(rule.of, rule=algorithm)
+        options = {"strict": strict, "engine": engine, **options}
+        learner = ModuleLearner(model, algorithm, example_inputs, options)
+    else:
+        if not isinstance(model, brainstate.nn.Module):
+            model = _step_of(model)
+        _check_batch_size(batch_size)
+        new_learner = _maker(model, algorithm, options, unmarked, check_engine(engine))
+        seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
+        if vmap:
+            with seeded:
+                learner = _mapped(new_learner, model, example_inputs, kwargs, batch_size)
+        else:
+            with seeded:
+                _initialise(model, batch_size)
+            learner = new_learner()
+            learner.compile_graph(*example_inputs, **(kwargs or {}))
+            learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
+        if strict:
+            check_exact(learner.report, _rule(algorithm).__name__)
+            (learner.module if vmap else learner).strict = True
+    if verbose:
+        learner.report.show(level=verbose)
+    return learner
 
-    if not isinstance(model, brainstate.nn.Module):
-        model = _step_of(model)
+
+def _maker(
+    model: brainstate.nn.Module, algorithm: Any, options: dict, unmarked: bool, engine: Engine
+) -> Callable[[], ETraceAlgorithm]:
+    """What makes a learner of a model by a rule."""
+    make: Any
+    rule = make = _rule(algorithm)
+    if isinstance(algorithm, ETraceConfig):
+        options = options_of(algorithm) | options
+    if isinstance(algorithm, LearningRule):
+        rule, make = RuleLearner, functools.partial(rule.of, rule=algorithm)
+    _check_options(rule, options)
 
     def new_learner() -> ETraceAlgorithm:
         learner = make(model, **options)
-        learner.executor.unmarked, learner.executor.engine = unmarked, runs
+        learner.executor.unmarked, learner.executor.engine = unmarked, engine
         return learner
 
-    _check_batch_size(batch_size)
-    runs = check_engine(engine)
-    seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
-    if not vmap:
-        with seeded:
-            _initialise(model, batch_size)
-        learner = new_learner()
-        learner.compile_graph(*example_inputs, **(kwargs or {}))
-        learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
-    elif kwargs:
-        raise not_supported(
-            f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
-            why="a mapped learner maps its inputs by position",
-            do="pass them by position, or use batch_size without vmap",
-        )
-    else:
-        with seeded:
-            learner = _mapped(new_learner, model, example_inputs, batch_size)
-    if verbose:
-        learner.report.show(level=verbose)
-    if strict:
-        check_exact(learner.report, rule.__name__)
-        (learner.module if vmap else learner).strict = True
-    return learner
+    return new_learner
 
 
 def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
@@ -317,8 +316,15 @@ def _mapped(
     new_learner: Callable[[], ETraceAlgorithm],
     model: brainstate.nn.Module,
     inputs: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree] | None,
     batch_size: int | None,
 ) -> ETraceVmap:
+    if kwargs:
+        raise not_supported(
+            f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
+            why="a mapped learner maps its inputs by position",
+            do="pass them by position, or use batch_size without vmap",
+        )
     if batch_size is None:
         raise value_error(
             "vmap=True without batch_size.",
