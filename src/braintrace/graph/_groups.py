@@ -16,6 +16,7 @@ from scipy.sparse import csgraph
 from .._errors import dotted
 from .._jaxpr import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_of, variable
 from ._pattern import Pattern, matrix
+from ._sets import distinct
 from ._step import Parts, Path, join, parts_of, split
 from ._views import Followed, Values, arranged
 
@@ -190,7 +191,8 @@ def find_groups(
     n = len(step.hidden)
     shape = {c.leaf: c.shape for c in components}
     leaf_of = np.array([c.leaf for c in components], int)
-    pairs = leaf_of[np.searchsorted(offsets, pattern.kept, side="right") - 1].reshape(-1, 2)
+    leaves = leaf_of[np.searchsorted(offsets, pattern.kept, side="right") - 1].reshape(-1, 2)
+    pairs = np.stack(np.divmod(distinct(leaves @ [n, 1], n * n), max(n, 1)), 1)
     alike = np.array([shape[a] == shape[b] for a, b in pairs.tolist()], bool)
     _, label = csgraph.connected_components(matrix(pairs[alike], (n, n)), directed=False)
 

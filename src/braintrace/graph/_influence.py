@@ -39,6 +39,7 @@ from ._sets import (
     Nonzero,
     Sources,
     combined,
+    distinct,
     empty,
     facts_of,
     union,
@@ -245,7 +246,7 @@ class _Walk:
         out: set[int] = set()
         for value in values:
             if value is not None:
-                elements = np.unique(value.sources)
+                elements = distinct(value.sources + 1, self.last + 1) - 1  # NONE is -1
                 elements = elements[(elements != NONE) & (elements < self.offsets[-1])]
                 out.update((np.searchsorted(self.offsets, elements, side="right") - 1).tolist())
                 out |= value.roughly

@@ -411,11 +411,11 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
 def _collect(target: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
     """Sets of sources per element, from the elements where rows of sources land."""
     row, slot = np.nonzero((sources != NONE) & (target[:, None] != NONE))
-    pairs = np.unique(np.stack([target[row], sources[row, slot]]), axis=1)
-    first = np.searchsorted(pairs[0], pairs[0])
-    rank = np.arange(pairs.shape[1]) - first
+    end = int(sources.max(initial=0)) + 1
+    at, source = np.divmod(np.unique(target[row] * end + sources[row, slot]), end)
+    rank = np.arange(len(at)) - np.searchsorted(at, at)
     out = np.full((size, int(rank.max(initial=-1)) + 1), NONE)
-    out[pairs[0], rank] = pairs[1]
+    out[at, rank] = source
     return out.reshape((*shape, out.shape[-1]))
 
 

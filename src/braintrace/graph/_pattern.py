@@ -16,6 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from ._influence import Influence
+from ._sets import distinct, varies
 from ._step import Component
 
 
@@ -83,16 +84,14 @@ def kept_edges(places: Places, exits: np.ndarray, sources: np.ndarray) -> np.nda
     # Per exit element and shape of the source: how many positions it reads, and is one its own?
     n_kinds = int(places.kinds.max(initial=0)) + 1
     cell = exits * n_kinds + places.kind[sources]
-    has_own = np.zeros(places.n * n_kinds, bool)
-    np.logical_or.at(has_own, cell, own)
-    read = np.unique(np.stack([cell, places.unit[sources]]), axis=1)[0]
-    single = np.bincount(read, minlength=len(has_own)) == 1
+    n_cells, unit = places.n * n_kinds, places.unit
+    has_own = np.zeros(n_cells, bool)
+    has_own[cell[own]] = True
+    single = ~varies(cell, unit[sources], n_cells)
     # A tree: positions that are read by one position of the exit's shape only.
-    key = places.unit[sources] * n_kinds + places.kind[exits]
-    readers = np.unique(np.stack([key, places.unit[exits]]), axis=1)[0]
-    shared = np.bincount(readers, minlength=int(key.max(initial=0)) + 1) > 1
-    tree = np.ones(len(has_own), bool)
-    tree[cell[shared[key]]] = False
+    key = unit[sources] * n_kinds + places.kind[exits]
+    tree = np.ones(n_cells, bool)
+    tree[cell[varies(key, unit[exits], n_cells)[key]]] = False
     return np.where(has_own[cell], own, single[cell] | tree[cell])
 
 
@@ -101,13 +100,17 @@ def state_pattern(influence: Influence, components: Sequence[Component], crossin
     places = Places(components, influence.offsets)
     exits, sources = rows_of(influence.rows, 0, places.n)
     keep = np.ones(len(exits), bool) if crossing else kept_edges(places, exits, sources)
-    pairs = np.stack([places.component[exits[~keep]], places.component[sources[~keep]]])
-    lost = np.unique(pairs, axis=1).T
+    lost = _pairs(places.component[exits[~keep]], places.component[sources[~keep]])
     edges = np.stack([exits, sources], axis=1)
     blocks = (places.component, places.component)
-    return Pattern(
-        edges[keep], edges, colour(edges, *blocks), tuple((int(a), int(b)) for a, b in lost)
-    )
+    return Pattern(edges[keep], edges, colour(edges, *blocks), tuple(lost))
+
+
+def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
+    """The distinct pairs, in order."""
+    n = int(second.max(initial=0)) + 1
+    keys = distinct(first * n + second, (int(first.max(initial=0)) + 1) * n)
+    return [divmod(key, n) for key in keys.tolist()]
 
 
 def mixing_probes(
@@ -123,10 +126,11 @@ def mixing_probes(
     probes = matrix(np.stack([ends, probe - first], 1), (places.n, last - first))
     reached = close(step, probes)
     element, probe = reached.nonzero()
-    hits = np.unique(np.stack([probe, places.kind[element], places.position[element]]), axis=1)
-    groups, count = np.unique(hits[:2], axis=1, return_counts=True)
+    n_kinds = int(places.kinds.max(initial=0)) + 1
+    key = probe * n_kinds + places.kind[element]
+    several = varies(key, places.position[element], (last - first) * n_kinds)
     bad = np.zeros(last, bool)
-    bad[first + groups[0][count > 1]] = True
+    bad[first:] = several.reshape(-1, n_kinds).any(1)
     return bad
 
 
@@ -156,24 +160,22 @@ def colour(edges: np.ndarray, exit_block: np.ndarray, source_block: np.ndarray) 
     if by_block is not None:
         return by_block
     none = np.zeros(n_exits, int)
-    forward, n_forward = distinct(exits, sources, n_sources)
-    backward, n_backward = distinct(sources, exits, n_exits)
+    forward, n_forward = colours_of(exits, sources, n_sources)
+    backward, n_backward = colours_of(sources, exits, n_exits)
     if n_forward <= n_backward:
         return Colouring(forward, n_forward, none, 0, frozenset())
-    pairs = {
-        (int(a), int(b))
-        for a, b in np.unique(np.stack([exit_block[exits], source_block[sources]]), axis=1).T
-    }
+    pairs = _pairs(exit_block[exits], source_block[sources])
     return Colouring(np.zeros(n_sources, int), 0, backward, n_backward, frozenset(pairs))
 
 
 def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
     """One tangent per source block, one cotangent per exit block, if that is enough."""
+    n_exits, n_sources = len(exit_block), len(source_block)
     n = int(max(exit_block.max(initial=0), source_block.max(initial=0))) + 1
     pair = exit_block[exits] * n + source_block[sources]
-    many_in = _repeated(exits * n + source_block[sources])
-    many_out = _repeated(sources * n + exit_block[exits])
-    fans_in, fans_out = np.unique(pair[many_in]), np.unique(pair[many_out])
+    many_in = _repeated(exits * n + source_block[sources], n_exits * n)
+    many_out = _repeated(sources * n + exit_block[exits], n_sources * n)
+    fans_in, fans_out = (distinct(pair[many], n * n) for many in (many_in, many_out))
     if np.isin(fans_in, fans_out).any():
         return None
     back = np.isin(pair, fans_in)
@@ -183,20 +185,24 @@ def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
     return Colouring(source_colours, n_sources, exit_colours, n_exits, pairs)
 
 
-def _repeated(keys: np.ndarray) -> np.ndarray:
+def _repeated(keys: np.ndarray, end: int) -> np.ndarray:
+    """Which of the keys, all below `end`, occur several times."""
+    if end <= 64 * keys.size:
+        return np.bincount(keys, minlength=1)[keys] > 1
     _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
     return count[inverse] > 1
 
 
 def _one_per_block(block: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, int]:
     """A colour for each block in use; elements of others get -1."""
-    blocks = np.unique(used)
-    colours = np.full(int(block.max(initial=0)) + 1, -1)
+    n_blocks = int(block.max(initial=0)) + 1
+    blocks = distinct(used, n_blocks)
+    colours = np.full(n_blocks, -1)
     colours[blocks] = np.arange(len(blocks))
     return colours[block], len(blocks)
 
 
-def distinct(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.ndarray, int]:
+def colours_of(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.ndarray, int]:
     """Colours of the sources such that no exit element reads two of one colour."""
     rank = _rank(exits, sources)
     colours = np.zeros(n_sources, int)
@@ -270,11 +276,10 @@ def tap_pattern(
 
 def _only_backward(edges: np.ndarray, component: np.ndarray, n_sources: int) -> Colouring:
     exits, sources = edges[:, 0], edges[:, 1]
-    used = np.unique(component[exits])
-    pairs = frozenset((int(c), 0) for c in used)
     n = int(component.max(initial=0)) + 1
-    if not _repeated(sources * n + component[exits]).any():
+    pairs = frozenset((c, 0) for c in distinct(component[exits], n).tolist())
+    if not _repeated(sources * n + component[exits], n_sources * n).any():
         colours, count = _one_per_block(component, component[exits])
     else:
-        colours, count = distinct(sources, exits, len(component))
+        colours, count = colours_of(sources, exits, len(component))
     return Colouring(np.zeros(n_sources, int), 0, colours, count, pairs)

@@ -54,6 +54,24 @@ def empty(shape: Sequence[int]) -> np.ndarray:
     return np.full((*shape, 0), NONE)
 
 
+def distinct(numbers: np.ndarray, end: int) -> np.ndarray:
+    """The numbers that occur, in order; all are below `end`. Sorting them takes longer."""
+    if end > 64 * numbers.size:
+        return np.unique(numbers)
+    seen = np.zeros(end, bool)
+    seen[numbers] = True
+    return np.flatnonzero(seen)
+
+
+def varies(group: np.ndarray, value: np.ndarray, n_groups: int) -> np.ndarray:
+    """Per group, whether its entries have different values."""
+    one = np.zeros(n_groups, value.dtype)
+    one[group] = value
+    out = np.zeros(n_groups, bool)
+    out[group[one[group] != value]] = True
+    return out
+
+
 def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Sets of sources per element: sorted, without doubles, as narrow as possible."""
     first = arrays[0]
@@ -65,7 +83,8 @@ def union(arrays: Sequence[np.ndarray]) -> np.ndarray:
         double = np.concatenate(
             [np.zeros((*both.shape[:-1], 1), bool), both[..., 1:] == both[..., :-1]], axis=-1
         )
-        both = np.sort(np.where(double, NONE, both), axis=-1)[..., ::-1]
+        if double.any():
+            both = np.sort(np.where(double, NONE, both), axis=-1)[..., ::-1]
     width = int((both != NONE).sum(-1).max(initial=0))
     return both[..., :width]
 

@@ -33,7 +33,7 @@ from scipy.sparse import csgraph
 from .._errors import NotSupportedError, message
 from ..ops import Operator
 from ._pattern import Colouring, Pattern, Places, TapPattern, matrix
-from ._sets import NONE
+from ._sets import NONE, distinct
 
 Array = jax.Array
 
@@ -120,7 +120,7 @@ class Slots:
 
     def components(self, offsets: np.ndarray) -> list[int]:
         """The state components with a slot, of those that begin at these elements."""
-        elements = np.unique(self.destination[self.destination >= 0])
+        elements = distinct(self.destination[self.destination >= 0], int(offsets[-1]))
         return np.unique(np.searchsorted(offsets, elements, side="right") - 1).tolist()
 
 
@@ -242,7 +242,8 @@ class _Reader:
     def cell(self, to: np.ndarray, source: np.ndarray, shape: tuple[int, ...]) -> Cell:
         derivative, element = self.places_of(to, source)
         out = []
-        for c in np.unique(derivative[derivative != NONE]):
+        n = self.colouring.n_sources + self.colouring.n_exits
+        for c in distinct(derivative[derivative != NONE], n):
             index = np.where(derivative == c, element, NONE)
             out.append((int(c), pick(index.reshape(shape), self.places.offsets)))
         return tuple(out)

@@ -21,7 +21,7 @@ from .._control import bind_quietly, opened, quiet, run_one
 from .._errors import not_supported
 from .._jaxpr import Equation, Program, bind, is_inexact, prune, shape_of, trace
 from ._influence import influence
-from ._pattern import distinct, rows_of
+from ._pattern import colours_of, rows_of
 from ._sets import NONE
 from ._step import Component
 from ._tangent import Tangent
@@ -136,7 +136,7 @@ def _sources(eqn: Equation) -> list[np.ndarray]:
     n_out = sum(prod(o.shape) for o in exits)
     n_in = int(result.offsets[-1])
     outs, ins = rows_of(result.rows, 0, n_in)
-    colours, count = distinct(outs, ins, n_in)
+    colours, count = colours_of(outs, ins, n_in)
     table = np.full((max(count, 1), n_out), NONE)
     table[colours[ins], outs] = ins
     return list(table)
