@@ -12,6 +12,8 @@ import braintrace
 
 from .step_models import carried, claimed, driven, normal
 
+pytestmark = pytest.mark.usefixtures("whole_batch")
+
 INDEX = jnp.asarray([4, 0, 0, 2])
 MASK = jnp.asarray([True, False, True, True, False, True])
 COLUMN = normal(1, 3)

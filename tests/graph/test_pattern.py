@@ -8,6 +8,8 @@ from braintrace.graph._pattern import colour
 
 from .step_models import carried, compiled, normal
 
+pytestmark = pytest.mark.usefixtures("whole_batch")
+
 
 def kept(graph):
     size = int(graph.analysis.influence.offsets[len(graph.analysis.tangent.components)])

@@ -221,6 +221,7 @@ def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Arra
     c, offsets = graph.pattern.colouring, np.asarray(graph.influence.offsets, np.int64)
     first, second = graph.pattern.kept.astype(np.int64).T
     edges = first * offsets[-1] + second
+    starts = np.cumsum([0, *(v.size for v in graph.tangent.entries)])
     out = []
     for g in graph.groups:
         dtype = jnp.result_type(*(graph.tangent.entries[k].dtype for k in g.components))
@@ -229,13 +230,14 @@ def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Arra
         rows = []
         for to in g.components:
             for source in g.components:
-                exit_, entry = offsets[to] + units, offsets[source] + units
-                if (to, source) in c.backward:
-                    values = derivatives[c.n_sources + c.exits[exit_], entry]
-                else:
-                    values = derivatives[c.sources[entry], exit_]
+                analysed = np.arange(offsets[to + 1] - offsets[to])
+                exit_, entry = offsets[to] + analysed, offsets[source] + analysed
                 there = np.isin(exit_ * offsets[-1] + entry, edges)
-                rows.append(jnp.where(there, values, 0))
+                back = (to, source) in c.backward
+                colour = c.n_sources + c.exits[exit_] if back else c.sources[entry]
+                there, colour = (_everywhere(a, g.varshape).reshape(-1) for a in (there, colour))
+                at = starts[source if back else to] + units
+                rows.append(jnp.where(there, derivatives[colour, at], 0))
         size = len(g.components)
         out.append(jnp.stack(rows, -1).reshape(*g.varshape, size, size))
     return out
@@ -250,7 +252,15 @@ def _seed(here: np.ndarray, var: Var) -> Array | None:
         return None
     if here.all():
         return jnp.ones(var.shape, var.dtype)
-    return jnp.asarray(here.reshape(var.shape), var.dtype)
+    return jnp.asarray(_everywhere(here, var.shape), var.dtype)
+
+
+def _everywhere(analysed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of this shape, from its analysed elements: all, or a few samples of a batch."""
+    if analysed.size == np.prod(shape, dtype=np.int64):
+        return analysed.reshape(shape)
+    one = analysed[: np.prod(shape[1:], dtype=np.int64)]
+    return np.broadcast_to(one.reshape(shape[1:]), shape)
 
 
 def _total(terms: list[Array], slots: Any, iterations: int | None = None) -> Array:

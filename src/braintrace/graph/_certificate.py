@@ -370,7 +370,7 @@ class _Certifier:
         out = self.cut_between(set(range(len(graph.tangent.sources))), path, graph.views[0])
         if relation is None:
             return [*out, far]
-        destination = relation.slots.destination.reshape(-1, *relation.slots.destination.shape[-2:])
+        destination = relation.slots.analysed
         lane, y, slot = np.nonzero(destination >= 0)
         pairs = np.stack([destination[lane, y, slot], y], axis=1)
         reached = matrix(pairs, (n, destination.shape[1]))

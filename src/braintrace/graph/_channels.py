@@ -53,13 +53,13 @@ def meet(cuts: Iterable[Cut], reached: sparse.csr_matrix, first: int) -> bool:
 
 
 def stays_apart(
-    step: sparse.csr_matrix, direct: sparse.csr_matrix, site: Site, traced: bool
+    step: sparse.csr_matrix, direct: sparse.csr_matrix, site: Site, traced: bool, copies: int
 ) -> sparse.csr_matrix | None:
     """The state elements that each output element reaches in any number of steps, if few.
 
     They may be followed if no two output elements ever meet in one; or, for an operator that is
     not `traced` otherwise, if those that meet are a channel, one of several. `step` are all edges
-    between state elements, `direct` those from the output.
+    between state elements, `direct` those from the output, of one of so many `copies`.
     """
     reached = direct
     while True:
@@ -75,4 +75,4 @@ def stays_apart(
     meeting, _ = csgraph.connected_components(reached[:, used].T.astype(int) @ reached[:, used])
     op = site.operator
     alike = max(prod(op.free_shape(key)) for key in op.shapes)
-    return reached if not traced and meeting > alike else None
+    return reached if not traced and meeting * copies > alike else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,7 +45,8 @@ from ._pattern import (
 from ._policy import ControlFlowPolicy, close_bodies
 from ._recognise import packed, recognise
 from ._relations import HiddenParamOpRelation, PathClassification
-from ._sets import facts_of
+from ._samples import Samples, thin
+from ._sets import NotAlike, facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Leaf, Path, Step
@@ -73,7 +75,7 @@ class Graph:
 
     step: Step
     tangent: Tangent
-    views: tuple[View, ...]  # the first cuts what mixes units
+    views: tuple[View, ...]  # of the analysed samples; the first cuts what mixes units
     view_of: tuple[int, ...]  # which of them a relation follows
     tapped: tuple[int, ...]  # and the site of each
     sites: tuple[Site, ...]
@@ -131,21 +133,6 @@ class Graph:
         return out
 
 
-def _view(
-    tangent: Tangent, consts: Sequence[Any], sites: Sequence[Site], follow: int | None
-) -> View:
-    """Cut what mixes, or `follow` sums and products of so many elements."""
-    components = tangent.components
-    offends = partial(mixing_probes, components) if follow is None else None
-    facts = facts_of(tangent.program.inputs, consts)
-    reads = influence(tangent, [s.time_axes for s in sites], facts, offends, follow)
-    taps = [
-        tap_pattern(reads, components, tangent.tap_sources(i), site.iterations is not None)
-        for i, site in enumerate(sites)
-    ]
-    return View(reads, state_pattern(reads, components, follow is not None), tuple(taps))
-
-
 def analyse(
     step: Step,
     consts: Sequence[Any],
@@ -183,48 +170,26 @@ def analyse(
         step = folded
         sites = find_sites(step, flow_of(step, unsteady))
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
-    tangent = tangent_program(step, consts, trained)
-    apart = view = _view(tangent, consts, trained, None)
-    if unmarked and (parts := _split_up(step, tangent, view)):
+    tangents, paths = _paths(step, consts, trained, crossings, most_entries)
+    if unmarked and (parts := _split_up(step, tangents[0], paths.apart)):
         step = replace(step, hidden=tuple(parts.get(i, leaf) for i, leaf in enumerate(step.hidden)))
-        tangent = tangent_program(step, consts, trained)
-        apart = view = _view(tangent, consts, trained, None)
-    views = [view]
-    if crossings is not None:
-        tangent = tangent_program(step, consts, trained, crossing=True)
-        views = [view := _view(tangent, consts, trained, EVERYTHING)]
+        tangents, paths = _paths(step, consts, trained, crossings, most_entries)
+    tangent, view, offsets = tangents[-1], paths.views[0], paths.places.offsets
     components = tangent.components
-    places = Places(components, view.influence.offsets)
     followed = Followed(
         step, tuple(trained), tangent, view.influence, view.pattern, crossings is not None
     )
-    groups = find_groups(followed, apart.pattern, states)
+    groups = find_groups(followed, paths.apart.pattern, states)
     links = find_links(step, trained, groups)
     records = [*extra, *untrained(sites), *wrapped(step, sites), *plain_parameters(step, links)]
     relations: list[HiddenParamOpRelation] = []
     tapped: list[int] = []
     view_of: list[int] = []
-    for i, site in enumerate(trained):
-        followed_slots, which = None, 0
-        if site.steady and site.closed is None:
-            reached = _reached(apart, view, i, site, places.n, crossings)
-            if crossings is None and _may_widen(tangent, apart, i, reached):
-                if len(views) == 1:
-                    views.append(_view(tangent, consts, trained, MOST_SLOTS))
-                wider = _wider(tangent, views, i, site, places, bool(reached.nnz))
-                if wider is not None:
-                    reached, which = wider, 1
-            tap, pattern = views[which].taps[i], views[which].pattern
-            dtype = jnp.result_type(*(v.dtype for v in (*tangent.entries, *tangent.taps[i])))
-            followed_slots = slots(
-                tap, reached, pattern, places, site.operator, dtype, most_entries
-            )
-        if followed_slots is None:
+    for i, (site, (own, which)) in enumerate(zip(trained, paths.slots, strict=True)):
+        if own is None:
             records.append(excluded(step, site, links))
             continue
-        relation = _relation(
-            step, site, followed_slots, groups, places.offsets, links, len(relations), states
-        )
+        relation = _relation(step, site, own, groups, offsets, links, len(relations), states)
         relations.append(relation)
         tapped.append(i)
         view_of.append(which)
@@ -237,7 +202,7 @@ def analyse(
     return Graph(
         step=step,
         tangent=tangent,
-        views=tuple(views),
+        views=tuple(paths.views),
         view_of=tuple(view_of),
         tapped=tuple(tapped),
         sites=tuple(trained),
@@ -249,7 +214,7 @@ def analyse(
         whiles=opened(step.program, lambda e: -1 if e.name == "while" else None),
         custom=opened(step.program, quiet),
         influenced=influenced(step, links),
-        shares_trace=_sharing(len(step.hidden), relations, components, places.offsets),
+        shares_trace=_sharing(len(step.hidden), relations, components, offsets),
         crossings=crossings,
         records=tuple(records),
     )
@@ -262,48 +227,132 @@ def _split_up(step: Step, tangent: Tangent, view: View) -> dict[int, Leaf]:
     return {i: leaf for i, leaf in packed(step).items() if i in lost} if lost else {}
 
 
-def _may_widen(tangent: Tangent, apart: View, i: int, reached: Any) -> bool:
-    """Whether sums or products of a few elements are cut behind an operator, after which its output
-    elements need not meet."""
-    lost = frozenset().union(*apart.influence.lost)
-    cuts = [apart.influence.cuts[k] for k in sorted(lost)]
-    cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
-    first = int(apart.influence.offsets[tangent.tap_sources(i)[0]])
-    return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
+def _paths(
+    step: Step,
+    consts: Sequence[Any],
+    trained: Sequence[Site],
+    crossings: int | None,
+    most_entries: int,
+) -> tuple[list[Tangent], _Paths]:
+    tangents = [tangent_program(step, consts, trained)]
+    if crossings is not None:
+        tangents.append(tangent_program(step, consts, trained, crossing=True))
+    return tangents, _Paths(tangents, consts, trained, crossings, most_entries)
 
 
-def _wider(
-    tangent: Tangent, views: Sequence[View], i: int, site: Site, places: Places, traced: bool
-) -> Any:
-    """What each output element reaches if sums within a channel are followed.
+class _Paths:
+    """The views of a step and the slots of its operators, by a few samples of a batch if possible.
 
-    None if that is not possible, or leaves something out, or if nothing is cut anyway.
+    `apart` is the view in which what mixes is cut, `slots` are per operator its slots (None: no
+    state is reached) and the number of their view.
     """
-    apart, view = views
-    n_y = site.operator.y.size
-    direct = matrix(view.taps[i].all_edges, (places.n, n_y))
-    reached = stays_apart(matrix(view.pattern.edges, (places.n,) * 2), direct, site, traced)
-    if reached is None:
-        return None
-    mine = {*places.component[reached.nonzero()[0]].tolist(), *tangent.tap_sources(i)}
-    cut, cut_here = (any(c.sources & mine for c in v.influence.cuts) for v in (apart, view))
-    return reached if cut and not cut_here else None
 
+    def __init__(
+        self,
+        tangents: Sequence[Tangent],
+        consts: Sequence[Any],
+        sites: Sequence[Site],
+        crossings: int | None,
+        most_entries: int,
+    ):
+        self.tangents, self.consts, self.sites = tangents, consts, sites
+        self.crossings, self.most_entries = crossings, most_entries
+        inside = any(site.levels for site in sites)
+        self.samples: list[Samples | None] = [None if inside else thin(t) for t in tangents]
+        try:
+            if None in self.samples:
+                raise NotAlike
+            self.follow()
+        except NotAlike:
+            self.samples = [None] * len(tangents)
+            self.follow()
 
-def _reached(apart: View, view: View, i: int, site: Site, n: int, crossings: int | None) -> Any:
-    """Which state elements each output element is followed to."""
-    n_y = site.operator.y.size
-    kept = matrix(apart.pattern.kept, (n, n))
-    reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
-    if crossings is None:
+    def follow(self) -> None:
+        self.apart = self.view(0, None)
+        self.views = [self.apart if self.crossings is None else self.view(1, EVERYTHING)]
+        samples, self.tangent = self.samples[-1], self.tangents[-1]
+        components = (self.tangent if samples is None else samples.tangent).components
+        self.places = Places(components, self.apart.influence.offsets)
+        self.slots = [self.slots_of(i, site) for i, site in enumerate(self.sites)]
+
+    def view(self, k: int, follow: int | None) -> View:
+        """Cut what mixes, or `follow` sums and products of so many elements."""
+        samples = self.samples[k]
+        tangent = self.tangents[k] if samples is None else samples.tangent
+        components, parts = tangent.components, None if samples is None else samples.parts
+        offends = partial(mixing_probes, components) if follow is None else None
+        facts = facts_of(tangent.program.inputs, self.consts)
+        time_axes = [s.time_axes for s in self.sites]
+        reads = influence(tangent, time_axes, facts, offends, follow, parts)
+        taps = [
+            tap_pattern(reads, components, tangent.tap_sources(i), site.iterations is not None)
+            for i, site in enumerate(self.sites)
+        ]
+        pattern = state_pattern(reads, components, follow is not None)
+        if samples is not None:
+            samples.check(pattern, taps)
+            reads = samples.of_whole(reads)
+        return View(reads, pattern, tuple(taps))
+
+    def slots_of(self, i: int, site: Site) -> tuple[Slots | None, int]:
+        if not site.steady or site.closed is not None:
+            return None, 0
+        samples, operator = self.samples[-1], site.operator
+        y_shape, copies = operator.y.shape, 1
+        if samples is not None:
+            y_shape, copies = samples.tangent.taps[i][0].shape, samples.copies(i)
+        reached, which = self.reached(i, prod(y_shape)), 0
+        if self.crossings is None and self.may_widen(i, reached):
+            if len(self.views) == 1:
+                self.views.append(self.view(0, MOST_SLOTS))
+            wider = self.wider(i, prod(y_shape), copies, bool(reached.nnz))
+            if wider is not None:
+                reached, which = wider, 1
+        view, tangent = self.views[which], self.tangent
+        dtype = jnp.result_type(*(v.dtype for v in (*tangent.entries, *tangent.taps[i])))
+        same_axes = operator.primitive.rules.spread is None
+        how = (y_shape, same_axes, dtype, self.most_entries, copies)
+        own = slots(view.taps[i], reached, view.pattern, self.places, *how)
+        return (own if own is None or samples is None else samples.widened(own, i)), which
+
+    def may_widen(self, i: int, reached: Any) -> bool:
+        """Whether sums or products of a few elements are cut behind an operator, after which its
+        output elements need not meet."""
+        influence = self.apart.influence
+        cuts = [influence.cuts[k] for k in sorted(frozenset().union(*influence.lost))]
+        cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
+        first = int(influence.offsets[self.tangent.tap_sources(i)[0]])
+        return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
+
+    def wider(self, i: int, n_y: int, copies: int, traced: bool) -> Any:
+        """What each output element reaches if sums within a channel are followed.
+
+        None if that is not possible, or leaves something out, or if nothing is cut anyway.
+        """
+        apart, view = self.views
+        n = self.places.n
+        step, direct = matrix(view.pattern.edges, (n, n)), matrix(view.taps[i].all_edges, (n, n_y))
+        reached = stays_apart(step, direct, self.sites[i], traced, copies)
+        if reached is None:
+            return None
+        mine = {*self.places.component[reached.nonzero()[0]].tolist(), *self.tangent.tap_sources(i)}
+        cut, cut_here = (any(c.sources & mine for c in v.influence.cuts) for v in (apart, view))
+        return reached if cut and not cut_here else None
+
+    def reached(self, i: int, n_y: int) -> Any:
+        """Which state elements each output element is followed to."""
+        n, apart, view = self.places.n, self.apart, self.views[0]
+        kept = matrix(apart.pattern.kept, (n, n))
+        reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
+        if self.crossings is None:
+            return reached
+        step, direct = matrix(view.pattern.kept, (n, n)), matrix(view.taps[i].all_edges, (n, n_y))
+        for _ in range(self.crossings):
+            more = close(kept, (step @ reached + direct + reached).astype(bool))
+            if more.nnz == reached.nnz:
+                break
+            reached = more
         return reached
-    step, direct = matrix(view.pattern.kept, (n, n)), matrix(view.taps[i].all_edges, (n, n_y))
-    for _ in range(crossings):
-        more = close(kept, (step @ reached + direct + reached).astype(bool))
-        if more.nnz == reached.nnz:
-            break
-        reached = more
-    return reached
 
 
 def _sharing(

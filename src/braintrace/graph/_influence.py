@@ -42,6 +42,7 @@ from ._sets import (
     distinct,
     empty,
     facts_of,
+    few_of,
     union,
 )
 from ._tangent import Tangent
@@ -101,6 +102,7 @@ def influence(
     facts: Mapping[Var, Fact],
     offends: Offends | None,
     follow: int | None = EVERYTHING,
+    parts: Mapping[Var, tuple[Atom, int]] | None = None,
 ) -> Influence:
     """Walk the tangent program.
 
@@ -110,8 +112,9 @@ def influence(
         facts: what the analysis may know of inputs, see `facts_of`.
         offends: which probes mix units; None follows what mixes instead of cutting it:
         follow: sums and products of at most so many elements, or `EVERYTHING`.
+        parts: the value and axis that a variable without a tangent has a few samples of.
     """
-    walk = _Walk(tangent, time_axes, facts, follow if offends is None else None)
+    walk = _Walk(tangent, time_axes, facts, follow if offends is None else None, parts or {})
     if offends is None:
         return walk.result(frozenset())
     # Sums that mix even if all sums are cut are cut for certain; that needs no large sets.
@@ -131,8 +134,8 @@ def influence(
 
 
 class _Walk:
-    def __init__(self, tangent: Tangent, time_axes, facts, follow: int | None):
-        self.tangent, self.facts = tangent, facts
+    def __init__(self, tangent: Tangent, time_axes, facts, follow: int | None, parts):
+        self.tangent, self.facts, self.parts = tangent, facts, parts
         self.follow, self.full = follow, follow is not None
         self.sources: dict[Var, np.ndarray] = {}
         sizes = []
@@ -215,6 +218,9 @@ class _Walk:
         def fact_of(atom: Atom) -> Fact:
             if isinstance(atom, Const):
                 return None if is_traced(atom.value) else atom.value
+            if atom in self.parts:
+                whole, axis = self.parts[atom]
+                return few_of(fact_of(whole), axis, atom.shape[axis])
             return facts.get(atom)
 
         for eqn in program.equations:

@@ -49,6 +49,22 @@ def facts_of(variables: Sequence[Var], values: Sequence[Any]) -> dict[Var, Fact]
     return out
 
 
+class NotAlike(Exception):
+    """Samples of a batch are not alike, or not apart: all of them have to be analysed."""
+
+
+def few_of(fact: Fact, axis: int, few: int) -> Fact:
+    """What is known of a few samples of a value; it must be the same of all."""
+    if fact is None:
+        return None
+    array = fact.where if isinstance(fact, Nonzero) else np.asarray(fact)
+    one = array.take([0], axis)
+    if (array != one).any():
+        raise NotAlike
+    part = np.repeat(one, few, axis)
+    return Nonzero(part) if isinstance(fact, Nonzero) else part
+
+
 def empty(shape: Sequence[int]) -> np.ndarray:
     """Empty sets."""
     return np.full((*shape, 0), NONE)

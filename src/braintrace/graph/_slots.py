@@ -31,7 +31,6 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from .._errors import NotSupportedError, message
-from ..ops import Operator
 from ._pattern import Colouring, Pattern, Places, TapPattern, matrix
 from ._sets import NONE, distinct
 
@@ -50,6 +49,15 @@ class Pick:
     component: int | None
     index: np.ndarray | None
     sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The elements that are read, counted through all components."""
+        if self.component is None:
+            assert self.index is not None
+            return self.index
+        first = sum(self.sizes[: self.component])
+        return np.arange(first, first + self.sizes[self.component]).reshape(self.shape)
 
     def __call__(self, arrays: Sequence[Array | None], dtype) -> Array:
         """Read from one array per component (None is zero)."""
@@ -97,17 +105,18 @@ Cell = tuple[tuple[int, Pick], ...]
 class Slots:
     """The slots of one operator: (*lanes, *y) positions with `width` slots each.
 
-    `lanes` is () for one lane and (M,) for several; `dtype` is the real type of D and f. Per slot
-    k, `at[k]` reads state-shaped arrays. `transition[k][j]` is (derivative, Pick) pairs whose sum
-    is D from slot j to slot k, `arrival[k]` (part, derivative, backward, Pick) the same for f: a
-    derivative is one tangent at all exits, or one cotangent at all sources. With many slots
+    `lanes` is () for one lane and (M,) for several; `dtype` is the real type of D and f. `analysed`
+    are the destinations, (lanes, y, slots), of those samples of a batch that were analysed. Per
+    slot k, `at[k]` reads state-shaped arrays. `transition[k][j]` is (derivative, Pick) pairs whose
+    sum is D from slot j to slot k, `arrival[k]` (part, derivative, backward, Pick) the same for f:
+    a derivative is one tangent at all exits, or one cotangent at all sources. With many slots
     `table` holds all of D; it may have size one along axes of y where D is the same.
     """
 
     lanes: tuple[int, ...]
     y_shape: tuple[int, ...]
     width: int
-    destination: np.ndarray
+    analysed: np.ndarray
     dtype: Any
     at: tuple[Pick, ...]
     transition: tuple[tuple[Cell, ...], ...]
@@ -119,9 +128,16 @@ class Slots:
         return self.lanes + self.y_shape
 
     def components(self, offsets: np.ndarray) -> list[int]:
-        """The state components with a slot, of those that begin at these elements."""
-        elements = distinct(self.destination[self.destination >= 0], int(offsets[-1]))
+        """The state components with a slot, of those whose analysed elements begin there."""
+        elements = distinct(self.analysed[self.analysed >= 0], int(offsets[-1]))
         return np.unique(np.searchsorted(offsets, elements, side="right") - 1).tolist()
+
+    @property
+    def destination(self) -> np.ndarray:
+        """The state element of each slot, or NONE: (lanes, y, slots)."""
+        return np.stack([p.elements for p in self.at], -1).reshape(
+            (-1, prod(self.y_shape), self.width)
+        )
 
 
 MOST_ENTRIES = 1 << 28  # of the D of one relation
@@ -134,9 +150,11 @@ def slots(
     reached: sparse.csr_matrix,
     pattern: Pattern,
     places: Places,
-    operator: Operator,
+    y_shape: tuple[int, ...],
+    same_axes: bool,
     dtype: Any,
     most_entries: int = MOST_ENTRIES,
+    copies: int = 1,
 ) -> Slots | None:
     """The slots of an operator; None when no output element reaches a state.
 
@@ -145,9 +163,11 @@ def slots(
         reached: (state element, output element), which state elements have a slot.
         pattern: the edges of D, and how D is read.
         places: the state elements.
-        operator: the operator; with a `spread` of its own D has the full shape of the output.
+        y_shape: the shape of the output.
+        same_axes: whether D may be stored once along axes of the output on which it is the same.
         dtype: real type of D and f.
         most_entries: how many entries D may have.
+        copies: how many of these slots there will be.
 
     Raises:
         NotSupportedError: D would be larger than that.
@@ -155,7 +175,6 @@ def slots(
     element, y = reached.nonzero()
     if not len(element):
         return None
-    y_shape, same_axes = operator.y.shape, operator.primitive.rules.spread is None
     n, n_y = places.n, prod(y_shape)
     edges = matrix(pattern.kept, (n, n))
     _, label = csgraph.connected_components(edges, directed=False)
@@ -174,8 +193,8 @@ def slots(
     transition: tuple[tuple[Cell, ...], ...] = ()
     table = None
     wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
-    if wide.size * width > most_entries:
-        raise NotSupportedError(_too_large(wide.size * width, width, most_entries))
+    if (entries := wide.size * width * copies) > most_entries:
+        raise NotSupportedError(_too_large(entries, width, most_entries))
     if width > _FEW:
         table = Table(read.table(wide))
     else:

@@ -117,7 +117,7 @@ def _of_group(
     `key` is the weight that the trace is of; None for one of the operator's output.
     """
     slots = r.slots
-    offsets = g.followed.influence.offsets
+    offsets = np.cumsum([0, *slots.at[0].sizes])
     number = np.searchsorted(offsets, slots.destination, side="right") - 1  # -1 for no element
 
     def only(k: int, here: np.ndarray) -> Array:

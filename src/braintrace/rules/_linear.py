@@ -19,7 +19,7 @@ def space(r: Relation) -> tuple:
     s = r.slots
     # A parameter of one row that all samples share has the slots of a product with a batch.
     shape = s.shape if s.table is not None else tuple(n for n in s.shape if n != 1)
-    return shape, s.width, s.dtype, s.destination.tobytes()
+    return shape, s.width, s.dtype, s.analysed.tobytes()
 
 
 def _shaped(array: Array, old: Relation, new: Relation, behind: int) -> Array:
