@@ -229,9 +229,10 @@ def test_while_that_mixes_units_with_crossings():
 
 
 def test_reverse_mode_of_a_while_too_wide_to_follow_is_refused(monkeypatch):
-    from braintrace.graph import _influence
+    from braintrace.graph import _sets
 
-    monkeypatch.setattr(_influence, "MOST_SOURCES", 8)
+    monkeypatch.setattr(_sets, "MOST_SOURCES", 8)
+    monkeypatch.setattr(_sets, "NARROW", 1)
     model, x = mixing(Draw("mixing"), by_while_loop), inputs(Draw("mixes"), 3)[0]
     learner = learner_of(bt.D_RTRL, model, x, vjp_method="multi-step")
     loss = lambda: jnp.sum(learner(x) ** 2)

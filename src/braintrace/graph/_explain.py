@@ -13,6 +13,7 @@ from ._links import Links
 from ._pattern import Pattern
 from ._reach import bits_of
 from ._relations import HiddenParamOpRelation, PathClassification
+from ._sets import TOO_MANY
 from ._sites import Site, wraps_operator
 from ._step import Path, Step
 from ._tangent import Tangent
@@ -56,7 +57,10 @@ def wrapped(step: Step, sites: Sequence[Site]) -> list[CompilationRecord]:
     ]
 
 
-def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
+def excluded(
+    step: Step, site: Site, links: Links, reasons: Sequence[str] = ()
+) -> CompilationRecord:
+    """Why an operator has no trace; `reasons` are those of what is cut behind it."""
     path, eqn = _paths(step, site)[0], site.equation
     reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
     context, level = None, Level.WARNING
@@ -83,6 +87,8 @@ def excluded(step: Step, site: Site, links: Links) -> CompilationRecord:
     else:
         kind = Kind.RELATION_EXCLUDED_SHAPE_MISMATCH
         why = "what lies between its output and the hidden state mixes units"
+        if reasons and all(reason.endswith(TOO_MANY) for reason in reasons):
+            why = f"between its output and the hidden state {', '.join(reasons)} to be followed"
     text = (
         f"{dotted(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
         f"It keeps its exact gradient within the step{f'; {_FOLLOWED}' if reached else ''}."

@@ -187,7 +187,9 @@ def analyse(
     view_of: list[int] = []
     for i, (site, (own, which)) in enumerate(zip(trained, paths.slots, strict=True)):
         if own is None:
-            records.append(excluded(step, site, links))
+            taps = {*tangent.tap_sources(i)}
+            reasons = [c.reason for c in view.influence.cuts if c.sources & taps]
+            records.append(excluded(step, site, links, reasons))
             continue
         relation = _relation(step, site, own, groups, offsets, links, len(relations), states)
         relations.append(relation)

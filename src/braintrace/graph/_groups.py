@@ -191,8 +191,8 @@ def find_groups(
     n = len(step.hidden)
     shape = {c.leaf: c.shape for c in components}
     leaf_of = np.array([c.leaf for c in components], int)
-    leaves = leaf_of[np.searchsorted(offsets, pattern.kept, side="right") - 1].reshape(-1, 2)
-    pairs = np.stack(np.divmod(distinct(leaves @ [n, 1], n * n), max(n, 1)), 1)
+    ends = leaf_of[np.searchsorted(offsets, pattern.kept, side="right") - 1].reshape(-1, 2)
+    pairs = np.stack(np.divmod(distinct(ends @ [n, 1], n * n), max(n, 1)), 1)
     alike = np.array([shape[a] == shape[b] for a, b in pairs.tolist()], bool)
     _, label = csgraph.connected_components(matrix(pairs[alike], (n, n)), directed=False)
 

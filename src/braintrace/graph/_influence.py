@@ -34,6 +34,7 @@ from ._moves import fold, is_sum, move, spread, summands
 from ._sets import (
     MOST_SOURCES,
     NONE,
+    TOO_MANY,
     Fact,
     Facts,
     Nonzero,
@@ -43,6 +44,7 @@ from ._sets import (
     empty,
     facts_of,
     few_of,
+    too_many,
     union,
 )
 from ._tangent import Tangent
@@ -277,8 +279,8 @@ class _Walk:
         result = _SUM.format(eqn.name) if adds and self.stops(eqn) else move(eqn, arrays, facts)
         if isinstance(result, str) and self.full and not self.stops(eqn):
             result = spread(eqn, arrays, facts)
-        if not isinstance(result, str) and any(r.size > MOST_SOURCES for r in result):
-            result = f"{eqn.name} joins too many elements"
+        if not isinstance(result, str) and any(too_many(r.shape[:-1], r.shape[-1]) for r in result):
+            result = f"{eqn.name} {TOO_MANY}"
         if isinstance(result, str):
             self.mixing.add(eqn)
             self.note(eqn, arrays, facts)

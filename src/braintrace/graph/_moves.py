@@ -28,8 +28,8 @@ import numpy as np
 from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
 from ._contract import contraction, convolved, kernel, product
 from ._sets import (
-    MOST_SOURCES,
     NONE,
+    TOO_MANY,
     Fact,
     Facts,
     Nonzero,
@@ -41,10 +41,12 @@ from ._sets import (
     nonzero,
     padded,
     rearranged,
+    too_many,
     union,
     windows,
 )
 
+_EXACT = 1 << 24  # float32 counts so far
 _MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
 Rule = Callable[[Equation, list[Sources], Facts], Result]
 
@@ -290,6 +292,8 @@ def _zeros(eqn: Equation, facts: Facts) -> Facts:
         where = [np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*some)), shape)]
     elif eqn.name in ELEMENTWISE and eqn.name not in _ZERO_AT_ZERO:
         return [None]
+    elif eqn.name in ELEMENTWISE and eqn.name != "select_n" and any(f is None for f in masks):
+        return [None] * len(eqn.outputs)
     else:
         every = eqn.name in ELEMENTWISE
         arrays: list[Sources] = [
@@ -321,8 +325,8 @@ def _indexed(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
         varying = eqn.params["dimension_numbers"].start_index_map
     if axes := [a for a in varying if sizes[a] != full[a]]:
         array = joined(array, axes, keep=True)
-    if eqn.outputs[0].size * array.shape[-1] > MOST_SOURCES:
-        return f"{eqn.name} joins too many elements"
+    if too_many(eqn.outputs[0].shape, array.shape[-1]):
+        return f"{eqn.name} {TOO_MANY}"
     if "fill_value" in eqn.params:  # what is read outside the array is no element of it
         eqn = replace(eqn, params={**eqn.params, "fill_value": NONE})
     places = _places(eqn, facts, slice(1, None))
@@ -393,17 +397,18 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
         params = {**eqn.params, "update_jaxpr": None, "update_consts": ()}
         plain = replace(eqn, primitive=jax.lax.scatter_p, params=params)
         return _write_anywhere(plain, arrays, facts, 2)
-    if size >= 1 << 24:
-        return f"{eqn.name} into {size} elements"
     parts = [] if operand is None else [operand]
     if updates is not None:
         # The transpose of a scatter is a gather: it tells where each update lands (0: nowhere).
         with jax.ensure_compile_time_eval():
-            index = jax.numpy.arange(1, size + 1, dtype="float32").reshape(shape)
             zeros = jax.numpy.zeros(shape, "float32")
             update = jax.ShapeDtypeStruct(eqn.inputs[2].shape, "float32")
             gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
-            target = np.asarray(gather(index)[0]).astype(np.int64) - 1
+            target = np.full(eqn.inputs[2].shape, NONE)
+            index = np.arange(1, size + 1).reshape(shape)
+            for digit in range(1 + size // _EXACT):
+                places = (index // _EXACT**digit % _EXACT).astype("float32")
+                target += np.asarray(gather(places)[0]).astype(np.int64) * _EXACT**digit
         parts.append(_collect(target.reshape(-1), updates.reshape(target.size, -1), size, shape))
     return [union(parts)]
 

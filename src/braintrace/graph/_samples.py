@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Var
+from .._jaxpr import ELEMENTWISE, Atom, Equation, Var
 from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._sets import NONE, NotAlike
@@ -187,25 +187,20 @@ class _Thinning:
     def __init__(self, tangent: Tangent, size: int, few: int, batched: tuple[bool, ...]):
         self.whole, self.size, self.few, self.batched = tangent, size, few, batched
         self.axis: dict[Var, int | None] = {}  # of the tangents
-        self.small: dict[tuple[Var, int], Var] = {}
+        self.small: dict[tuple[Atom, int], Var] = {}
         self.parts: dict[Var, tuple[Atom, int]] = {}
 
     def part(self, atom: Atom, axis: int) -> Var:
-        """A variable of a few samples."""
-        if isinstance(atom, Const) or atom not in self.axis:
-            if len(atom.shape) <= axis or atom.shape[axis] != self.size:
-                raise NotAlike
-        elif self.axis[atom] != axis:
-            raise NotAlike
+        """A variable for a few samples of a value."""
+        if isinstance(atom, Var) and atom in self.axis:
+            own = self.axis[atom] == axis
+        else:
+            own = axis < len(atom.shape) and atom.shape[axis] == self.size
+        _must(own)
         key = (atom, axis)
-        if isinstance(atom, Const) or key not in self.small:
-            shape = (*atom.shape[:axis], self.few, *atom.shape[axis + 1 :])
-            var = Var(shape, atom.dtype)
-            if isinstance(atom, Const) or atom not in self.axis:
-                self.parts[var] = (atom, axis)
-            if isinstance(atom, Const):
-                return var
-            self.small[key] = var
+        if key not in self.small:
+            self.small[key] = Var(_put(atom.shape, axis, self.few), atom.dtype)
+            self.parts[self.small[key]] = key
         return self.small[key]
 
     def source(self, var: Var, batched: bool) -> Var:
@@ -227,12 +222,13 @@ class _Thinning:
             tangent.components, tangent.exits, self.batched, strict=False
         ):
             if isinstance(atom, Var) and atom in self.axis:
-                if self.axis[atom] != (0 if batched else None):
-                    raise NotAlike
+                _must(self.axis[atom] == (0 if batched else None))
                 atom = self.part(atom, 0) if batched else atom
             shape = (self.few, *component.shape[1:]) if batched else component.shape
             exits.append(atom)
             components.append(replace(component, shape=shape))
+        shapes = {c.shape for c in tangent.components}
+        _must(len({c.shape for c in components}) == len(shapes))  # kinds of units are shapes
         program = replace(tangent.program, equations=tuple(equations))
         few = replace(
             tangent,
@@ -248,24 +244,21 @@ class _Thinning:
         tangents = [isinstance(a, Var) and a in self.axis for a in eqn.inputs]
         if not any(tangents):
             return eqn
-        axes = [
-            self.axis[a] if own else None  # type: ignore[index]
-            for a, own in zip(eqn.inputs, tangents, strict=True)
-        ]
+        axes = [self.axis.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
         if all(a is None for a in axes):
-            axes, new, params = self.added(eqn, tangents)
-            return self.resized(eqn, axes, [new] * len(eqn.outputs), params)
+            repeated, new, sizes = self.added(eqn, tangents)
+            return self.resized(eqn, repeated, [new] * len(eqn.outputs), sizes)
         rule = _RULES.get(eqn.name, _elementwise if eqn.name in ELEMENTWISE else None)
         if rule is None or eqn.bodies:
             raise NotAlike
         ins, outs, params = rule(eqn, axes, self.size, self.few)
-        if any(a is not None and a != b for a, b in zip(axes, ins, strict=True)):
-            raise NotAlike
+        _must(all(a in (None, b) for a, b in zip(axes, ins, strict=True)))
         return self.resized(eqn, ins, outs, params)
 
     def added(self, eqn: Equation, tangents: Sequence[bool]) -> tuple[Axes, int | None, dict]:
         """An axis of the result along which tangents are repeated: that may be the samples'."""
-        shape, none = eqn.outputs[0].shape, [None] * len(tangents)
+        shape = eqn.outputs[0].shape
+        none: Axes = [None] * len(tangents)
         if eqn.name == "broadcast_in_dim":
             dims, own = eqn.params["broadcast_dimensions"], eqn.inputs[0].shape
             along = {d for a, d in enumerate(dims) if own[a] == shape[d]}
@@ -406,8 +399,7 @@ def _pad(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
 
 def _dot_general(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
     contract, batch = eqn.params["dimension_numbers"]
-    side = 0 if axes[0] is not None else 1
-    axis = axes[side]
+    side, axis = next((k, a) for k, a in enumerate(axes) if a is not None)
     if axis in batch[side]:
         k = list(batch[side]).index(axis)
         return [batch[0][k], batch[1][k]], [k], {}
@@ -430,8 +422,8 @@ def _conv(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome
 
 def _gather(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
     d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    axis = axes[0]
-    _must(axis is not None)
+    axis = _one(axes)
+    _must(axes[0] == axis)
     if axis in d.operand_batching_dims:
         index = d.start_indices_batching_dims[list(d.operand_batching_dims).index(axis)]
         rest = [k for k in range(len(eqn.outputs[0].shape)) if k not in d.offset_dims]

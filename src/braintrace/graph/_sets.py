@@ -13,7 +13,9 @@ import numpy as np
 from .._jaxpr import Var, is_inexact, is_traced, pattern
 
 NONE = -1
-MOST_SOURCES = 1 << 24  # of the sets of one variable; larger ones count as mixing
+MOST_SOURCES = 1 << 24  # of the sets of one variable; larger ones count as mixing,
+NARROW = 16  # unless it is the elements that are many, not the sources of one
+TOO_MANY = "joins too many elements"
 
 Sources = np.ndarray | None
 Result = list[np.ndarray] | str
@@ -68,6 +70,11 @@ def few_of(fact: Fact, axis: int, few: int) -> Fact:
 def empty(shape: Sequence[int]) -> np.ndarray:
     """Empty sets."""
     return np.full((*shape, 0), NONE)
+
+
+def too_many(shape: Sequence[int], width: int) -> bool:
+    """Whether sets of so many sources for every element are too large to follow."""
+    return width > NARROW and prod(shape) * width > MOST_SOURCES
 
 
 def distinct(numbers: np.ndarray, end: int) -> np.ndarray:
