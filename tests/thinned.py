@@ -49,6 +49,9 @@ FEW = {
     "graph/test_policy.py": {
         "test_rule_takes_a_policy": 4,
     },
+    "graph/test_samples.py": {
+        "test_few_samples_give_the_graph_of_all": 9,
+    },
     "graph/test_slots.py": {
         "test_slots_of_several_destinations_give_the_exact_gradient": 1,
     },
@@ -151,6 +154,9 @@ FEW = {
     },
     "nn/test_online.py": {
         "test_layer_is_learned_exactly_before_a_state_and_after_it": 2,
+    },
+    "nn/test_samples.py": {
+        "test_few_samples_give_the_graph_of_all": 8,
     },
     "nn/test_sparse.py": {
         "test_every_format_starts_with_its_own_numbers": 5,

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace.graph._pattern import colour
+from braintrace.graph._pattern import Places, _repeated, colour, kept_edges, mixing_probes
+from braintrace.graph._step import Component
 
 from .step_models import carried, compiled, normal
 
@@ -142,3 +143,54 @@ def test_group_stacks_and_splits_its_states():
         group.concat_hidden(parts[:1])
     with pytest.raises(ValueError, match="width 3"):
         group.split_hidden(jnp.zeros((3, 3)))
+
+
+def slow_kept_edges(places, exits, sources):
+    """Of the edges of each exit element, those that are kept, by sets."""
+    unit, kind = places.unit, places.kind
+    edges = list(zip(exits.tolist(), sources.tolist(), strict=True))
+    read, readers = {}, {}
+    for e, s in edges:
+        read.setdefault((e, kind[s]), set()).add(unit[s])
+        readers.setdefault((unit[s], kind[e]), set()).add(unit[e])
+    keep = []
+    for e, s in edges:
+        mine = read[e, kind[s]]
+        tree = all(len(readers[u, kind[e]]) == 1 for u in mine)
+        keep.append(unit[s] == unit[e] if unit[e] in mine else len(mine) == 1 or tree)
+    return np.array(keep, bool)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_edges_and_probes_are_those_of_a_slow_reference(seed):
+    rng = np.random.default_rng(seed)
+    shapes = [(4,), (3,), (4,), (2, 2)][: 2 + seed % 3]
+    components = [Component(i, None, False, s) for i, s in enumerate(shapes)]
+    offsets = np.cumsum([0, *(int(np.prod(s)) for s in shapes)])
+    places, n, last = Places(components, offsets), int(offsets[-1]), int(offsets[-1]) + 6
+    rows = [
+        np.sort(np.where(rng.random((int(np.prod(s)), 3)) < 0.5, -1, rng.integers(0, last, 3)), 1)
+        for s in shapes
+    ]
+    exits, sources = np.nonzero(rng.random((n, n)) < 0.2)
+    assert np.array_equal(
+        kept_edges(places, exits, sources), slow_kept_edges(places, exits, sources)
+    )
+    keys = rng.integers(0, 20, 15)
+    for end in (20, 10**4):
+        assert _repeated(keys, end).tolist() == [(keys == k).sum() > 1 for k in keys]
+
+    bad = mixing_probes(components, rows, offsets, last)
+    element = np.concatenate([np.full(len(r), o) + np.arange(len(r)) for r, o in
+                              zip(rows, offsets, strict=False)])  # fmt: skip
+    pairs = [(e, s) for e, row in zip(element, np.concatenate(rows), strict=True) for s in row]
+    e, s = (np.array(a, int) for a in zip(*(p for p in pairs if 0 <= p[1] < n), strict=True))
+    kept_now = [
+        p for p, k in zip(zip(e, s, strict=True), slow_kept_edges(places, e, s), strict=True) if k
+    ]
+    for probe in range(n, last):
+        reached = {e for e, s in pairs if s == probe}
+        while more := {e for e, s in kept_now if s in reached} - reached:
+            reached |= more
+        ends = [(places.kind[e], places.position[e]) for e in reached]
+        assert bad[probe] == (len({k for k, _ in ends}) < len(set(ends)))

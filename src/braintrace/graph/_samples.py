@@ -28,6 +28,7 @@ from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._sets import NONE, NotAlike
 from ._slots import Cell, Pick, Slots, Table
+from ._slots import pick as as_pick
 from ._step import Component
 from ._tangent import Tangent
 
@@ -100,8 +101,10 @@ class Samples:
         shape = lanes + y_shape
 
         def wide(pick: Pick, places: _Places) -> Pick:
-            if pick.component is not None:
+            if pick.component is not None and not axis:
                 return Pick(shape, pick.component, None, places.sizes)
+            if pick.component is not None:  # of one sample: behind lanes the samples come later
+                return as_pick(places.widened(pick.elements, axis), places.starts)
             return Pick(shape, None, places.widened(pick.index, axis), places.sizes)
 
         cell = lambda cell: tuple((c, wide(p, entries)) for c, p in cell)
