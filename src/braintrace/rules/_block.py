@@ -150,25 +150,31 @@ def storage(trace_dtype: TraceDtype) -> Callable[[Array], Array]:
 def contract(r: Relation, eps: Grads, signal: Array, weights: Grads) -> Grads:
     """<signal, eps>: sum over slots, lanes and free positions, for each weight."""
     lead = len(r.slots.lanes)
-    out = {}
+    pairs = {}
     for k in r.keys:
-        weight = weights[k]
-        n_lead = eps[k].ndim - 1 - weight.ndim
+        n_lead = eps[k].ndim - 1 - weights[k].ndim
         spread = r.operator.spread(k, signal, lead)
-        flat = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
-        out[k] = _inner(*flat).astype(weight.dtype)
-    return out
+        pairs[k] = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
+    return {k: v.astype(weights[k].dtype) for k, v in _inner(pairs).items()}
 
 
-def _inner(signal: Array, eps: Array) -> Array:
-    """The sum over the first and the last axis."""
-    dtype = jnp.result_type(signal, eps)
-    product = lambda s, e: s.astype(dtype) * e.astype(dtype)
+def _inner(pairs: dict[str, list[Array]]) -> Grads:
+    """The products of pairs, summed over the first and the last axis."""
+
+    def product(pair: Sequence[Array]) -> Array:
+        dtype = jnp.result_type(*pair)
+        return pair[0].astype(dtype) * pair[1].astype(dtype)
+
     if jax.default_backend() != "cpu":
-        return product(signal, eps).sum((0, -1))
+        return {k: product(pair).sum((0, -1)) for k, pair in pairs.items()}
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
-    zero = jnp.zeros(eps.shape[1:], dtype)
-    return summed(jax.lax.scan(lambda t, now: (t + product(*now), None), zero, (signal, eps))[0])
+    out = {}
+    for n in dict.fromkeys(eps.shape[0] for _, eps in pairs.values()):
+        alike = {k: pair for k, pair in pairs.items() if pair[1].shape[0] == n}
+        zeros = {k: jnp.zeros(p[1].shape[1:], jnp.result_type(*p)) for k, p in alike.items()}
+        add = lambda totals, now: ({k: t + product(now[k]) for k, t in totals.items()}, None)
+        out |= jax.lax.scan(add, zeros, alike)[0]
+    return {k: summed(out[k]) for k in pairs}
 
 
 def summed(array: Array) -> Array:

@@ -128,15 +128,19 @@ def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        out = []
-        each = zip(blocks, signals, later(blocks, signals), strict=True)
-        for (r, eps, s, w), got, (first, q) in each:
+        behind = later(blocks, signals)
+        now = []
+        for (r, _, s, w), got, (_, q) in zip(blocks, signals, behind, strict=True):
             c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
             grads = pull(r, taken(r, folded(r, s.x), got.masked, c), c, w)
-            none = lambda w=w, r=r: {k: jnp.zeros_like(w[k]) for k in r.keys}
-            past = either(fresh, none, partial(recall, r, eps, first, w))
-            out.append({k: grads[k].astype(w[k].dtype) + past[k] for k in r.keys})
-        return out
+            now.append({k: grads[k].astype(w[k].dtype) for k in r.keys})
+
+        def with_past() -> list[Grads]:
+            each = zip(blocks, behind, strict=True)
+            past = [recall(r, eps, first, w) for (r, eps, _, w), (first, _) in each]
+            return jax.tree.map(jnp.add, now, past)
+
+        return either(fresh, lambda: now, with_past)
 
     return credit
 
