@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeAlias
@@ -137,6 +138,17 @@ class Body:
 
     program: Program
     values: tuple[Any, ...]
+
+
+def zeros_of(shapes: PyTree) -> PyTree:
+    """Zeros of many shapes: one program, not one for each of them."""
+    leaves, tree = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(tree, _zeros(tuple((a.shape, a.dtype) for a in leaves)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _zeros(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> list[Any]:
+    return [jnp.zeros(shape, dtype) for shape, dtype in shapes]
 
 
 def deep_equations(program: Program) -> Iterator[Equation]:

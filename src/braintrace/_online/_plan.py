@@ -8,11 +8,10 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
-from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of
+from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of, zeros_of
 from ..engine import Engine, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..report import CompilationReport, uses_of
@@ -93,7 +92,7 @@ class Plan:
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.trace_shapes)
+        return zeros_of(self.trace_shapes)
 
 
 def make_plan(

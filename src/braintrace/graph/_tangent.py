@@ -194,7 +194,7 @@ def _check_pure(program: Program) -> None:
 
 
 def _parts_shape(site: Site) -> list[jax.ShapeDtypeStruct]:
-    dtype = jnp.zeros((), site.y.dtype).real.dtype
+    dtype = jnp.finfo(site.y.dtype).dtype  # of the real part
     shape = jax.ShapeDtypeStruct(site.lengths + site.y.shape, dtype)
     return [shape] * (2 if site.y.is_complex else 1)
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
-from .._jaxpr import PyTree, deep_equations
+from .._jaxpr import PyTree, deep_equations, zeros_of
 from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin
 from ..engine import TimeAxes, Values, run_block
@@ -106,7 +106,7 @@ class ETraceAlgorithm(
         )
         self.memory_limit = check_limit(rule.memory_limit if memory_limit is None else memory_limit)
         self.model4compile = model
-        self.running_index = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        self.running_index = brainstate.LongTermState(jnp.asarray(np.int32(0)))
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
@@ -172,9 +172,8 @@ class ETraceAlgorithm(
         limits = (self.memory_limit, graph.analysis, traces, type(self).__name__)
         check_memory(*limits, USE_LESS_MEMORY)
         self._state_shapes = state_shapes(graph)
-        for (i, path), trace in zip(self._traced(), traces, strict=True):
+        for (i, path), zeros in zip(self._traced(), zeros_of(traces), strict=True):
             key = f"{i}:{'.'.join(map(str, path))}"
-            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), trace)
             if key in self.etraces:
                 self.etraces[key].value = zeros
             else:

@@ -306,6 +306,11 @@ class Operator:
         """y of a part of the input alone, without a bias."""
         return self._rule("of_part")(x, rows)
 
+    def without_input(self, weights: Weights) -> Array:
+        """y of no part of the input: the bias of an operator that has parts."""
+        zeros = jnp.zeros(self.y.shape, self.y.dtype)
+        return zeros + weights["bias"].astype(self.y.dtype) if "bias" in weights else zeros
+
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
         """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
         inexact = {k: w for k, w in effective.items() if is_inexact(w.dtype)}

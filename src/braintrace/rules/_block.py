@@ -147,34 +147,45 @@ def storage(trace_dtype: TraceDtype) -> Callable[[Array], Array]:
     return stored
 
 
-def contract(r: Relation, eps: Grads, signal: Array, weights: Grads) -> Grads:
-    """<signal, eps>: sum over slots, lanes and free positions, for each weight."""
-    lead = len(r.slots.lanes)
-    pairs = {}
-    for k in r.keys:
-        n_lead = eps[k].ndim - 1 - weights[k].ndim
-        spread = r.operator.spread(k, signal, lead)
-        pairs[k] = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
-    return {k: v.astype(weights[k].dtype) for k, v in _inner(pairs).items()}
+def contract(
+    relations: Sequence[Relation],
+    traces: Sequence[Grads],
+    signals: Sequence[Array],
+    weights: Sequence[Grads],
+) -> list[Grads]:
+    """<signal, eps>: sum over slots, lanes and free positions, for each weight of each relation."""
+    pairs: dict[tuple[int, str], list[Array]] = {}
+    for i, (r, eps, signal, w) in enumerate(zip(relations, traces, signals, weights, strict=True)):
+        for k in r.keys:
+            n_lead = eps[k].ndim - 1 - w[k].ndim
+            spread = r.operator.spread(k, signal, len(r.slots.lanes))
+            pairs[i, k] = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
+    sums = _inner(list(pairs.values()))
+    out: list[Grads] = [{} for _ in relations]
+    for (i, k), total in zip(pairs, sums, strict=True):
+        out[i][k] = total.astype(weights[i][k].dtype)
+    return out
 
 
-def _inner(pairs: dict[str, list[Array]]) -> Grads:
-    """The products of pairs, summed over the first and the last axis."""
+def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
+    """The product of each pair, summed over the first and the last axis."""
 
     def product(pair: Sequence[Array]) -> Array:
         dtype = jnp.result_type(*pair)
         return pair[0].astype(dtype) * pair[1].astype(dtype)
 
     if jax.default_backend() != "cpu":
-        return {k: product(pair).sum((0, -1)) for k, pair in pairs.items()}
+        return [product(pair).sum((0, -1)) for pair in pairs]
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
-    out = {}
-    for n in dict.fromkeys(eps.shape[0] for _, eps in pairs.values()):
-        alike = {k: pair for k, pair in pairs.items() if pair[1].shape[0] == n}
-        zeros = {k: jnp.zeros(p[1].shape[1:], jnp.result_type(*p)) for k, p in alike.items()}
-        add = lambda totals, now: ({k: t + product(now[k]) for k, t in totals.items()}, None)
-        out |= jax.lax.scan(add, zeros, alike)[0]
-    return {k: summed(out[k]) for k in pairs}
+    out: list[Any] = [None] * len(pairs)
+    for n in dict.fromkeys(eps.shape[0] for _, eps in pairs):
+        here = [i for i, (_, eps) in enumerate(pairs) if eps.shape[0] == n]
+        own = [tuple(pairs[i]) for i in here]
+        zeros = [jnp.zeros(pair[1].shape[1:], jnp.result_type(*pair)) for pair in own]
+        add = lambda totals, now: (jax.tree.map(jnp.add, totals, list(map(product, now))), None)
+        for i, total in zip(here, jax.lax.scan(add, zeros, own)[0], strict=True):
+            out[i] = summed(total)
+    return out
 
 
 def summed(array: Array) -> Array:
@@ -189,7 +200,10 @@ def dtypes_of(r: Relation, weights: Grads) -> dict:
     # A real weight has a real trace: slots are real, and Re(f dy/dw) is what moves them.
     out = {}
     for k in r.keys:
-        w = jnp.zeros((), weights[k].dtype)
-        base = jnp.result_type(r.slots.dtype, w.real)
-        out[k] = jnp.result_type(base, jnp.complex64) if jnp.iscomplexobj(w) else base
+        dtype = weights[k].dtype
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            real = jnp.result_type(r.slots.dtype, jnp.finfo(dtype).dtype)
+            out[k] = jnp.result_type(real, jnp.complex64)
+        else:
+            out[k] = jnp.result_type(r.slots.dtype, dtype)
     return out

@@ -33,7 +33,9 @@ from ._linear import at_output, later, moved, onward, times
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
-Recall = Callable[[Relation, Any, Array, Grads], Grads]
+Recall = Callable[
+    [Sequence[Relation], Sequence[Any], Sequence[Array], Sequence[Grads]], list[Grads]
+]
 
 
 def per_weight(
@@ -136,11 +138,11 @@ def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
             now.append({k: grads[k].astype(w[k].dtype) for k in r.keys})
 
         def with_past() -> list[Grads]:
-            each = zip(blocks, behind, strict=True)
-            past = [recall(r, eps, first, w) for (r, eps, _, w), (first, _) in each]
-            return jax.tree.map(jnp.add, now, past)
+            relations, traces, _, weights = zip(*blocks, strict=True)
+            first = [entry for entry, _ in behind]
+            return jax.tree.map(jnp.add, now, recall(relations, traces, first, weights))
 
-        return either(fresh, lambda: now, with_past)
+        return either(fresh, lambda: now, with_past) if blocks else now
 
     return credit
 
@@ -188,12 +190,20 @@ def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:
     return out
 
 
-def _recall_waiting(r: Relation, p: dict, q: Array, weights: Grads) -> Grads:
-    back = mix(jnp.swapaxes(p["M"], -1, -2), q, r.slots.table is None)
-    old = contract(r, p["base"], back, weights)
-    c = folded(r, at_output(r, p["v"], q[None], False))
-    new = pull(r, _waiting_inputs(r, p, c), c, weights)
-    return {k: old[k] + new[k].astype(old[k].dtype) for k in r.keys}
+def _recall_waiting(
+    relations: Sequence[Relation],
+    traces: Sequence[dict],
+    cotangents: Sequence[Array],
+    weights: Sequence[Grads],
+) -> list[Grads]:
+    all_of = list(zip(relations, traces, cotangents, weights, strict=True))
+    back = [mix(jnp.swapaxes(p["M"], -1, -2), q, r.slots.table is None) for r, p, q, _ in all_of]
+    old = contract(relations, [p["base"] for p in traces], back, weights)
+    for (r, p, q, w), grads in zip(all_of, old, strict=True):
+        c = folded(r, at_output(r, p["v"], q[None], False))
+        new = pull(r, _waiting_inputs(r, p, c), c, w)
+        grads.update({k: grads[k] + new[k].astype(grads[k].dtype) for k in r.keys})
+    return old
 
 
 def _waiting_inputs(r: Relation, p: dict, c: Array) -> Any:
