@@ -1,7 +1,11 @@
-"""Compile time against the number of equations of a step.
+"""Compile time against the number of equations of a step, and against the batch.
 
     python benchmarks/compile_time.py
     python benchmarks/compile_time.py --sizes 100 300 1000 --family chain
+    python benchmarks/compile_time.py --batches 1 32 --units 20000
+
+With `--batches`, a sparse network of so many units is traced and analysed at each of these batch
+sizes, in turn; its table has the ratio to the first one.
 
 `trace` is the model traced into a program, `analysis` the graph of that program, `first call` one
 step of the learner, XLA included. Raw results go to benchmarks/results/compile_time.json. Exit
@@ -18,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import brainevent
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -109,6 +114,47 @@ def compiled(model: Any, x: Any) -> tuple:
     return program, tangent, learner.report.to_str(3)
 
 
+class Sparse(brainstate.nn.Module):
+    """Adapting units with a fixed number of recurrent synapses each."""
+
+    def __init__(self, units: int, fan: int):
+        super().__init__()
+        columns = np.random.default_rng(0).integers(0, units, units * fan)
+        parts = (jnp.zeros(units * fan), jnp.asarray(columns), jnp.arange(units + 1) * fan)
+        self.structure = brainevent.CSR(parts, shape=(units, units))
+        self.w = brainstate.ParamState(jnp.zeros((WIDTH, units)))
+        self.u = brainstate.ParamState(jnp.zeros(units * fan))
+        self.units = units
+        brainevent.config.set_backend("cpu", "jax_raw")
+
+    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        self.v, self.a = (
+            brainstate.HiddenState(jnp.zeros((batch_size, self.units))) for _ in range(2)
+        )
+
+    def update(self, x: Any) -> Any:
+        z = jax.nn.sigmoid(self.v.value - self.a.value)
+        recurrent = bt.sparse_matmul(z, self.u.value, sparse_mat=self.structure)
+        self.v.value = 0.9 * self.v.value + bt.matmul(x, self.w.value) + recurrent
+        self.a.value = 0.98 * self.a.value + 0.02 * z
+        return z
+
+
+def batches(units: int, fan: int, sizes: list[int], repeats: int) -> dict[int, dict[str, float]]:
+    """Seconds to trace and to analyse a sparse network: the best of interleaved repeats."""
+    model = Sparse(units, fan)
+    rows: dict[int, dict[str, float]] = {b: {} for b in sizes}
+    for _ in range(repeats):
+        for b, row in rows.items():
+            brainstate.nn.init_all_states(model, batch_size=b)
+            x = jnp.ones((b, WIDTH))
+            trace, (info,) = timed(lambda x=x: [extract_module_info(model, x)])
+            analysis, _ = timed(lambda i=info: [graph_of(i)])
+            now = {"trace": trace, "analysis": analysis}
+            row.update({k: min(row.get(k, np.inf), s) for k, s in now.items()})
+    return rows
+
+
 def exponent(rows: list[dict], column: str) -> float:
     """The slope of log time against log equations."""
     pairs = [(r["equations"], r[column]) for r in rows if column in r]
@@ -140,7 +186,20 @@ def main() -> int:
     parser.add_argument("--family", choices=FAMILIES)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--no-call", action="store_true", help="leave out the first call")
+    parser.add_argument("--batches", type=int, nargs="+", help="a sparse network at these batches")
+    parser.add_argument("--units", type=int, default=20_000, help="units of the sparse network")
+    parser.add_argument("--fan", type=int, default=20, help="recurrent synapses per unit")
     options = parser.parse_args()
+    if options.batches:
+        by_batch = batches(options.units, options.fan, options.batches, options.repeats + 1)
+        first = by_batch[options.batches[0]]["analysis"]
+        print(f"{options.units:,} units, {options.fan} synapses each")
+        for b, row in by_batch.items():
+            print(
+                f"  B={b:<6}trace {row['trace']:8.3f} s  analysis {row['analysis']:8.3f} s"
+                f"  {row['analysis'] / first:6.2f} x"
+            )
+        return 0
     rows = []
     for family in [options.family] if options.family else FAMILIES:
         for size in options.sizes:
