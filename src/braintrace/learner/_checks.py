@@ -124,7 +124,7 @@ def check_layout(graph: Graph, compiled: Graph) -> None:
         a.weight_path == b.weight_path
         and a.keys == b.keys
         and a.slots.shape == b.slots.shape
-        and np.array_equal(a.slots.analysed, b.slots.analysed)
+        and np.array_equal(a.slots.destination, b.slots.destination)
         for a, b in zip(graph.relations, compiled.relations, strict=True)
     )
     if not same:
