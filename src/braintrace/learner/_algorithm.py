@@ -106,7 +106,7 @@ class ETraceAlgorithm(
         )
         self.memory_limit = check_limit(rule.memory_limit if memory_limit is None else memory_limit)
         self.model4compile = model
-        self.running_index = brainstate.LongTermState(jnp.asarray(np.int32(0)))
+        self.running_index = brainstate.LongTermState(jax.device_put(np.int32(0)))
         self.etraces: dict[str, EligibilityTrace] = {}
         self.batch_size: int | None = None
         self.strict = False  # refuse to run a step that is not learned exactly
