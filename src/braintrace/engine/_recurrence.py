@@ -17,6 +17,7 @@ from operator import or_
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._jaxpr import (

@@ -10,7 +10,6 @@ from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef
