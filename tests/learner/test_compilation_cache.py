@@ -49,4 +49,4 @@ def test_programs_have_the_same_key_in_every_process(tmp_path):
     assert [run.wait() for _, run in runs] == [0, 0]
     first, second = ({p.name for p in keys.glob("*-cache")} for keys, _ in runs)
     assert first == second
-    assert sum("loop" in name for name in first) >= 1
+    assert len(first) >= 4  # two gradients, and the zeros of their traces
