@@ -66,9 +66,10 @@ def analysed(
     graph = analyse(step, problem.consts, lambda path: None, extra, *limits)
     check_relations(graph, record.per_parameter, problem.unmarked)
     rule.check_groups(graph.groups)
-    init = lambda consts, params: record.init(graph, Values(consts, (), params, (), ()))
+    # Constants are read as values: KF-RTRL tries out whether a batch has samples.
+    init = lambda params: record.init(graph, Values(problem.consts, (), params, (), ()))
     params = tuple(_shape(step.entry(leaf)) for leaf in step.params)
-    return graph, jax.eval_shape(init, problem.consts, params)
+    return graph, jax.eval_shape(init, params)
 
 
 def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows: bool) -> Traces:
