@@ -159,7 +159,7 @@ def windows(chunk):
 )
 def test_training_in_windows(rule, chunk, every):
     make = lambda: learner(rule, vjp_method="multi-step")
-    check(make, windows(chunk), every=every, chunk_size=chunk, blocks=every <= T)
+    check(make, windows(chunk), every=every, chunk_size=chunk)
 
 
 def test_training_in_windows_made_by_the_step_function():

@@ -724,7 +724,7 @@ def operand_without_a_name(draw):
     return model, (3,)
 
 
-@case(RECURRENT)
+@case(EXACT)
 def operand_that_varies(draw):
     scale = draw(3, 4)
 
@@ -1052,8 +1052,8 @@ operator("custom", (3,), (3,), w=(3, 3))(lambda x, w: weighted_power.bind(x, w))
 
 
 @cache
-def recorded(name: str):
+def recorded(name: str, folds: bool = True):
     """The dense derivatives of a model's steps, for all files of tests that need them."""
     brainstate.random.seed(1)
     c = {**EXACT, **RECURRENT, **OPERATORS}[name]()
-    return dense(c.model, step_fn, *c.sequences)
+    return dense(c.model, step_fn, *c.sequences, folds=folds)

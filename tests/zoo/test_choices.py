@@ -124,7 +124,7 @@ def chosen_weight(draw):
     return model
 
 
-@case(CHOICES, exact=False)
+@case(CHOICES, exact=False, folds=False)  # a choice of weights by cond is not followed
 def weight_chosen_by_the_input(draw):
     @net({"w": draw(3, 4), "u": draw(3, 4)}, {"h": draw(4)})
     def model(m, x):

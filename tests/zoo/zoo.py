@@ -87,13 +87,14 @@ def check(
     rules: tuple[str, ...] | int = 3,
     remembers: bool = True,
     tolerance: float = TIGHT,
+    folds: bool = True,
 ) -> dict[str, Any]:
     """Compare the learners of a model with BPTT and with the definitions of their rules.
 
     `exact`: D-RTRL drops nothing and is BPTT; else it is its definition, and not BPTT. One window
     is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; in
-    the quick suite one other. `remembers`: the past matters to the gradient. Returns the gradients
-    by rule.
+    the quick suite one other. `remembers`: the past matters to the gradient. `folds`: whether
+    weights with a factor that varies have a trace. Returns the gradients by rule.
     """
     if isinstance(rules, int):
         turn = zlib.crc32(np.asarray(jax.tree.leaves(x_seq)[0]).tobytes())
@@ -116,7 +117,7 @@ def check(
         return found, bptt_grad(model, step_fn, *sequences)
 
     found, bptt = computed(run)
-    seen = dense(model, step_fn, *sequences)
+    seen = dense(model, step_fn, *sequences, folds=folds)
     wrong = []
 
     def expect(label, got, want, equal=True):
