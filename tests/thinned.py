@@ -279,7 +279,8 @@ FEW = {
     "truth/test_random_rules.py": {
         "test_random_operands_on_the_way_back": 2,
         "test_square_feedback_without_a_readout": 2,
-        "test_the_mean_is_that_of_the_reference": 2,
+        "test_signs_belong_to_the_key": 1,
+        "test_the_mean_is_that_of_the_reference": 1,
     },
     "truth/test_records.py": {
         "test_transition_and_tails_compute_the_step_and_its_kept_jacobian": 2,
@@ -291,7 +292,7 @@ FEW = {
     "truth/test_rules.py": {
         "test_a_batch_is_the_sum_of_its_samples": 2,
         "test_blocks": 2,
-        "test_blocks_of_windows": 2,
+        "test_blocks_of_windows": 1,
         "test_compare_knows_the_rule": 3,
         "test_dni_in_windows": 2,
         "test_mapped_samples_are_a_batch": 2,
@@ -309,7 +310,10 @@ FEW = {
         "test_bptt_is_what_finite_differences_see": 2,
     },
     "truth/test_verify_definitions.py": {
+        "test_a_while_is_differentiated_forward": 1,
+        "test_compare_knows_snap_and_rtrl": 1,
         "test_enough_crossings_are_rtrl_and_bptt": 2,
+        "test_operators_in_a_scan_are_those_of_the_turns": 1,
     },
     "zoo/test_channels.py": {
         "test_equation_that_keeps_units_apart_is_followed": 1,
