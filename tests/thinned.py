@@ -60,7 +60,7 @@ FEW = {
         "test_batching_modes_drive_sequences": 1,
     },
     "learner/test_blocks.py": {
-        "test_blocks_equal_steps_for_every_model": 2,
+        "test_blocks_equal_steps_for_every_model": 1,
         "test_blocks_equal_steps_for_every_rule": 2,
         "test_masks_in_blocks": 2,
         "test_nan_of_uncounted_steps_reaches_no_gradient": 2,
@@ -81,8 +81,8 @@ FEW = {
     },
     "learner/test_config.py": {
         "test_a_modulator_for_samples_units_or_both": 2,
-        "test_a_preset_is_made_again_from_its_coordinates": 2,
-        "test_a_signal_of_its_own_also_trains": 2,
+        "test_a_preset_is_made_again_from_its_coordinates": 1,
+        "test_a_signal_of_its_own_also_trains": 1,
     },
     "learner/test_errors.py": {
         "test_inputs_of_another_real_type_are_promoted": 2,
@@ -95,7 +95,7 @@ FEW = {
         "test_gradient_over_many_calls_is_the_sum_of_online_gradients": 2,
     },
     "learner/test_mapped_blocks.py": {
-        "test_gradients_of_blocks_are_those_of_single_calls": 3,
+        "test_gradients_of_blocks_are_those_of_single_calls": 2,
     },
     "learner/test_outside.py": {
         "test_an_encoder_in_step_fn_is_named_and_the_same_for_every_block_size": 1,
@@ -123,6 +123,7 @@ FEW = {
     },
     "learner/test_steps.py": {
         "test_small_types_are_kept": 1,
+        "test_unusual_steps_equal_bptt": 3,
     },
     "learner/test_surroundings.py": {
         "test_environment_values_are_those_of_an_eager_call": 2,
@@ -138,7 +139,7 @@ FEW = {
         "test_training_in_windows": 1,
         "test_training_of_an_operator_that_is_not_linear_in_its_weight": 1,
         "test_training_of_chosen_weights": 1,
-        "test_training_of_every_kind_of_model": 2,
+        "test_training_of_every_kind_of_model": 1,
         "test_what_cannot_run_in_blocks_is_trained_step_by_step": 1,
         "test_what_is_around_the_learner_is_trained": 1,
     },
@@ -147,12 +148,13 @@ FEW = {
     },
     "nn/test_cells.py": {
         "test_cell_keeps_the_precision_of_the_environment": 1,
-        "test_gradients_are_finite_at_the_edges_in_float32": 2,
+        "test_gradients_are_finite_at_the_edges_in_float32": 1,
     },
     "nn/test_conv.py": {
         "test_window_is_that_of_lax": 4,
     },
     "nn/test_online.py": {
+        "test_layer_follows_its_formula_with_any_leading_axes": 5,
         "test_layer_is_learned_exactly_before_a_state_and_after_it": 2,
     },
     "nn/test_samples.py": {
@@ -164,7 +166,7 @@ FEW = {
     "nn/test_spiking.py": {
         "test_both_weights_of_a_recurrent_cell_are_traced": 2,
         "test_physical_units_change_nothing_but_the_unit": 1,
-        "test_rtrl_is_bptt_and_d_rtrl_without_recurrence": 2,
+        "test_rtrl_is_bptt_and_d_rtrl_without_recurrence": 1,
     },
     "nn/test_table.py": {
         "test_element_wise_cells_are_exact": 3,
@@ -174,21 +176,22 @@ FEW = {
         "test_blocks_are_steps_are_the_gradient_of_a_scan": 1,
         "test_d_rtrl_is_its_definition": 1,
         "test_mapped_over_samples_is_a_batch": 1,
-        "test_rtrl_is_bptt": 2,
-        "test_what_is_called_exact_is_exact_and_nothing_else": 3,
+        "test_rtrl_is_bptt": 1,
+        "test_what_is_called_exact_is_exact_and_nothing_else": 2,
     },
     "online/test_libraries.py": {
-        "test_blocks_are_steps_are_the_gradient_of_a_scan": 2,
-        "test_d_rtrl_is_exact_where_it_says_so_and_nowhere_else": 6,
-        "test_d_rtrl_is_its_definition": 4,
-        "test_rtrl_is_bptt": 4,
+        "test_blocks_are_steps_are_the_gradient_of_a_scan": 1,
+        "test_d_rtrl_is_exact_where_it_says_so_and_nowhere_else": 3,
+        "test_d_rtrl_is_its_definition": 2,
+        "test_rtrl_is_bptt": 2,
     },
     "online/test_packed.py": {
         "test_every_rule_follows_them": 2,
-        "test_states_in_one_array_are_followed_like_separate_ones": 2,
+        "test_states_in_one_array_are_followed_like_separate_ones": 1,
     },
     "online/test_sparse.py": {
-        "test_the_entries_of_a_sparse_matrix_are_traced": 2,
+        "test_the_entries_of_a_sparse_matrix_are_traced": 1,
+        "test_the_matrices_of_a_ragged_product_are_traced": 1,
     },
     "online/test_online.py": {
         "test_blocks_are_steps": 2,
@@ -197,19 +200,21 @@ FEW = {
         "test_windows_end_where_the_sequence_ends": 2,
     },
     "online/test_unmarked.py": {
-        "test_a_layer_without_recurrent_weights_is_exact": 15,
-        "test_a_plain_model_learns_like_its_marked_twin": 2,
+        "test_a_layer_without_recurrent_weights_is_exact": 6,
+        "test_a_plain_model_learns_like_its_marked_twin": 1,
         "test_what_stays_plain_keeps_its_gradient_within_the_step_and_has_a_line": 2,
     },
     "ops/test_operator.py": {
         "test_operator_features_equal_the_derived_ones": 14,
         "test_operator_gives_the_jacobian": 14,
         "test_operator_keeps_its_dtype": 9,
+        "test_operator_record_holds": 16,
         "test_operator_record_holds_for_mixed_complex": 9,
         "test_operator_record_holds_under_vmap": 5,
         "test_operator_survives_vmap": 14,
         "test_operator_takes_numpy": 5,
         "test_operator_takes_spikes_as_integers": 9,
+        "test_operator_value_and_derivatives_are_those_of_the_formula": 16,
         "test_vmap_over_the_input_keeps_one_shared_weight": 10,
         "test_vmap_over_the_last_axis_equals_moving_it_first": 5,
     },
@@ -241,13 +246,14 @@ FEW = {
     },
     "truth/test_crossing.py": {
         "test_batch_is_the_sum_of_its_samples_however_it_is_made": 1,
-        "test_d_rtrl_is_called_exact_where_it_is": 4,
+        "test_d_rtrl_is_called_exact_where_it_is": 2,
         "test_d_rtrl_is_called_exact_where_nothing_is_dropped": 6,
-        "test_delays": 2,
+        "test_delays": 1,
         "test_everything_is_exact_under_rtrl": 2,
         "test_jit_and_scan_over_steps": 1,
+        "test_low_precision_traces_of_snap": 1,
         "test_pp_prop_is_never_called_exact_for_a_traced_weight": 2,
-        "test_reset_starts_again": 2,
+        "test_reset_starts_again": 1,
         "test_rtrl_in_windows_is_bptt": 2,
         "test_rtrl_is_bptt": 6,
         "test_snap_1_is_d_rtrl_where_nothing_is_dropped": 2,
@@ -304,7 +310,7 @@ FEW = {
         "test_states_are_all_that_is_remembered": 2,
         "test_steps_add_up_and_are_compiled_once": 2,
         "test_traces_in_low_precision": 3,
-        "test_windows": 3,
+        "test_windows": 2,
     },
     "truth/test_verify.py": {
         "test_bptt_is_what_finite_differences_see": 2,
@@ -342,20 +348,31 @@ FEW = {
         "test_norm_of_the_tail": 3,
     },
     "zoo/test_shapes.py": {
-        "test_convolution_and_pooling": 2,
-        "test_function_of_one_unit": 3,
+        "test_convolution_and_pooling": 1,
+        "test_function_of_one_unit": 2,
         "test_move_of_the_state": 4,
         "test_move_of_the_state_by_data": 1,
-        "test_tail": 5,
+        "test_tail": 3,
     },
     "zoo/test_weights.py": {
         "test_low_precision": 1,
-        "test_operand_made_of": 5,
+        "test_operand_made_of": 3,
         "test_stop_gradient": 3,
     },
     "zoo/test_whiles.py": {
         "test_operator_inside_a_while_is_refused": 3,
         "test_while_of_pure_dynamics": 2,
+        "test_while_that_mixes_units_is_the_loop_that_does": 1,
+    },
+    "online/test_advice.py": {
+        "test_the_advised_rule_is_exact_and_stores_what_it_says": 1,
+    },
+    "learner/test_unmarked.py": {
+        "test_cells_of_brainstate": 1,
+        "test_cells_of_brainstate_by_definition": 2,
+    },
+    "zoo/test_states.py": {
+        "test_ring_buffer": 1,
     },
 }
 

@@ -93,12 +93,12 @@ def check(
 
     `exact`: D-RTRL drops nothing and is BPTT; else it is its definition, and not BPTT. One window
     is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; in
-    the quick suite one other. `remembers`: the past matters to the gradient. `folds`: whether
-    weights with a factor that varies have a trace. Returns the gradients by rule.
+    the quick suite one other or none. `remembers`: the past matters to the gradient. `folds`:
+    whether weights with a factor that varies have a trace. Returns the gradients by rule.
     """
     if isinstance(rules, int):
         turn = zlib.crc32(np.asarray(jax.tree.leaves(x_seq)[0]).tobytes())
-        others, more = list(RULES)[1:], rules - 1 if thinned.ALL else 1
+        others, more = list(RULES)[1:], rules - 1 if thinned.ALL else turn // 4 % 2
         rules = ("d_rtrl", *(others[(turn + k) % 4] for k in range(more)))
     x0 = jax.tree.map(lambda a: a[0], x_seq)
     sequences = (x_seq, targets(model, x0) if y_seq is None else y_seq)
