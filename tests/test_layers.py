@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "control": {"jaxpr"},
     "ops": {"errors", "jaxpr"},
     "nn": {"precision", "errors", "ops"},
+    "nir": {"precision", "errors", "nn"},
     "graph": {"errors", "jaxpr", "control", "ops"},
     "report": {"errors", "graph"},
     "engine": CORE,
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "verify": LEARNING | {"precision", "nn", "version"},
     "cli": LEARNING | {"nn", "show", "verify", "version", "init"},
     "legacy": {"errors", "jaxpr", "ops"},
-    "public": LEARNING | {"checkpoint"} | {"nn", "show", "verify"},
+    "public": LEARNING | {"checkpoint"} | {"nn", "nir", "show", "verify"},
     "init": {"precision", "public", "version", "legacy"},
     "main": {"cli"},
 }
@@ -54,12 +55,13 @@ MAY_IMPORT_BRAINSTATE = {
     "checkpoint",
     "learner",
     "nn",
+    "nir",
     "show",
     "verify",
     "cli",
     "legacy",
 }
-OPTIONAL = ("flax", "equinox", "spyx")
+OPTIONAL = ("flax", "equinox", "nir", "spyx")
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
 # Names a room may not say. The lookarounds let ordinary words through: convert, exploration.
 UNSPEAKABLE = {

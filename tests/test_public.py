@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
+import braintrace.nir
 import braintrace.nn
 import braintrace.show
 import braintrace.verify
 
-HOMES = {m.__name__: m for m in (braintrace, braintrace.nn, braintrace.show, braintrace.verify)}
+MODULES = braintrace, braintrace.nn, braintrace.nir, braintrace.show, braintrace.verify
+HOMES = {m.__name__: m for m in MODULES}
 
 
 def public(module):
