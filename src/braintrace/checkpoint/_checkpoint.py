@@ -93,7 +93,7 @@ class CheckpointMixin:
             7
         """
         learner, samples = self._learner, self._n_samples
-        _check_compiled(learner, "saved")
+        check_compiled(learner, "saved")
         entries: list[Json] = []
         arrays: list[np.ndarray] = []
 
@@ -140,7 +140,7 @@ class CheckpointMixin:
                 optimizer; all differences are listed.
         """
         learner, samples = self._learner, self._n_samples
-        _check_compiled(learner, "loaded")
+        check_compiled(learner, "loaded")
         header, arrays = read(path)
         get = lambda spec: None if "array" not in spec else arrays[spec["array"]]
         opt = to_load(self, learner, optimizer, header["optimizer"], path)
@@ -203,7 +203,8 @@ def _step(step: int | None) -> int | None:
     return int(step)
 
 
-def _check_compiled(learner: Learner, done: str) -> None:
+def check_compiled(learner: Learner, done: str) -> None:
+    """Refuse a learner whose traces do not exist yet."""
     if not learner.is_compiled:
         raise value_error(
             f"{type(learner).__name__} is {done} before it is compiled.",

@@ -17,7 +17,7 @@ from jax.tree_util import PyTreeDef
 from .._errors import dotted, value_error
 from .._jaxpr import PyTree, deep_equations, zeros_of
 from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
-from ..checkpoint import CheckpointMixin
+from ..checkpoint import CheckpointMixin, PytreeMixin
 from ..engine import TimeAxes, Values, run_block
 from ..frontend import (
     ETraceGraph,
@@ -70,7 +70,12 @@ Instead = Callable[..., tuple[list[Array], Values]]  # (rule, graph, call, value
 
 
 class ETraceAlgorithm(
-    CheckpointMixin, SignalMixin, SequenceDriverMixin, TraceViewsMixin, brainstate.nn.Module
+    CheckpointMixin,
+    PytreeMixin,
+    SignalMixin,
+    SequenceDriverMixin,
+    TraceViewsMixin,
+    brainstate.nn.Module,
 ):
     """A model that learns online.
 

@@ -17,7 +17,7 @@ import numpy as np
 from .._errors import dotted, not_supported, type_error, value_error
 from .._jaxpr import PyTree
 from .._online import RunInfo
-from ..checkpoint import CheckpointMixin
+from ..checkpoint import CheckpointMixin, PytreeMixin
 from ..engine import Engine, check_engine
 from ..frontend import ETraceGraph, StepFunction
 from ..report import CompilationReport
@@ -70,7 +70,7 @@ def options_of(config: ETraceConfig) -> dict[str, PyTree]:
     return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
 
 
-class ETraceVmap(CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
+class ETraceVmap(CheckpointMixin, PytreeMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
     vmapped_fn: Any

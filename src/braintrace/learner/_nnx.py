@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from .._errors import CompilationError, dotted, message, type_error
 from .._jaxpr import PyTree, is_traced, prune, trace
 from .._online import Carry, Online, Untrained, online
+from ..checkpoint import STATES, WEIGHTS, tree_of_values, values_of_tree
 from ..report import CompilationReport
 
 _EXPLICIT = (
@@ -194,6 +195,26 @@ class ModuleLearner:
     @carry.setter
     def carry(self, carry: Carry) -> None:
         self._write(carry)
+
+    def to_pytree(self) -> dict[str, Any]:
+        """Variables and traces as nested dicts of arrays, see `ETraceAlgorithm.to_pytree`.
+
+        The optimizer is not among them: `nnx.state(optimizer)` is its own tree.
+        """
+        return tree_of_values(self._values())
+
+    def from_pytree(self, tree: Mapping[str, Any], *, weights_only: bool = False) -> None:
+        """Put back what `to_pytree` returned, see `ETraceAlgorithm.from_pytree`."""
+        new = values_of_tree(tree, self._values(), weights_only)
+        self._nnx.update(self.module, new[(WEIGHTS,)])
+        if not weights_only:
+            self._nnx.update(self.module, new[STATES, "module"])
+            self._traces, self._count = new[STATES, "traces"], new[STATES, "steps"]
+
+    def _values(self) -> dict[tuple[str, ...], Any]:
+        params, variables = self._variables()
+        module = {(WEIGHTS,): params, (STATES, "module"): variables}
+        return {**module, (STATES, "traces"): self._traces, (STATES, "steps"): self._count}
 
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""
