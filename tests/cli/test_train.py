@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from braintrace.checkpoint import _archive
-from braintrace.cli import _session, main
+from braintrace.cli import _session, _source, _train, main
 
 from .test_demo import hide
 
@@ -216,3 +216,24 @@ def test_rule_that_needs_more_than_a_loss_is_refused_and_leaves_nothing(tmp_path
     assert train(tmp_path / "new", *SMALL, *words) == 1
     assert "modulator" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_function_of_the_user_is_called_for_every_update(tmp_path, capsys):
+    log = tmp_path / "log.py"
+    log.write_text(
+        "def log(step, metrics):\n"
+        "    with open(__file__ + '.txt', 'a') as file:\n"
+        "        print(step, sorted(metrics), file=file)\n"
+        "def bad(step, metrics):\n"
+        "    1 / 0\n"
+    )
+    words = [*SMALL, "--updates", "2"]
+    assert train(tmp_path / "a", *words, "--on-update", f"{log}:log") == 0
+    lines = (tmp_path / "log.py.txt").read_text().splitlines()
+    assert lines == [f"{step} ['loss', 'squared error']" for step in (1, 2)]
+    capsys.readouterr()
+    assert train(tmp_path / "b", *words, "--on-update", f"{log}:other") == 2
+    assert "has no function other" in capsys.readouterr().err
+    with pytest.raises(_source.Failure, match="ZeroDivisionError") as error:
+        _train._hook(f"{log}:bad")(1, {})
+    assert f"{log}:5 (bad)" in str(error.value)

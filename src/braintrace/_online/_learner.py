@@ -31,6 +31,7 @@ from ._loop import (
     run_outputs,
     run_updates,
 )
+from ._on_update import OnUpdate, check_on_update, run_reported
 from ._plan import Plan, Signature, make_plan
 from ._progress import ticking
 from ._sequence import Arrays, bodies_of, ended, run_steps
@@ -327,6 +328,7 @@ class Online:
         memory_budget: int | None = None,
         keep_traces: bool = True,
         progress: bool = False,
+        on_update: OnUpdate | None = None,
     ) -> Callable[..., PyTree]:
         """Learn while the sequence runs: update the parameters every few steps.
 
@@ -341,6 +343,9 @@ class Online:
             memory_budget: bytes that the values of one block may take, if it has no size.
             keep_traces: whether the traces after the sequence are wanted; else they are zero.
             progress: whether to show a progress bar (needs tqdm).
+            on_update: `on_update(step, metrics)`, called for every update of this call, counted
+                from 1, with its `loss` (the mean over its steps) and `grad_norm`. The calls are
+                between compiled loops of 256 updates: for one loop while the next one runs.
 
         Returns:
             `f(params, opt, carry, xs, *targets, mask=None, **extra)`, which returns
@@ -371,21 +376,28 @@ class Online:
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
             with ticking(progress, arrays.stream.length) as tick:
-                options = replace(sized, tick=tick)
+                options = replace(sized, tick=tick, norms=on_update is not None)
 
                 def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
-                    bodies = bodies_of(plan, checked, stream)
-                    trained, own, at, results = run_updates(
-                        bodies, weights, at, stream, options, Updates(update, every), own
+                    return run_updates(
+                        *(bodies_of(plan, checked, stream), weights, at, stream, options),
+                        *(Updates(update, every), own),
                     )
-                    return trained, own, at if keep_traces else ended(plan, at), results
 
                 call = plan.compile(train, options, run)
-                trained, opt, at, results = call(
-                    arrays.weights, arrays.at(carry), arrays.stream, opt
-                )
+                weights, at = arrays.weights, arrays.at(carry)
+
+                def loop(stream: Stream) -> PyTree:
+                    nonlocal weights, opt, at
+                    trained, opt, at, results = call(weights, at, stream, opt)
+                    weights = replace(weights, trained=trained)
+                    return results
+
+                check_on_update(on_update, (weights, opt, at, arrays.stream))
+                results = run_reported(loop, arrays.stream, every, on_update)
                 self._ran(call)
-            params = layout.join(trained, arrays.weights.fixed)
+            params = layout.join(weights.trained, weights.fixed)
+            at = at if keep_traces else ended(plan, at)
             return params, opt, self._carry(plan, at), *_results(results, has_aux)
 
         return train

@@ -79,6 +79,7 @@ class Options:
         mean: whether gradients are divided by the number of steps, or the sum of the mask.
         per_call: in windows, the leaves of results with one entry per call; others have one per
             step.
+        norms: whether results are (results, norm of the update's gradient for each step).
     """
 
     window: int | None = None
@@ -89,6 +90,7 @@ class Options:
     fresh: bool = False
     mean: bool = False
     per_call: frozenset[int] = frozenset()
+    norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,10 @@ def run_updates(
             trained, own, at = carry
             now = replace(weights, trained=trained)
             grads, at, results = run_gradient(bodies, now, at, part, inner, record)
+            if options.norms:
+                squares = [jnp.sum(jnp.abs(g) ** 2) for g in grads]
+                norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
+                results = results, jnp.full(part.length, norm)
             return updates.update(grads, trained, own, at), results
 
         return block

@@ -113,8 +113,9 @@ def values_of_tree(tree: Mapping[str, Any], values: Values, weights_only: bool) 
     for name, value in values.items():
         flat, structure = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
         names_of = [_full(name, path, leaf) for path, leaf in flat]
-        new = [_restored(given.get(n), leaf) for n, (_, leaf) in zip(names_of, flat, strict=True)]
-        new_values[name] = jtu.tree_unflatten(structure, new)
+        pairs = zip(names_of, flat, strict=True)
+        leaves = [_restored(given.get(full), leaf) for full, (_, leaf) in pairs]
+        new_values[name] = jtu.tree_unflatten(structure, leaves)
     return new_values
 
 

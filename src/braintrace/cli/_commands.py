@@ -65,6 +65,7 @@ def _train(commands: Commands) -> None:
     braintrace train copy
     braintrace train evidence --rule eprop:kappa_filter_decay=0.9 --updates 500
     braintrace train copy --resume    # after Ctrl-C, or with more --updates
+    braintrace train copy --on-update log.py:log    # log(step, metrics)
     """
     option = _command(commands, "train", about, examples, f"\n\n{task_table()}").add_argument
     option("task", type=task, metavar="TASK", help="one of those below")
@@ -78,6 +79,8 @@ def _train(commands: Commands) -> None:
            help="updates between two checkpoints (default: %(default)s)")  # fmt: skip
     option("--resume", action="store_true", help="continue from the checkpoint in DIR, with the "
            "options it was started with")  # fmt: skip
+    option("--on-update", metavar="FILE:NAME", help="a function of yours, called with the number "
+           "of every update and its metrics, for TensorBoard, wandb, ...")  # fmt: skip
 
 
 def _compare(commands: Commands) -> None:

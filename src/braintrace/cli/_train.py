@@ -8,6 +8,7 @@ import math
 import shlex
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,46 @@ from ._output import save_figure, save_json, x64
 from ._progress import progress_bar, stage
 from ._rules import BPTT, TRUNCATED, Choice, parse
 from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
+from ._source import Failure, Mistake, load_module
 from .tasks import MAKE, Task
 
+Hook = Callable[[int, dict[str, float]], None]
 CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
 
 
 def run(options: argparse.Namespace) -> int:
     """Train; returns the exit status: 128 and its number if a signal stopped the run."""
+    try:
+        return _run(options, _hook(options.on_update))
+    except (Mistake, Failure) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, Mistake) else 1
+
+
+def _hook(text: str | None) -> Hook:
+    """The user's function of `FILE:NAME`, which does nothing if there is none."""
+    if text is None:
+        return lambda step, metrics: None
+    module, name = load_module(text)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise Mistake(
+            f"{module.__file__} has no function {name}.",
+            why="it is called as NAME(step, metrics) after every update",
+            do=f"define it, or name one of {', '.join(k for k in vars(module) if k[0] != '_')}",
+        )
+
+    def call(step: int, metrics: dict[str, float]) -> None:
+        try:
+            function(step, metrics)
+        except Exception as error:
+            do = "fix this line; --resume continues the run"
+            raise Failure(f"{text} raised an error.", error, str(module.__file__), do) from error
+
+    return call
+
+
+def _run(options: argparse.Namespace, hook: Hook) -> int:
     folder = options.out or Path("out") / f"train_{options.task}"
     error = options.parser.error
     try:
@@ -60,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
                 "updates. Ask for more, or leave out --updates."
             )
         try:
-            return _train(session, folder, options.checkpoint_every)
+            return _train(session, folder, options.checkpoint_every, hook)
         except BrokenPipeError:
             raise
         except OSError as failure:
@@ -68,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             return 1
 
 
-def _train(session: Session, folder: Path, every: int) -> int:
+def _train(session: Session, folder: Path, every: int, hook: Hook) -> int:
     s, task, first = session.settings, session.task, session.done
     print(f"{s.task}: {task.title}")
     updates = f"{s.updates} updates" + (f", on from {first}" if first else "")
@@ -79,14 +113,14 @@ def _train(session: Session, folder: Path, every: int) -> int:
         if first < s.updates:
             try:
                 with stage("compiling"):
-                    _advance(session, seconds)
+                    _advance(session, seconds, hook)
             except REFUSALS as error:
                 print(error, file=sys.stderr)  # the rule cannot learn from a loss alone
                 return 1
             _save(session, folder)  # early: it shows whether the folder can be written
         bar = progress_bar(s.updates, done=session.done, every=2 * s.score_every)
         while session.done < s.updates and not stopped:
-            _advance(session, seconds)
+            _advance(session, seconds, hook)
             bar.set_postfix_str(_progress(session), refresh=False)
             bar.update(1)
             if session.done % every == 0:
@@ -103,14 +137,16 @@ def _train(session: Session, folder: Path, every: int) -> int:
     return 0
 
 
-def _advance(session: Session, seconds: list[float]) -> None:
+def _advance(session: Session, seconds: list[float], hook: Hook) -> None:
     """One update and its time; with its held-out score where one is due."""
     s = session.settings
     if session.done == 0:
         session.score()
     seconds.append(session.timed_advance())
+    metrics = {"loss": float(session.losses[-1])}
     if session.done % s.score_every == 0 or session.done == s.updates:
-        session.score()
+        metrics[session.task.measure.name] = session.score()
+    hook(session.done, metrics)
 
 
 def _progress(session: Session) -> str:

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 from .._errors import type_error, value_error
 from .._jaxpr import PyTree
 from .._online import (
+    OnUpdate,
     Options,
     RunInfo,
     Stream,
     check_mask,
+    check_on_update,
     sized_options,
     ticking,
     window_sizes,
@@ -32,6 +34,7 @@ from ..frontend import (
     trace_function,
     trace_placed,
     tree_of,
+    values_of,
     weights_of,
 )
 from ..graph import Path
@@ -157,6 +160,7 @@ class SequenceDriverMixin:
         reduction: str = "mean",
         has_aux: bool = False,
         progress: bool = False,
+        on_update: OnUpdate | None = None,
     ) -> PyTree:
         """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
 
@@ -177,6 +181,9 @@ class SequenceDriverMixin:
                 not.
             has_aux: whether `step_fn` returns `(loss, aux)`.
             progress: whether to show a progress bar (needs tqdm).
+            on_update: `on_update(step, metrics)`, called for every update of this call, counted
+                from 1, with its `loss` (the mean over its steps) and `grad_norm`. The calls are
+                between compiled loops of 256 updates: for one loop while the next one runs.
 
         Returns:
             the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).
@@ -196,10 +203,12 @@ class SequenceDriverMixin:
         length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
         check_choice("reduction", reduction, ("mean", "sum"))
         weights = weights_of(weights, self.param_states)
+        check_on_update(on_update, (stream, values_of(weights)))
         with ticking(progress, -(-length // chunk)) as tick:
             run = self._sequence(_losses_of(step_fn, has_aux, chunk), stream, weights, chunk, every)
             update = optimizer_of(optimizer, weights, self)
-            losses, aux = run.train(Options(tick=tick, mean=reduction == "mean"), update, every)
+            options = Options(tick=tick, mean=reduction == "mean", norms=on_update is not None)
+            losses, aux = run.train(options, update, every, on_update)
         return (losses, aux) if has_aux else losses
 
     def init_optimizer(self, optimizer: Any, weights: StateTree = None) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._jaxpr import PyTree, fingerprint, is_traced
 from .._online import (
+    OnUpdate,
     Options,
     Position,
     Stream,
@@ -21,6 +22,7 @@ from .._online import (
     Weights,
     run_gradient,
     run_outputs,
+    run_reported,
     run_updates,
 )
 from ..frontend import (
@@ -67,7 +69,9 @@ class SequenceRun:
         """The gradients by all arrays of the weights, and what the step function returns."""
         return self._call("gradient", options, lambda *loop, own: run_gradient(*loop))
 
-    def train(self, options: Options, optimizer: Optimizer, every: int) -> PyTree:
+    def train(
+        self, options: Options, optimizer: Optimizer, every: int, on_update: OnUpdate | None
+    ) -> PyTree:
         """Update the weights every so many steps; returns what the step function returns."""
         changed = {cell: j for j, cell in enumerate(self.cells.changed)}
         both = [(k, changed[i]) for k, i in enumerate(self.cells.trained) if i in changed]
@@ -91,11 +95,17 @@ class SequenceRun:
             return (trained, own), at, results
 
         key = ("train", every, fingerprint(optimizer.program, optimizer.consts))
-        arrays = (optimizer.own, optimizer.consts)
-        (trained, own), results = self._call(key, options, run, arrays)
-        write_weights(self.weights, trained)
-        optimizer.write(own)
-        return results
+        own = optimizer.own
+
+        def loop(stream: Stream) -> PyTree:
+            nonlocal own
+            steps, arrays = replace(self, stream=stream), (own, optimizer.consts)
+            (trained, own), results = steps._call(key, options, run, arrays)
+            write_weights(self.weights, trained)
+            optimizer.write(own)
+            return results
+
+        return run_reported(loop, self.stream, every, on_update)
 
     def _call(
         self, key: Hashable, options: Options, run: Callable[..., PyTree], own: PyTree = ()

@@ -1,0 +1,79 @@
+"""The user's function that is called for every update: between compiled loops, never inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._errors import type_error
+from .._jaxpr import PyTree, is_traced
+from ._blocks import joined
+from ._loop import Stream
+
+OnUpdate = Callable[[int, dict[str, float]], Any]
+UPDATES = 256  # in a compiled loop, before the function is called for them
+
+
+def check_on_update(on_update: OnUpdate | None, arrays: PyTree) -> None:
+    """Refuse what cannot be called, and a call inside of a transformation."""
+    if on_update is None:
+        return
+    if not callable(on_update):
+        raise type_error(
+            f"on_update is a {type(on_update).__name__}.",
+            why="it is called as on_update(step, metrics) after every update",
+            do="pass a function",
+        )
+    if any(map(is_traced, jax.tree.leaves(arrays))):
+        raise type_error(
+            "on_update is passed inside of a transformation of JAX.",
+            why="it is called between compiled loops, with numbers, which do not exist while jit "
+            "traces",
+            do="train outside of jit: the loop is compiled anyway; or leave out on_update",
+        )
+
+
+def run_reported(
+    run: Callable[[Stream], PyTree], stream: Stream, every: int, on_update: OnUpdate | None
+) -> PyTree:
+    """The results of a sequence, with the function called for the updates of one loop while the
+    next one runs.
+
+    Args:
+        run: from the steps of a loop to the results, the losses first; with a function also to the
+            norms of the gradients, per step.
+        stream: all steps.
+        every: steps per update.
+        on_update: the user's function.
+    """
+    if on_update is None:
+        return run(stream)
+    size, done, out = every * UPDATES, 0, []
+    waiting: tuple[PyTree, ...] | None = None
+    for start in range(0, stream.length, size):
+        part = stream.at(start, min(start + size, stream.length))
+        results, norms = run(part)
+        if waiting is not None:
+            done = _report(on_update, done, every, *waiting)
+        waiting = results[0], norms, part.mask
+        out.append(results)
+    if waiting is not None:
+        _report(on_update, done, every, *waiting)
+    return joined(out)
+
+
+def _report(
+    on_update: OnUpdate, done: int, every: int, losses: PyTree, norms: PyTree, mask: PyTree
+) -> int:
+    losses, norms = np.asarray(losses), np.asarray(norms)
+    weights = np.ones(len(losses)) if mask is None else np.asarray(mask)
+    for start in range(0, len(losses), every):
+        steps = slice(start, start + every)
+        counted = np.where(weights[steps] == 0, 0, weights[steps] * losses[steps])
+        loss = float(counted.sum() / max(weights[steps].sum(), 1))
+        done += 1
+        on_update(done, {"loss": loss, "grad_norm": float(norms[start])})
+    return done
