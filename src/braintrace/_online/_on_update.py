@@ -68,12 +68,12 @@ def run_reported(
 def _report(
     on_update: OnUpdate, done: int, every: int, losses: PyTree, norms: PyTree, mask: PyTree
 ) -> int:
-    losses, norms = np.asarray(losses), np.asarray(norms)
-    weights = np.ones(len(losses)) if mask is None else np.asarray(mask)
-    for start in range(0, len(losses), every):
-        steps = slice(start, start + every)
-        counted = np.where(weights[steps] == 0, 0, weights[steps] * losses[steps])
-        loss = float(counted.sum() / max(weights[steps].sum(), 1))
-        done += 1
-        on_update(done, {"loss": loss, "grad_norm": float(norms[start])})
+    losses = np.asarray(losses)
+    weights = np.ones_like(losses) if mask is None else np.asarray(mask)
+    starts = np.arange(0, len(losses), every)
+    total = np.add.reduceat(np.where(weights == 0, 0, weights * losses), starts)
+    means = total / np.maximum(np.add.reduceat(weights, starts), 1)
+    pairs = zip(means.tolist(), np.asarray(norms)[starts].tolist(), strict=True)
+    for done, (loss, norm) in enumerate(pairs, done + 1):  # noqa: B020
+        on_update(done, {"loss": loss, "grad_norm": norm})
     return done
