@@ -139,6 +139,7 @@ def recurrent(kind, **other):
     return nir.NIRGraph(nodes, edges)
 
 
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")
 @pytest.mark.skipif(version("spyx").startswith("0."), reason="its NIR is of another library")
 @pytest.mark.parametrize(
     ("kind", "loop", "reset"),
@@ -199,6 +200,22 @@ def test_neurons_follow_the_equations_of_nir(kind):
     expected = np.asarray(expected, float)
     assert 0 < np.mean(expected != 0)
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-9, atol=1e-9 * ("LIF" not in kind))
+
+
+def test_one_number_may_stand_for_all_neurons():
+    scalar = {k: np.array([v]) for k, v in {"tau": 4 * DT, "r": 4.0, "v_leak": 0.0}.items()}
+    few = nir.LIF(**scalar, v_threshold=np.array(1.0).reshape(1))
+    many = nir.LIF(**{k: np.repeat(v, N) for k, v in scalar.items()}, v_threshold=np.ones(N))
+    weight, xs = nir.Linear(normal(N, I)), jnp.asarray(normal(T, 2, I))
+    edges = [("input", "w"), ("w", "lif"), ("lif", "output")]
+    ends = {"input": nir.Input(np.array([I])), "output": nir.Output(np.array([N]))}
+    graphs = [
+        nir.NIRGraph({**ends, "w": weight, "lif": lif}, edges, type_check=False)
+        for lif in (few, many)
+    ]
+    first, second = (outputs([from_nir(graph, DT)], xs) for graph in graphs)
+    assert 0.05 < np.mean(first) < 0.95
+    np.testing.assert_array_equal(first, second)
 
 
 def test_loop_between_layers_and_graphs_inside():
