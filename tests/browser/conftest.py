@@ -31,13 +31,15 @@ def opened(browser, tmp_path):
     """A function that opens a page of this text; all that it complains about fails the test."""
     contexts, complaints = [], []
 
-    def open_page(text, *, scheme="light", width=1280, height=800, scripts=True):
+    def open_page(text, *, scheme="light", width=1280, height=800, scripts=True, touch=False):
         file = tmp_path / f"page{len(contexts)}.html"
         file.write_text(text, "utf-8")
         context = browser.new_context(
             color_scheme=scheme,
             viewport={"width": width, "height": height},
             java_script_enabled=scripts,
+            has_touch=touch,
+            is_mobile=touch,
             reduced_motion="reduce",
         )
         contexts.append(context)

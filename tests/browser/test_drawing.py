@@ -62,7 +62,9 @@ def report():
     return braintrace.compile(Network(), "d_rtrl", jnp.zeros(3)).report
 
 
-RECTS = """(root, selector) => [...root.querySelectorAll(selector)].map((e) => {
+RECTS = """(root, selector) => [...root.querySelectorAll(selector)].filter(
+    (e) => e.getClientRects().length
+).map((e) => {
     const r = e.getBoundingClientRect();
     return [r.left, r.top, r.right, r.bottom, e.textContent];
 })"""
@@ -77,11 +79,11 @@ def overlap(a, b):
 
 
 def node(page, name):
-    return page.locator(f'.node[aria-label^="{name}:"]')
+    return page.locator(f'.node[aria-label^="{name}:"]:visible')
 
 
 def lit(page):
-    return page.locator(".node.on").evaluate_all(
+    return page.locator(".node.on:visible").evaluate_all(
         "(all) => all.map((e) => e.ariaLabel.split(':')[0])"
     )
 
@@ -95,7 +97,7 @@ def test_texts_lie_in_their_boxes_and_apart(opened, layers, width):
     (area,) = rects(page, "svg")
     for left, top, right, bottom, _ in boxes:
         assert area[0] <= left and right <= area[2] and area[1] <= top and bottom <= area[3]
-    outside = page.locator(".node").evaluate_all(
+    outside = page.locator(".node:visible").evaluate_all(
         """(nodes) => nodes.filter((n) => {
             const box = n.querySelector(".box").getBoundingClientRect();
             return [...n.querySelectorAll("text")].some((t) => {
@@ -116,7 +118,7 @@ def test_texts_lie_in_their_boxes_and_apart(opened, layers, width):
 def test_page_scrolls_only_where_the_drawing_is(opened, report, width):
     page = opened(report.to_html(), width=width)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    last = page.locator(".node").last
+    last = page.locator(".node:visible").last
     last.scroll_into_view_if_needed()
     box = last.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= width
@@ -149,24 +151,25 @@ def test_click_keeps_it_and_escape_lets_it_go(opened, report):
     wz.click()
     node(page, "readout.weight").click()  # another one is kept instead
     assert "readout.weight" in lit(page) and wz.get_attribute("aria-pressed") == "false"
-    page.locator("svg").click(position={"x": 3, "y": 3})
+    page.locator("svg:visible").click(position={"x": 3, "y": 3})
     assert lit(page) == []
 
 
 def test_keyboard_reaches_every_box(opened, report):
     page = opened(report.to_html())
-    count = page.locator(".node").count()
+    count = page.locator(".node:visible").count()
     reached = []
     for _ in range(count + 1):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.ariaLabel"))
-    labels = page.locator(".node").evaluate_all("(all) => all.map((e) => e.ariaLabel)")
+    labels = page.locator(".node:visible").evaluate_all("(all) => all.map((e) => e.ariaLabel)")
     assert reached[-count:] == labels
     assert labels[-1].split(":")[0] in lit(page)  # what has the focus is shown
     page.keyboard.press("Enter")
-    assert page.locator(".node").last.get_attribute("aria-pressed") == "true"
+    last = page.locator(".node:visible").last
+    assert last.get_attribute("aria-pressed") == "true"
     page.keyboard.press("Space")
-    assert page.locator(".node").last.get_attribute("aria-pressed") == "false"
+    assert last.get_attribute("aria-pressed") == "false"
 
 
 CONTRAST = """(root) => {
@@ -211,8 +214,9 @@ def test_two_drawings_in_one_page_do_not_meet(opened, report):
     page = opened(text)
     first, second = (page.locator(".braintrace-picture").nth(i) for i in (0, 1))
     assert first.get_attribute("id") != second.get_attribute("id")
-    second.locator(".node").nth(1).click()
-    assert second.locator(".node.on").count() == 5 and first.locator(".node.on").count() == 0
+    second.locator(".node:visible").nth(1).click()
+    assert second.locator(".node.on:visible").count() == 5
+    assert first.locator(".node.on").count() == 0
     assert first.locator(".panel pre").text_content() == ""
     assert second.locator(".panel pre").text_content().startswith("cell.Wr.weight: within-step")
 
@@ -232,7 +236,7 @@ def test_search_finds_parameters(opened):
 
 def test_without_scripts_the_drawing_and_its_words_are_there(opened, report):
     page = opened(report.to_html(), scripts=False)
-    assert page.locator("svg .node").count() == 10
+    assert page.locator("svg .node:visible").count() == 10
     assert not page.locator(".panel").is_visible() and not page.locator(".search").is_visible()
     page.locator("summary").click()
     words = page.locator("details pre").first
@@ -241,6 +245,40 @@ def test_without_scripts_the_drawing_and_its_words_are_there(opened, report):
 
 def test_names_are_text_whatever_they_are(opened):
     page = opened(page_of(stacked(2, EVIL)))
-    page.locator(".node").first.click()
+    page.locator(".node:visible").first.click()
     assert page.locator(".panel pre").text_content().startswith(EVIL.format(0))
     assert page.locator("img").count() == 0 and page.locator("script").count() == 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_drawing_names_rule_and_model_and_the_step_is_no_state(opened, report, width):
+    page = opened(report.to_html(), width=width)
+    assert page.locator(".title").text_content() == "d_rtrl of Network"
+    assert page.title() == "d_rtrl of Network · braintrace"
+    tops = {text: top for _, top, _, _, text in rects(page, ".head")}
+    assert list(tops) == ["parameters", "operators", "states", "no state"]
+    (state,) = [r for r in rects(page, ".node") if r[4].startswith("cell.h")]
+    (step,) = [r for r in rects(page, ".node") if r[4].startswith("within")]
+    assert state[3] < tops["no state"] < step[1]
+
+
+@pytest.mark.parametrize("width", [390, 360])
+def test_phone_shows_all_columns_and_a_tap_explains(opened, report, width):
+    page = opened(report.to_html(), width=width, height=740, touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    scroll = page.locator(".scroll")
+    assert scroll.evaluate("(e) => e.scrollWidth <= e.clientWidth")  # nothing is beyond the edge
+    sizes = page.locator("svg:visible text").evaluate_all(
+        "(all) => all.map((e) => parseFloat(getComputedStyle(e).fontSize))"
+    )
+    assert min(sizes) >= 10.5
+    wr, panel = node(page, "cell.Wr.weight"), page.locator(".panel pre")
+    wr.tap()
+    words = str(report.parameters["cell", "Wr", "weight"])
+    assert panel.text_content() == words and wr.get_attribute("aria-pressed") == "true"
+    box = page.locator(".panel").bounding_box()
+    assert box["y"] + box["height"] <= 740  # it is in sight
+    node(page, "readout.weight").tap()
+    assert panel.text_content() == str(report.parameters["readout", "weight"])
+    node(page, "readout.weight").tap()
+    assert panel.text_content() == "" and lit(page) == []

@@ -11,7 +11,7 @@ import pytest
 
 import braintrace
 from braintrace.graph._certificate import Dropped, ParameterReport, Way
-from braintrace.report._layout import place
+from braintrace.report._layout import NARROW, WIDE, place
 from braintrace.report._picture import Column, Standing, Use, draw
 from braintrace.report._skeleton import skeleton
 from braintrace.report._svg import page
@@ -171,9 +171,10 @@ def overlapping(boxes):
     ]
 
 
+@pytest.mark.parametrize("form", [WIDE, NARROW], ids=lambda form: form.name)
 @pytest.mark.parametrize("make", [lambda r: r.picture, lambda r: draw(*stack(40))])
-def test_boxes_lie_apart_and_inside(report, make):
-    layout = place(make(report))
+def test_boxes_lie_apart_and_inside(report, make, form):
+    layout = place(make(report), form)
     assert overlapping(layout.boxes) == []
     for b in layout.boxes:
         assert 0 <= b.x and b.x + b.width <= layout.width
@@ -216,7 +217,7 @@ def test_page_needs_nothing_besides_itself(report):
     assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(", text)
     assert "default-src 'none'" in text
     boxes = [a for _, a in read.tags if "node" in a.get("class", "").split()]
-    assert len(boxes) == len(place(report.picture).boxes)
+    assert len(boxes) == 2 * len(place(report.picture).boxes)  # a wide drawing and a narrow one
     assert text == report.to_html()
 
 
@@ -308,6 +309,26 @@ def test_tree_is_ascii_where_nothing_else_can_be_written(report):
     out.seek(0)
     text = out.read()
     assert "|-- cell.Wz.weight" in text and "`-- spare" in text and "|.. cell.Wr.weight" in text
+
+
+def test_title_names_the_rule_and_the_model(report):
+    def step(w, h, x):
+        h = jnp.tanh(0.9 * h + x @ w)
+        return h, h
+
+    net = braintrace.online(step, "d_rtrl")
+    net.init(jnp.ones((2, 3)), jnp.zeros(3), jnp.zeros(2))
+    cell = braintrace.nn.ValinaRNNCell(2, 3, w_init=1.0)
+
+    def network(x):
+        return cell(x)
+
+    function = braintrace.compile(network, "rflo", jnp.zeros(2))
+    titles = [r.picture.title for r in (report, net.report, function.report)]
+    place = "test_title_names_the_rule_and_the_model.<locals>.network"
+    assert titles == ["d_rtrl of Network", "d_rtrl of step", f"rflo of {place}"]
+    assert "<title>d_rtrl of Network · braintrace</title>" in report.to_html()
+    assert function.graph.report.picture.title == place  # a graph has no rule
 
 
 def test_empty_picture_is_drawn():

@@ -57,6 +57,7 @@ class Plan:
     rule: LearningRule
     out_tree: PyTreeDef
     trace_shapes: list[Array]
+    model: str  # the name of the step
     windows: bool = False
     engine: Engine = Engine.AUTO
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
@@ -88,7 +89,7 @@ class Plan:
         uses = uses_of(graph, record.per_parameter)
         about = (graph.groups, graph.relations, graph.records, others, parameters, uses)
         advice = partial(advise, self.problem, self.rule)
-        return CompilationReport(*about, rule=self.rule.name, advise=advice)
+        return CompilationReport(*about, rule=self.rule.name, advise=advice, model=self.model)
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
@@ -145,7 +146,8 @@ def make_plan(
     graph, shapes = analysed(problem, rule, state_records(traced))
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
-    return Plan(signature, problem, graph, rule, out_tree, shapes, windows, engine)
+    name = getattr(step, "__name__", type(step).__name__)
+    return Plan(signature, problem, graph, rule, out_tree, shapes, name, windows, engine)
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:

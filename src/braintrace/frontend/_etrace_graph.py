@@ -37,6 +37,7 @@ from ..graph import (
 )
 from ..report import Advice, CompilationReport, uses_of
 from ._brainstate import ModuleInfo, Path, extract_module_info
+from ._step_function import StepFunction
 
 
 class ETraceGraph(NamedTuple):
@@ -72,8 +73,8 @@ class ETraceGraph(NamedTuple):
         advise: Callable[[], Advice] | None = None,
     ) -> CompilationReport:
         """A readable summary, for what a rule stores and a step function does."""
-        parameters = certify(self.analysis, traces)
-        for path in self.module_info.model.states(brainstate.ParamState).keys():
+        parameters, model = certify(self.analysis, traces), self.module_info.model
+        for path in model.states(brainstate.ParamState).keys():
             if path not in parameters:
                 parameters[path] = unused(path)
         return CompilationReport(
@@ -85,6 +86,7 @@ class ETraceGraph(NamedTuple):
             uses_of(self.analysis, traces.per_parameter),
             rule,
             advise,
+            model.title if isinstance(model, StepFunction) else type(model).__name__,
         )
 
     def explain(

@@ -85,6 +85,7 @@ class ModuleLearner:
                 out = module(*inputs)
                 return self._marked(nnx.state(module, nnx.Not(nnx.Param)), hidden), out
 
+            step.__name__ = type(self.module).__name__
             net = online(step, self._rule, **self._options)
             params, variables = self._variables()
             net.init(params, self._marked(variables, hidden), *self._inputs)

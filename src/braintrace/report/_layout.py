@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from textwrap import wrap
 
 from ._picture import Column, Edge, Node, Picture
 
-LETTER = 7.3  # width of a letter of a line, and of a note
-SMALL = 6.4
-LINE, NOTE = 17.0, 15.0  # heights
-PAD, GAP, MARGIN = 11.0, 12.0, 14.0
-BETWEEN = 110.0  # columns
+LINE, NOTE, GAP = 17.0, 15.0, 12.0  # heights, and between boxes
 HEAD = 34.0  # above the boxes: the names of the columns
-MOST_LETTERS, MOST_LINES = 32, 5
-REACH = 6  # operators that one box without a trace stands beside
-LOOP = 46.0  # room for links at the right of the last column
+MOST_LINES = 5
+_HEADS = ("parameters", "operators", "states", "no state")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How wide a drawing is.
+
+    Attributes:
+        name: its class in the style, which sets the size of letters.
+        letter: width of a letter of a line.
+        small: width of a letter of a note.
+        letters: most letters of a line.
+        pad: around the text of a box.
+        margin: around the drawing.
+        between: columns.
+        loop: room for links at the right of the last column.
+        brief: whether notes are short.
+    """
+
+    name: str
+    letter: float
+    small: float
+    letters: int
+    pad: float
+    margin: float
+    between: float
+    loop: float
+    brief: bool = False
+
+
+WIDE = Form("wide", 7.3, 6.4, 32, 11.0, 14.0, 110.0, 46.0)
+NARROW = Form("narrow", 6.7, 5.9, 14, 5.0, 4.0, 28.0, 24.0, brief=True)  # three columns on a phone
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +56,6 @@ class Box:
     height: float
     lines: tuple[str, ...]
     note: str
-
-    @property
-    def words(self) -> str:
-        """The key of the node that this box shows, one of several or the only one."""
-        return "step" if self.node.key.startswith("step") else self.node.key
 
     @property
     def middle(self) -> float:
@@ -53,37 +75,46 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A placed drawing; `columns` are the left ends of the columns."""
+    """A placed drawing; `heads` are the names of the columns, and where each begins."""
 
     boxes: tuple[Box, ...]
     curves: tuple[Curve, ...]
-    columns: tuple[float, ...]
+    heads: tuple[tuple[float, float, str], ...]
     width: float
     height: float
 
 
-def place(picture: Picture) -> Layout:
+def place(picture: Picture, form: Form = WIDE) -> Layout:
     """Three columns: parameters in order, the others beside what they belong to."""
-    picture = _split(picture)
     columns = [[n for n in picture.nodes if n.column == c] for c in Column]
-    widths = [max((_width(n) for n in nodes), default=0.0) for nodes in columns]
-    lefts = [MARGIN]
-    for width in widths[:-1]:
-        lefts.append(lefts[-1] + width + BETWEEN)
+    widths = [max((_width(n, form) for n in nodes), default=0.0) for nodes in columns]
+    lefts = [form.margin]
+    for width in widths[:2]:
+        lefts.append(lefts[-1] + width + form.between)
+    lefts.append(lefts[-1])  # below the states
     boxes: dict[str, Box] = {}
+    heads: list[tuple[float, float, str]] = []
     for column, nodes in enumerate(columns):
         wished = {n.key: _wish(n, picture.edges, boxes) for n in nodes}
         if column:
             nodes = sorted(nodes, key=lambda n: wished[n.key])
-        placed = _stack(nodes, wished if column else {}, lefts[column], widths[column])
+        below = max(
+            (b.y + b.height + GAP for b in boxes.values() if b.x == lefts[column]), default=0
+        )
+        top = below + HEAD
+        at = (lefts[column], widths[column], top, form)
+        placed = _stack(nodes, wished if column else {}, *at)
+        if placed or column < Column.STEP:
+            first = placed[0].y if below else top
+            heads.append((lefts[column], first - HEAD + 20, _HEADS[column]))
         boxes |= {b.node.key: b for b in placed}
     right = max((b.x + b.width for b in boxes.values()), default=0.0)
     bottom = max((b.y + b.height for b in boxes.values()), default=HEAD)
-    last = {n.key for n in columns[-1]}
+    last = {n.key for n in columns[Column.STATE]}
     loops = any(e.source in last and e.target in last for e in picture.edges)
-    width = right + MARGIN + (LOOP if loops else 0.0)
+    width = right + form.margin + (form.loop if loops else 0.0)
     curves = tuple(_curves(picture.edges, boxes))
-    return Layout(tuple(boxes.values()), curves, tuple(lefts), width, bottom + MARGIN)
+    return Layout(tuple(boxes.values()), curves, tuple(heads), width, bottom + form.margin)
 
 
 def cut(text: str, most: int) -> str:
@@ -91,35 +122,27 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else "…" + text[-(most - 1) :]
 
 
-def _lines(node: Node) -> tuple[str, ...]:
+def _lines(node: Node, form: Form) -> tuple[str, ...]:
     lines = node.lines
     if len(lines) > MOST_LINES:
         lines = (*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more")
-    return tuple(cut(line, MOST_LETTERS) for line in lines)
+    if form.brief and node.column in (Column.OPERATOR, Column.STEP):  # words, not names
+        lines = tuple(part for line in lines for part in wrap(line, 11))
+    return tuple(cut(line, form.letters) for line in lines)
 
 
-def _width(node: Node) -> float:
-    lines, note = _lines(node), cut(node.note, MOST_LETTERS + 4)
-    longest = max(*(LETTER * len(line) for line in lines), SMALL * len(note))
-    return longest + 2 * PAD + 6
+def _note(node: Node, form: Form) -> str:
+    if not form.brief:
+        return cut(node.note, form.letters + 4)
+    if node.column == Column.OPERATOR:  # its line is a long one
+        return ""
+    return node.standing.brief if node.standing else node.note
 
 
-def _split(picture: Picture) -> Picture:
-    """The box of what has no trace, several times if far operators lead to it."""
-    operators = [n.key for n in picture.nodes if n.column == Column.OPERATOR]
-    row = {key: i for i, key in enumerate(operators)}
-    nodes = {n.key: n for n in picture.nodes}
-    if "step" not in nodes:
-        return picture
-    first, copies, instead = -REACH, list[Node](), dict[Edge, Edge]()
-    for e in sorted((e for e in picture.edges if e.target == "step"), key=lambda e: row[e.source]):
-        if row[e.source] - first >= REACH:
-            first = row[e.source]
-            copies.append(replace(nodes["step"], key=f"step{len(copies)}"))
-        instead[e] = replace(e, target=copies[-1].key)
-    others = [n for n in picture.nodes if n.key != "step"]
-    edges = tuple(instead.get(e, e) for e in picture.edges)
-    return replace(picture, nodes=(*others, *copies), edges=edges)
+def _width(node: Node, form: Form) -> float:
+    letters = max(map(len, _lines(node, form)))
+    longest = max(form.letter * letters, form.small * len(_note(node, form)))
+    return longest + 2 * form.pad + 6
 
 
 def _wish(node: Node, edges: Iterable[Edge], boxes: Mapping[str, Box]) -> float:
@@ -130,9 +153,18 @@ def _wish(node: Node, edges: Iterable[Edge], boxes: Mapping[str, Box]) -> float:
     return sum(before) / len(before) if before else float("inf")
 
 
-def _stack(nodes: Sequence[Node], wished: Mapping[str, float], x: float, width: float) -> list[Box]:
-    """Boxes of a column from top to bottom, near their wishes and never over each other."""
-    sizes = [LINE * len(_lines(n)) + NOTE + PAD for n in nodes]
+def _stack(
+    nodes: Sequence[Node],
+    wished: Mapping[str, float],
+    x: float,
+    width: float,
+    top: float,
+    form: Form,
+) -> list[Box]:
+    """Boxes of a column from `top` to bottom, near their wishes and never over each other."""
+    notes = [_note(n, form) for n in nodes]
+    rows = zip(nodes, notes, strict=True)
+    sizes = [LINE * len(_lines(n, form)) + NOTE * bool(note) + 11 for n, note in rows]
     # Boxes that would overlap make a block, which lies at the mean of their wishes.
     blocks: list[tuple[list[int], float]] = []  # indices of nodes, top
 
@@ -143,7 +175,7 @@ def _stack(nodes: Sequence[Node], wished: Mapping[str, float], x: float, width: 
             if wish < float("inf"):
                 tops.append(wish - sizes[i] / 2 - offset)
             offset += sizes[i] + GAP
-        return max(HEAD, sum(tops) / len(tops)) if tops else HEAD
+        return max(top, sum(tops) / len(tops)) if tops else top
 
     def bottom_of(block: tuple[list[int], float]) -> float:
         return block[1] + sum(sizes[i] + GAP for i in block[0])
@@ -157,9 +189,7 @@ def _stack(nodes: Sequence[Node], wished: Mapping[str, float], x: float, width: 
     out = []
     for block, y in blocks:
         for i in block:
-            node = nodes[i]
-            note = cut(node.note, MOST_LETTERS + 4)
-            out.append(Box(node, x, y, width, sizes[i], _lines(node), note))
+            out.append(Box(nodes[i], x, y, width, sizes[i], _lines(nodes[i], form), notes[i]))
             y += sizes[i] + GAP
     return out
 

@@ -10,13 +10,14 @@
   const light = (keys, also = null) => {
     root.classList.toggle("active", keys !== null);
     for (const part of parts) {
-      const on = keys !== null && (part === also || [...about.get(part)].some((k) => keys.has(k)));
+      const same = also !== null && part.dataset.words === also.dataset.words;
+      const on = keys !== null && (same || [...about.get(part)].some((k) => keys.has(k)));
       part.classList.toggle("on", on);
     }
   };
   const show = (node) => {
     light(node && about.get(node), node);
-    for (const n of nodes) n.classList.toggle("chosen", n === node);
+    for (const n of nodes) n.classList.toggle("chosen", n.dataset.words === node?.dataset.words);
     text.textContent = node ? words(node) : "";
     hint.hidden = node !== null;
   };
@@ -29,8 +30,9 @@
 
   for (const node of nodes) {
     node.querySelector("title").remove(); // the panel says more
-    node.addEventListener("pointerenter", () => pinned || show(node));
-    node.addEventListener("pointerleave", () => pinned || show(null));
+    const hovered = (event) => event.pointerType !== "touch" && !pinned; // a tap is a click
+    node.addEventListener("pointerenter", (event) => hovered(event) && show(node));
+    node.addEventListener("pointerleave", (event) => hovered(event) && show(null));
     node.addEventListener("focus", () => pinned || show(node));
     node.addEventListener("blur", () => pinned || show(null));
     node.addEventListener("click", (event) => { event.stopPropagation(); pin(node); });
@@ -38,19 +40,22 @@
       if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pin(node); }
     });
   }
-  root.querySelector("svg").addEventListener("click", () => pinned && pin(pinned));
+  for (const svg of root.querySelectorAll("svg"))
+    svg.addEventListener("click", () => pinned && pin(pinned));
   root.addEventListener("keydown", (event) => event.key === "Escape" && pinned && pin(pinned));
 
   const search = root.querySelector(".search");
   const named = nodes.filter((n) => n.querySelector(".bar"));
   const nameOf = (n) => words(n).split(": ")[0].toLowerCase();
-  search.hidden = named.length < Number(search.dataset.from);
+  const count = new Set(named.map((n) => n.dataset.words)).size; // two drawings show each
+  search.hidden = count < Number(search.dataset.from);
   search.addEventListener("input", () => {
     if (pinned) pin(pinned);
     const wanted = search.value.trim().toLowerCase();
     const found = named.filter((n) => nameOf(n).includes(wanted));
     light(wanted ? new Set(found.flatMap((n) => [...about.get(n)])) : null);
-    if (wanted && found.length) found[0].scrollIntoView({ block: "center", inline: "nearest" });
+    const first = found.find((n) => n.getClientRects().length); // of the drawing that is shown
+    if (wanted && first) first.scrollIntoView({ block: "center", inline: "nearest" });
   });
   panel.hidden = false;
 }

@@ -1,7 +1,8 @@
 """What a drawing of the compiled graph shows: parameters, operators, states, and the links between.
 
 Parameters are on the left, the operators that consume them in the middle, state groups on the
-right. A solid link is in the gradient, a dashed one is left out of it. Renderers read nothing else.
+right, and below these what needs no memory. A solid link is in the gradient, a dashed one is left
+out of it. Renderers read nothing else.
 """
 
 from __future__ import annotations
@@ -18,31 +19,34 @@ from ._skeleton import skeleton
 
 
 class Standing(Enum):
-    """How a parameter stands, how bad that is, its colour in a terminal, and what it means."""
+    """How a parameter stands, also in brief, how bad that is, its colour in a terminal, and what it
+    means."""
 
     # fmt: off
-    EXACT = ("trace, exact", 1, "32",
+    EXACT = ("trace, exact", "exact", 1, "32",
              "has memory; its gradient is that of back-propagation through time")
-    APPROXIMATE = ("trace, not exact", 3, "33",
+    APPROXIMATE = ("trace, not exact", "not exact", 3, "33",
                    "has memory; the dashed links are left out, or the trace is approximated")
-    STEP = "within-step, exact", 2, "34", "needs no memory: it reaches no state"
-    SHORT = ("within-step, not exact", 4, "35",
+    STEP = "within-step, exact", "step, exact", 2, "34", "needs no memory: it reaches no state"
+    SHORT = ("within-step, not exact", "step, not exact", 4, "35",
              "the gradient of the step alone, which leaves something out")
-    SILENT = ("no gradient arrives", 5, "31",
+    SILENT = ("no gradient arrives", "no gradient", 5, "31",
               "it never learns: no path from it to what the step returns is kept")
-    UNTOUCHED = "untouched", 0, "90", "nothing the step computes depends on it"
+    UNTOUCHED = "untouched", "untouched", 0, "90", "nothing the step computes depends on it"
     # fmt: on
 
-    def __init__(self, label: str, severity: int, colour: str, meaning: str):
-        self.label, self.severity, self.colour, self.meaning = label, severity, colour, meaning
+    def __init__(self, label: str, brief: str, severity: int, colour: str, meaning: str):
+        self.label, self.brief, self.severity = label, brief, severity
+        self.colour, self.meaning = colour, meaning
 
 
 class Column(IntEnum):
-    """From left to right."""
+    """From left to right; STEP, what ends without memory, is below the states."""
 
     PARAMETER = 0
     OPERATOR = 1
     STATE = 2
+    STEP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,12 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing of a compiled graph."""
+    """A drawing of a compiled graph; `title` names the rule and the model."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     counts: Mapping[Standing, int]
+    title: str = ""
 
     @property
     def summary(self) -> str:
@@ -126,6 +131,7 @@ def draw(
     parameters: Mapping[Path, ParameterReport],
     groups: Sequence[tuple[int, Sequence[Path]]],
     uses: Sequence[Use],
+    title: str = "",
 ) -> Picture:
     """The drawing of the reports on the parameters."""
     drawing = _Drawing(parameters, groups, uses)
@@ -139,6 +145,7 @@ def draw(
         tuple(drawing.nodes()),
         tuple(drawing.edges()),
         {s: standings.count(s) for s in Standing},
+        title,
     )
 
 
@@ -217,7 +224,7 @@ class _Drawing:
             yield Node(f"g{i}", Column.STATE, states, f"group {i}", text)
         if "step" in ends:
             text = "Within the step: the gradient of one step alone, by reverse mode; no trace."
-            yield Node("step", Column.STATE, ("within the step",), "no trace", text)
+            yield Node("step", Column.STEP, ("within the step",), "no trace", text)
 
     def edges(self) -> Iterable[Edge]:
         for (source, target, left_out), about in self.links.items():

@@ -50,8 +50,9 @@ class CompilationReport:
         uses: Sequence[Use] = (),
         rule: str = "",
         advise: Advise | None = None,
+        model: str = "",
     ):
-        self.rule, self._advise = rule, advise
+        self.rule, self.model, self._advise = rule, model, advise
         self.parameters = dict(parameters or {})
         self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
         self.etrace_weights = [
@@ -135,7 +136,8 @@ class CompilationReport:
     @property
     def picture(self) -> Picture:
         """What a drawing of the graph shows, as data."""
-        return draw(self.parameters, self.hidden_groups, self._uses)
+        title = " of ".join(filter(None, [self.rule, self.model]))
+        return draw(self.parameters, self.hidden_groups, self._uses, title)
 
     def draw(self, *, file: TextIO | None = None, color: bool | None = None) -> None:
         """Print which parameter reaches which states through which operator.
@@ -152,7 +154,8 @@ class CompilationReport:
         """The graph as a drawing: a web page that needs nothing besides itself.
 
         Parameters are coloured by how they are learned, dashed links are left out of the gradient.
-        Point at a box to follow it and to read its part of the report; click to keep it.
+        Point at a box, or tap it, to follow it and to read its part of the report; a click keeps
+        it. On a phone the drawing is a narrow one.
 
         Args:
             path: a file to write the page to; written whole or not at all.

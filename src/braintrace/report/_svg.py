@@ -8,10 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from .._errors import error
-from ._layout import LINE, PAD, Box, Curve, Layout, place
+from ._layout import LINE, NARROW, WIDE, Box, Curve, Form, Layout, place
 from ._picture import Picture, Standing
 
-_HEADS = ("parameters", "operators", "states")
 # The browser is told to load nothing: what is not in the page is not there.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 SEARCHABLE = 12  # parameters from which on a search box helps
@@ -30,16 +29,19 @@ def fragment(picture: Picture, name: str) -> str:
         [
             f'<div class="braintrace-picture" id="{name}">',
             f"<style>{style}</style>",
+            *([f'<p class="title">{escape(picture.title)}</p>'] if picture.title else []),
             f'<p class="summary">{escape(picture.summary)}</p>',
             _legend(picture),
             '<input class="search" type="search" placeholder="find a parameter" '
             f'aria-label="find a parameter" hidden data-from="{SEARCHABLE}">',
             '<div class="beside">',
             '<div class="scroll" tabindex="0" role="region" aria-label="drawing of the graph">',
-            svg(picture),
+            svg(picture, WIDE),
+            svg(picture, NARROW),
             "</div>",
             '<aside class="panel" aria-live="polite" hidden>',
-            '<p class="hint">Point at a box to see what it is about; click to keep it.</p>',
+            '<p class="hint">Point at a box, or tap it, to see what it is about; '
+            "a click keeps it.</p>",
             "<pre></pre></aside>",
             "</div>",
             _in_words(picture),
@@ -49,36 +51,38 @@ def fragment(picture: Picture, name: str) -> str:
     )
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: Picture, form: Form) -> str:
     """The drawing alone."""
-    layout = place(picture)
+    layout = place(picture, form)
     size = f'width="{layout.width:.0f}" height="{layout.height:.0f}"'
     label = escape(picture.summary, quote=True)
-    heads = zip(layout.columns, _HEADS, strict=True)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="{form.name}" {size} '
             f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" role="group" '
             f'aria-label="{label}">',
-            *(f'<text class="head" x="{x:.1f}" y="20">{head}</text>' for x, head in heads),
-            *(_curve(c) for c in sorted(layout.curves, key=lambda c: not c.edge.left_out)),
-            *(_box(b, layout) for b in layout.boxes),
+            *(f'<text class="head" x="{x:.1f}" y="{y:.1f}">{t}</text>' for x, y, t in layout.heads),
+            *(
+                _curve(c, form.between / WIDE.between)
+                for c in sorted(layout.curves, key=lambda c: not c.edge.left_out)
+            ),
+            *(_box(b, layout, form) for b in layout.boxes),
             "</svg>",
         ]
     )
 
 
-def _box(box: Box, layout: Layout) -> str:
+def _box(box: Box, layout: Layout, form: Form) -> str:
     node = box.node
     links = [c.edge for c in layout.curves if node.key in (c.edge.source, c.edge.target)]
     about = [k for link in links for k in link.parameters]
     keys = " ".join(dict.fromkeys([*([node.key] if node.standing else []), *about]))
-    kind = node.standing.name.lower() if node.standing else node.column.name.lower()
-    x = box.x + PAD + 6
+    kind = f" {node.standing.name.lower()}" if node.standing else ""
+    x = box.x + form.pad + 6
     label = escape(f"{', '.join(node.lines)}: {node.note}", quote=True)
     out = [
-        f'<g class="node {kind}" tabindex="0" role="button" aria-pressed="false" '
-        f'data-about="{keys}" data-words="{box.words}" aria-label="{label}">',
+        f'<g class="node{kind}" tabindex="0" role="button" aria-pressed="false" '
+        f'data-about="{keys}" data-words="{node.key}" aria-label="{label}">',
         f"<title>{label}</title>",
         f'<rect class="box" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
         f'height="{box.height:.1f}" rx="6"/>',
@@ -88,21 +92,22 @@ def _box(box: Box, layout: Layout) -> str:
             f'<rect class="bar" x="{box.x:.1f}" y="{box.y:.1f}" width="6" '
             f'height="{box.height:.1f}" rx="3"/>'
         )
-    y = box.y + PAD / 2 + LINE - 4
+    y = box.y + 1.5 + LINE
     for line in box.lines:
         out.append(f'<text class="line" x="{x:.1f}" y="{y:.1f}">{escape(line)}</text>')
         y += LINE
-    out.append(f'<text class="note" x="{x:.1f}" y="{y - 1:.1f}">{escape(box.note)}</text></g>')
-    return "".join(out)
+    if box.note:
+        out.append(f'<text class="note" x="{x:.1f}" y="{y - 1:.1f}">{escape(box.note)}</text>')
+    return "".join([*out, "</g>"])
 
 
-def _curve(curve: Curve) -> str:
+def _curve(curve: Curve, scale: float) -> str:
     edge, (x0, y0), (x1, y1) = curve.edge, curve.start, curve.end
     out, into = (1 if curve.leaves_right else -1), (-1 if curve.enters_left else 1)
     tip = x1 + into * 7  # the line ends where the head begins
-    bend = max(40.0, abs(tip - x0) / 2)
+    bend = max(40.0 * scale, abs(tip - x0) / 2)
     if out == into:  # around the side of a column
-        bend = 30.0 + min(abs(y1 - y0) / 8, 40.0)
+        bend = (30.0 + min(abs(y1 - y0) / 8, 40.0)) * scale
     path = f"M{x0:.1f} {y0:.1f}C{x0 + out * bend:.1f} {y0:.1f} {tip + into * bend:.1f} {y1:.1f} "
     path += f"{tip:.1f} {y1:.1f}"
     head = f"M{x1:.1f} {y1:.1f}l{into * 8} -4v8z"
@@ -139,7 +144,7 @@ def page(picture: Picture) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="color-scheme" content="light dark">
-<title>braintrace: the compiled graph</title>
+<title>{escape(picture.title or "the compiled graph")} · braintrace</title>
 <style>body {{ margin: 1.5rem }} @media (max-width: 600px) {{ body {{ margin: .6rem }} }}</style>
 </head>
 <body>

@@ -22,7 +22,7 @@ def tree(picture: Picture, colours: bool = False) -> str:
     """The drawing as lines of text."""
     nodes = {n.key: n for n in picture.nodes}
     blocks: list[tuple[str, list[Row]]] = []
-    for target in (n for n in picture.nodes if n.column == Column.STATE):
+    for target in (n for n in picture.nodes if n.column >= Column.STATE):
         rows: list[Row] = []
         for edge in picture.edges:
             if edge.target == target.key and nodes[edge.source].column == Column.OPERATOR:
