@@ -87,7 +87,7 @@ NAMES = """
 """.split()
 MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
-    ParameterReport PathClassification Silent Advice RuleCost Suggestion ModuleLearner
+    ParameterReport PathClassification Silent Advice RuleCost Suggestion ModuleLearner nir
 """.split()
 
 
@@ -140,7 +140,7 @@ assert pickle.loads(b"cbraintrace\\nD_RTRL\\n.") is braintrace.D_RTRL
         *(
             "import jax; jax.config.update('jax_enable_x64', True)\n"
             f"import braintrace.{package}; assert jax.config.jax_enable_x64"
-            for package in ("nn", "frontend", "learner", "show", "verify")
+            for package in ("nn", "nir", "frontend", "learner", "show", "verify")
         ),
     ],
 )
