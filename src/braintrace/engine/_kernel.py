@@ -448,11 +448,12 @@ def _on_tiles(
 def _rows(array: Array, leaf: Leaf, length: int | None = None) -> list[Array]:
     """An array as it is passed: one of (steps, units) for each value of a unit."""
     time = () if length is None else (length,)
-    apart = jnp.asarray(array, leaf.dtype).reshape((*time, prod(leaf.lead), leaf.parts))
-    parts = [apart[..., i] for i in range(leaf.parts)]
+    array = jnp.asarray(array, leaf.dtype)
+    # Taken apart before it is reshaped: the compiler then sees through a stack of slots.
+    parts = [array[(..., *index)] for index in np.ndindex(leaf.trail)]
     if leaf.dtype.kind == "c":
-        return [half for part in parts for half in (part.real, part.imag)]
-    return [part.astype(leaf.stored[0]) for part in parts]
+        parts = [half for part in parts for half in (part.real, part.imag)]
+    return [part.astype(leaf.stored[0]).reshape((*time, prod(leaf.lead))) for part in parts]
 
 
 def _shapes(leaf: Leaf, time: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
@@ -465,9 +466,11 @@ def _shapes(leaf: Leaf, time: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
 
 def _array(rows: Iterator[Array], leaf: Leaf, length: int | None = None) -> Array:
     """The inverse of `_rows`."""
+    time = () if length is None else (length,)
     parts = []
     for _ in range(leaf.parts):
-        halves = [next(rows) for _ in leaf.stored]
+        halves = [next(rows).reshape((*time, *leaf.lead)) for _ in leaf.stored]
         parts.append(lax.complex(*halves) if len(halves) == 2 else halves[0].astype(leaf.dtype))
-    array = jnp.stack(parts, -1) if len(parts) > 1 else parts[0]
-    return array.reshape(leaf.shape if length is None else (length, *leaf.shape))
+    for depth, n in enumerate(reversed(leaf.trail), 1):
+        parts = [jnp.stack(parts[i : i + n], -depth) for i in range(0, len(parts), n)]
+    return parts[0]

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Var, trace
+from .._jaxpr import Atom, Var, trace
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
 from ._evaluate import inputs_of
 from ._recurrence import StepValues, evaluate_all_steps
+from ._repeats import repeats
 from ._rule import Steps
 from ._values import Block
 
@@ -30,6 +31,14 @@ def observe(
 
     `ys` are outputs of operators that were computed before, by the number of the site.
     """
+    parts = _observed(graph, consts, inputs, ys)
+    return [Steps(x, jnp.stack(slots, -1), D) for x, slots, D in parts]
+
+
+def _observed(
+    graph: Graph, consts: Sequence[Array], inputs: Sequence[Array], ys: Mapping[int, Array] | None
+) -> list[tuple[Any, list[Array], Array]]:
+    """x, f slot by slot, and D of each relation."""
     outputs: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
     of_view: dict[int, tuple[Pushed, _States]] = {}
     for k in {0, *graph.view_of}:
@@ -41,12 +50,12 @@ def observe(
         pushed, states = of_view[k]
         x = jax.tree.map(relation.site.outward, xs[t])
         tail = _tail(graph, graph.views[k].taps[t], pushed, relation, t)
-        out.append(Steps(x, tail, states.transition(relation)))
+        out.append((x, tail, states.transition(relation)))
     return out
 
 
 def observe_block(graph: Graph, block: Block) -> list[Steps]:
-    """The same for every step of a block; a D that is the same at all of them has one entry."""
+    """The same for every step of a block, D and `slots` with one entry where they repeat."""
     path, axes = block.path, block.axes
     leaves, tree = jax.tree.flatten((axes.slices(path), path.hidden, path.others, block.ys))
     trees = []
@@ -54,7 +63,7 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
     def one(*leaves):
         slices, hidden, others, ys = jax.tree.unflatten(tree, leaves)
         now = axes.at(path, slices, hidden, others)
-        outs, out_tree = jax.tree.flatten(observe(graph, now.consts, inputs_of(graph, now), ys))
+        outs, out_tree = jax.tree.flatten(_observed(graph, now.consts, inputs_of(graph, now), ys))
         trees.append(out_tree)
         return outs
 
@@ -64,10 +73,23 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
         dict(zip(program.inputs, leaves, strict=True)),
     )
     evaluate_all_steps(program.equations, values, axes.length)
-    outs = [values.all_steps(o, axes.length) for o in program.outputs]
-    steps = jax.tree.unflatten(trees[-1], outs)
-    same = jax.tree.unflatten(trees[-1], [o not in values.timed for o in program.outputs])
-    return [s._replace(D=s.D[:1]) if t.D else s for s, t in zip(steps, same, strict=True)]
+    along = repeats(program)
+
+    def once(atom: Atom) -> Array:
+        """Without the steps, lanes and elements of y that repeat the first."""
+        own = [slice(0, 1) if i in along.get(atom, ()) else slice(None) for i in range(len(atom.shape))]
+        steps = slice(None) if atom in values.timed else slice(0, 1)
+        return values.all_steps(atom, axes.length)[(steps, *own)]
+
+    out = []
+    parts = jax.tree.unflatten(trees[-1], program.outputs)
+    for r, (x, slots, D) in zip(graph.relations, parts, strict=True):
+        x, f = jax.tree.map(lambda a: values.all_steps(a, axes.length), (x, slots))
+        few = r.slots.table is None and r.site.iterations is None
+        own = tuple(map(once, slots)) if few else None
+        steps = Steps(x, jnp.stack(f, -1), once(D), slots=own)
+        out.append(steps)
+    return out
 
 
 def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:
@@ -175,8 +197,8 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
 
 def _tail(
     graph: Graph, tap: TapPattern, pushed: Pushed, relation: HiddenParamOpRelation, t: int
-) -> Array:
-    """f, with an axis of iterations first where the operator has them."""
+) -> list[Array]:
+    """f slot by slot, with an axis of iterations first where the operator has them."""
     parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
     entries, offsets = graph.tangent.entries, graph.influence.offsets
     derivatives: dict[tuple[int, int, bool], Derivative] = {}
@@ -208,11 +230,10 @@ def _tail(
                 terms.append(jax.vmap(read)(derivatives[p, i, True][0]))
         return _total(terms, slots, site.iterations)
 
-    def stacked(part: int) -> Array:
-        return jnp.stack([picked(k, part) for k in range(slots.width)], -1)
-
+    if len(parts) == 1:
+        return [picked(k, 0) for k in range(slots.width)]
     # A slot is real; its derivative by a complex y is the covector d/d(re) - i d/d(im).
-    return jax.lax.complex(stacked(0), -stacked(1)) if len(parts) == 2 else stacked(0)
+    return [jax.lax.complex(picked(k, 0), -picked(k, 1)) for k in range(slots.width)]
 
 
 def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Array]) -> list[Array]:

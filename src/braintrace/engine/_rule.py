@@ -33,15 +33,17 @@ class Steps(NamedTuple):
     """What one relation did in a block of steps; `own` is what the rule prepared from it.
 
     `x` is what was recorded of its operator (see `Operator.recorded`). `D` is the kept Jacobian
-    between the slots of an output element, (*lanes, *y, K, K), with a single entry along the steps
-    where it is the same at all of them; `f` the derivative of the slots by
-    the output, (*lanes, *y, K), with an axis of iterations first where the operator has them.
+    between the slots of an output element, (*lanes, *y, K, K), with a single entry along axes (and
+    steps) where it repeats; `f` the derivative of the slots by the output, (*lanes, *y, K), with an
+    axis of iterations first where the operator has them. `slots` are the parts of `f`, (*lanes, *y),
+    with a single entry where they repeat; None where there are many.
     """
 
     x: Any
     f: Array
     D: Array
     own: Any = None
+    slots: tuple[Array, ...] | None = None
 
 
 class Signals(NamedTuple):

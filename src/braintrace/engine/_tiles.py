@@ -263,6 +263,13 @@ class Tiles:
             raise Refused.at(eqn, "moves units")
         return [Value(np.concatenate([v.parts for v in values], at), lead > 0)]
 
+    def _stack(self, eqn: Equation, values: list[Value]) -> list[Value]:
+        lead = self.axes if any(v.unit for v in values) else 0
+        at = eqn.params["axis"] - lead
+        if at < 0:
+            raise Refused.at(eqn, "moves units")
+        return [Value(np.stack([v.parts for v in values], at), lead > 0)]
+
     def _parted(self, eqn: Equation, values: list[Value]) -> list[Value]:
         (value,) = values
         lead = self._lead(eqn, value)
@@ -294,6 +301,7 @@ _MOVES: dict[str, Callable[[Tiles, Equation, list[Value]], list[Value]]] = {
     "slice": Tiles._slice,
     "transpose": Tiles._transpose,
     "concatenate": Tiles._concatenate,
+    "stack": Tiles._stack,
     "split": Tiles._parted,
 }
 

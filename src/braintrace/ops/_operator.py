@@ -401,6 +401,12 @@ class Operator:
         """Shape of a weight's trace: free positions, then the weight."""
         return self.free_shape(key) + tuple(self.shapes[key].shape)
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether trace coordinates are axes of y and of the weight: they may have size one."""
+        rules = self.primitive.rules
+        return not self.plain or (rules.spread is None and rules.sum_steps is None)
+
     def spread(self, key: str, values: Array, lead: int = 0) -> Array:
         """Take values at output elements, (*lead, *y, *rest), to trace coordinates.
 

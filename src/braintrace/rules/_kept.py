@@ -19,7 +19,7 @@ def leak(decay: float) -> Kept:
 
     def kept(r: Relation, steps: Steps) -> Steps:
         one = decay * jnp.eye(steps.D.shape[-1], dtype=steps.D.dtype)
-        return steps._replace(D=jnp.broadcast_to(one, steps.D.shape))
+        return steps._replace(D=one.reshape((1,) * (steps.D.ndim - 2) + one.shape))
 
     return kept
 
@@ -34,7 +34,8 @@ def filtered(kept: Kept | None, kappa: float) -> Kept:
         upper = jnp.concatenate([D, jnp.zeros_like(D)], -1)
         lower = jnp.concatenate([D, stay], -1)
         wide = jnp.concatenate([upper, lower], -2)
-        return steps._replace(D=wide, f=jnp.concatenate([f, f], -1))
+        slots = None if steps.slots is None else 2 * steps.slots
+        return steps._replace(D=wide, f=jnp.concatenate([f, f], -1), slots=slots)
 
     return both
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ..engine import Signals, kernels_allowed, mix
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
-from ._relation_rule import Blocks
+from ._relation_rule import Blocks, RelationBlock
 
 
 def space(r: Relation) -> tuple:
@@ -24,9 +25,15 @@ def space(r: Relation) -> tuple:
 
 def _shaped(array: Array, old: Relation, new: Relation, behind: int) -> Array:
     """An array at the slots of one relation in the shape of another one's, of the same space."""
-    front = array.ndim - behind - len(old.slots.shape)
-    shape = (*array.shape[:front], *new.slots.shape, *array.shape[array.ndim - behind :])
-    return array if old.slots.shape == new.slots.shape else array.reshape(shape)
+    before, after = old.slots.shape, new.slots.shape
+    if before == after:
+        return array
+    if behind:  # slot by slot: the compiler sees through a stack, but not through its reshape
+        each = [_shaped(a, old, new, behind - 1) for a in jnp.unstack(array, axis=-behind)]
+        return jnp.stack(each, -behind)
+    front = array.ndim - len(before)
+    sizes = iter([n for n, full in zip(array.shape[front:], before, strict=True) if full != 1])
+    return array.reshape((*array.shape[:front], *(1 if n == 1 else next(sizes) for n in after)))
 
 
 def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array]]:
@@ -52,7 +59,7 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
 
     def back(qs, now):
         D, lam, exits = now
-        D = [d if c is None else c for c, d in zip(same, D, strict=True)]
+        D = merged(same, D)
         qs = [q if e is None else q + e for q, e in zip(qs, exits, strict=True)]
         each = zip(qs, D, lam, few, single, strict=True)
         return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
@@ -79,53 +86,92 @@ def each_step(array: Array, every: int | None, length: int) -> Array:
 def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     """Per relation, the product of D over the block, and f of every step moved to its end.
 
-    `add_up` sums the latter over the steps for operators without an input: one entry is left.
+    `add_up` sums the latter over the steps for operators without an input: one entry is left. And
+    it may have axes of size one, along which it repeats.
     """
+    inside = kernels_allowed()  # else P of all steps is stored: products of all are faster
+    small = [inside and add_up and _repeats(b) for b in blocks]
+    out: dict[int, tuple[Array, Array]] = {}
+    for kind in (True, False):
+        numbers = [i for i, s in enumerate(small) if s is kind]
+        results = _onward([blocks[i] for i in numbers], add_up, inside, kind) if numbers else []
+        out.update(zip(numbers, results, strict=True))
+    return [out[i] for i in range(len(blocks))]
+
+
+def _repeats(b: RelationBlock) -> bool:
+    """Whether D and f are the same at all steps, and along some axis of y or lanes."""
+    r, (_, _, D, _, slots) = b.relation, b.steps
+    if slots is None or not r.operator.has_axes or any(len(a) > 1 for a in (D, *slots)):
+        return False
+    return np.broadcast_shapes(D.shape[1:-2], *(a.shape[1:] for a in slots)) != r.slots.shape
+
+
+def _onward(
+    blocks: Blocks, add_up: bool, inside: bool, small: bool
+) -> list[tuple[Array, Array]]:
     firsts = {space(b.relation): b for b in reversed(blocks)}
-    if not firsts:
-        return []
     numbers = [list(firsts).index(space(b.relation)) for b in blocks]
     of = [firsts[space(b.relation)].relation for b in blocks]
     single = [b.steps.D.shape[-1] == 1 for b in firsts.values()]
     D = [slim(b.steps.D, 2) for b in firsts.values()]
-    inside = kernels_allowed()  # else P of all steps is stored: products of all are faster
     sums = [inside and add_up and b.steps.x is None for b in blocks]
-    f = [slim(_shaped(b.steps.f, b.relation, r, 1), 1) for b, r in zip(blocks, of, strict=True)]
+    f = [_parts(b, r, inside) for b, r in zip(blocks, of, strict=True)]
+    same, varying = constant(D)
+    f_same, f_varying = zip(*map(constant, f), strict=True)
+    length = blocks[0].steps.f.shape[0]
 
     def back(carry, now):
         (ps, totals), (ds, fs) = carry, now
-        ds = [d if c is None else c for c, d in zip(same, ds, strict=True)]
+        ds = merged(same, ds)
         each = zip(ps, ds, single, strict=True)
         new = [p * d if one else times(p, d) for p, d, one in each]
         if not inside:
             return (new, totals), ps
-        vs = move(ps, fs)
+        vs = move(ps, map(merged, f_same, fs))
         totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
         return (new, totals), [None if s else v for v, s in zip(vs, sums, strict=True)]
 
     def move(ps, fs):
-        each = zip(blocks, numbers, fs, strict=True)
-        return [ps[i] * v if single[i] else moved(b.relation, ps[i], v) for b, i, v in each]
+        out = []
+        for b, i, parts in zip(blocks, numbers, fs, strict=True):
+            v = parts[0] if len(parts) == 1 else jnp.stack(jnp.broadcast_arrays(*parts), -1)
+            out.append(ps[i] * v if single[i] else moved(b.relation, ps[i], v))
+        return out
 
-    start = [
-        jnp.ones(d.shape[1:], d.dtype)
-        if s
-        else jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:])
-        for d, s in zip(D, single, strict=True)
-    ]
-    same, varying = constant(D)
-    zeros = [jnp.zeros(a.shape[1:], a.dtype) if s else None for a, s in zip(f, sums, strict=True)]
-    slices, length = (varying, f if inside else None), f[0].shape[0]
+    start, shapes = [], []
+    for i, (b, d, one) in enumerate(zip(firsts.values(), D, single, strict=True)):
+        units = d.shape[1:] if one else d.shape[1:-2]
+        if inside and b.relation.slots.table is None:
+            own = [a.shape[1:] for n, parts in zip(numbers, f, strict=True) if n == i for a in parts]
+            units = np.broadcast_shapes(units, *own) if small else b.relation.slots.shape
+        eye = jnp.ones((), d.dtype) if one else jnp.eye(d.shape[-1], dtype=d.dtype)
+        start.append(jnp.broadcast_to(eye, (*units, *eye.shape)))
+    like = jax.eval_shape(move, start, [[a[0] for a in parts] for parts in f])
+    zeros = [jnp.zeros(v.shape, v.dtype) if s else None for v, s in zip(like, sums, strict=True)]
+    slices = varying, f_varying if inside else None
     (products, totals), vs = scan(back, (start, zeros), slices, length, reverse=True)
     vs = vs if inside else jax.vmap(move)(vs, f)
     out = []
     for b, r, i, total, v in zip(blocks, of, numbers, totals, vs, strict=True):
-        both = (
-            wide(products[i], single[i], 2),
-            wide(v if total is None else total[None], single[i], 1),
-        )
-        out.append((_shaped(both[0], r, b.relation, 2), _shaped(both[1], r, b.relation, 1)))
+        product = wide(products[i], single[i], 2)
+        if r.slots.table is None:
+            product = jnp.broadcast_to(product, (*r.slots.shape, *product.shape[-2:]))
+        v = wide(v if total is None else total[None], single[i], 1)
+        out.append((_shaped(product, r, b.relation, 2), _shaped(v, r, b.relation, 1)))
     return out
+
+
+def _parts(b: RelationBlock, of: Relation, inside: bool) -> list[Array]:
+    """f slot by slot, without what repeats; for loops outside of kernels, as one array."""
+    if inside and b.steps.slots is not None:
+        return [_shaped(a, b.relation, of, 0) for a in b.steps.slots]
+    return [slim(_shaped(b.steps.f, b.relation, of, 1), 1)]
+
+
+def merged(same: Sequence[Array | None], varying: Sequence[Array | None]) -> list[Array]:
+    """The inverse of `constant`, at one step."""
+    return [v if s is None else s for s, v in zip(same, varying, strict=True)]
 
 
 def constant(D: Sequence[Array]) -> tuple[list[Array | None], list[Array | None]]:

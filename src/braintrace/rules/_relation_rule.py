@@ -103,6 +103,7 @@ def relation_rule(
         if not one_by_one or not steps:
             return run(traces, steps, fresh)
         one = lambda traces, now: (run(traces, tree_map(lambda a: a[None], now), None), None)
+        steps = [s._replace(slots=None) for s in steps]
         every = lambda s: s._replace(D=jnp.broadcast_to(s.D, (len(s.f), *s.D.shape[1:])))
         return lax.scan(one, list(traces), list(map(every, steps)))[0]
 
