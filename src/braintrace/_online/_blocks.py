@@ -16,7 +16,8 @@ from ..graph import Graph, reach
 BUDGET = 1 << 30  # bytes that the values of one block may take, on a device that does not say more
 SHARE = 8  # or this part of the memory of one that does
 MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
-LIGHT_BLOCK = 1 << 31  # on a GPU also more steps than that, while their estimate is below this
+LIGHT_BLOCK = 1 << 31  # on a GPU also more steps than that, while their estimate is below this,
+LIGHT_STEPS = 512  # or twice this and no more steps than these
 FEW_STEPS = 32  # where there is next to no trace to touch: values that stay in the cache of a CPU
 
 
@@ -45,7 +46,9 @@ def calls_per_block(
     cpu = jax.default_backend() == "cpu"
     light = cpu and nbytes(traces) < 4 * size
     steps = min(FEW_STEPS, MOST_STEPS) if light else MOST_STEPS
-    steps = steps if cpu else max(steps, LIGHT_BLOCK // size)
+    if not cpu:
+        longer = LIGHT_STEPS if LIGHT_STEPS * size <= 2 * LIGHT_BLOCK else steps
+        steps = max(longer, LIGHT_BLOCK // size)
     fits = (_budget() if budget is None else budget) // (window * size)
     if not keep and not light and count <= fits:
         return count

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from .._errors import value_error
-from .._jaxpr import Atom, Const, Equation, Program, PyTree, Var, bind, evaluate, is_traced, trace
+from .._jaxpr import Atom, Const, Equation, Program, PyTree, Var, bind, evaluate, is_traced, prune, trace
 from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
 
 Array = jax.Array
@@ -31,6 +31,10 @@ _TILE = 64  # units per program: two warps, a unit per thread
 _AHEAD = 16  # steps whose operands are loaded before they are needed, at most
 _LOADS = 64  # values that wait in registers for these steps
 _WRITTEN_OUT = 512  # operations of the steps that are written out one after another
+_FILLED = 1 << 15  # units that fill a device: of fewer, an affine loop is split over time,
+_CHUNK = 64  # into chunks of so many steps or more,
+_FEWEST_CHUNKS = 8  # if there are so many of them,
+_MOST_STATES = 4  # and a unit has no more values than these
 
 
 class Engine(Enum):
@@ -291,6 +295,7 @@ class _Plan:
     slices: list[Leaf]
     constants: list[Leaf]
     results: list[Leaf]
+    affine: bool
 
     def call(
         self,
@@ -304,27 +309,44 @@ class _Plan:
         """The states after the loop, and the results of all steps."""
         from jax.experimental import pallas as pl
 
-        operands = [
-            *(a for s, leaf in zip(states, self.states, strict=True) for a in _rows(s, leaf)),
-            *(
-                a
-                for s, leaf in zip(slices, self.slices, strict=True)
-                for a in _rows(s, leaf, length)
-            ),
-            *(a for s, leaf in zip(constants, self.constants, strict=True) for a in _rows(s, leaf)),
+        rows = lambda arrays, leaves, *time: [
+            a for s, leaf in zip(arrays, leaves, strict=True) for a in _rows(s, leaf, *time)
         ]
-        shapes = [s for leaf in self.states for s in _shapes(leaf, ())]
-        shapes += [s for leaf in self.results for s in _shapes(leaf, (length,))]
-        kernel = lambda *refs: self._kernel(pl.program_id(0), refs, length, reverse)
-        grid = (-(-prod(self.units) // self.tile),)
+        read = [*rows(slices, self.slices, length), *rows(constants, self.constants)]
+        chunks = self._chunks(length)
+        grid = (-(-prod(self.units) // self.tile), chunks)
         how = {"interpret": True} if interpret else _compiled(self.tile)
-        call = pl.pallas_call(kernel, shapes, grid=grid, name="loop_over_time", **how)
-        outs = iter(call(*operands))
-        after = [_array(outs, leaf) for leaf in self.states]
+
+        def run(local: bool, operands: Sequence[Array], shapes: Sequence[Any]) -> list[Array]:
+            def kernel(*refs):
+                at = _Place(pl.program_id(0), pl.program_id(1), chunks, length, reverse)
+                self._kernel(at, refs, local)
+
+            call = pl.pallas_call(kernel, shapes, grid=grid, name="loop_over_time", **how)
+            return call(*operands)
+
+        ends = [s for leaf in self.states for s in _shapes(leaf, (chunks,))]
+        results = [s for leaf in self.results for s in _shapes(leaf, (length,))]
+        maps = run(True, read, ends * (1 + len(ends))) if chunks > 1 else []
+        outs = iter(run(False, [*rows(states, self.states), *maps, *read], [*ends, *results]))
+        after = [_array(outs, leaf, chunks)[-1] for leaf in self.states]
         return after + [_array(outs, leaf, length) for leaf in self.results]
 
-    def _kernel(self, program: Array, refs: Sequence[Any], length: int, reverse: bool) -> None:
-        unit = program * self.tile + lax.iota(np.int32, self.tile)
+    def _chunks(self, length: int) -> int:
+        """In how many chunks of time the units are run side by side, to fill the device."""
+        most = min(length // _CHUNK, _FILLED // prod(self.units))
+        # Every step is taken twice. All chunks have the same number of them.
+        if most < _FEWEST_CHUNKS or not self.affine:
+            return 1
+        chunks = next(n for n in range(most, 0, -1) if length % n == 0)
+        return chunks if chunks >= _FEWEST_CHUNKS else 1
+
+    def _kernel(self, here: _Place, refs: Sequence[Any], local: bool) -> None:
+        """The steps of a chunk; `local` only finds what they make of its first states.
+
+        That is an affine map: where zeros end, and the columns of a matrix.
+        """
+        unit = here.program * self.tile + lax.iota(np.int32, self.tile)
         if prod(self.units) % self.tile:  # the last one is computed more than once, to the same
             unit = jnp.minimum(unit, prod(self.units) - 1)
 
@@ -338,30 +360,42 @@ class _Plan:
                     out = out * n + unit // prod(self.units[i + 1 :]) % n
             return out
 
-        def places(refs: Iterator[Any], leaves: Sequence[Leaf]) -> list[tuple[Any, Any]]:
+        def places(leaves: Sequence[Leaf]) -> list[tuple[Any, Any]]:
             """References and columns of all parts."""
             out = []
             for leaf in leaves:
                 at = row(leaf.lead) if leaf.unit else 0
-                out += [(next(refs), at) for _ in range(leaf.parts) for _ in leaf.stored]
+                out += [(next(items), at) for _ in range(leaf.parts) for _ in leaf.stored]
             return out
 
-        items = iter(refs)
-        leaves = (self.states, self.slices, self.constants, self.states, self.results)
-        starts, slices, constants, ends, results = (places(items, kind) for kind in leaves)
+        items, chunk, length = iter(refs), here.chunk, here.length // here.chunks
+        dtypes = [d for leaf in self.states for _ in range(leaf.parts) for d in leaf.stored]
+        n = len(dtypes)
+        starts = [] if local else places(self.states)
+        split = here.chunks > 1 and not local
+        maps = [places(self.states) for _ in range(1 + n)] if split else []
+        slices, constants = places(self.slices), places(self.constants)
+        ends = [p for _ in range(1 + n if local else 1) for p in places(self.states)]
+        results = [] if local else places(self.results)
         fixed = [ref[at] for ref, at in constants]
-        when = lambda t: length - 1 - t if reverse else t
-        load = lambda t: tuple(ref[when(t), at] for ref, at in slices)
+        load = lambda t: tuple(ref[here.when(t), at] for ref, at in slices)
+        step = prune(self.step, self.step.outputs[:n]) if local else self.step
 
         def one(t: Any, state: tuple, now: tuple) -> tuple:
-            out = evaluate(self.step, self.numbers, [*state, *now, *fixed])
-            for (ref, at), value in zip(results, out[len(state) :], strict=True):
-                ref[when(t), at] = value
-            return tuple(out[: len(state)])
+            advance = lambda *state: evaluate(step, self.numbers, [*state, *now, *fixed])
+            if local:
+                zero, *columns = (state[i : i + n] for i in range(0, len(state), n))
+                pushed = [jax.jvp(advance, zero, c) for c in columns]
+                return tuple(v for part in (pushed[0][0], *(c for _, c in pushed)) for v in part)
+            out = advance(*state)
+            for (ref, at), value in zip(results, out[n:], strict=True):
+                ref[here.when(t), at] = value
+            return tuple(out[:n])
 
         # Memory answers after hundreds of cycles: the next steps are loaded while these run.
         ahead = max(1, min(_AHEAD, _LOADS // max(1, len(slices)), length))
-        ahead = max(1, min(ahead, _WRITTEN_OUT // max(1, len(self.step.equations))))
+        size = len(step.equations) * (1 + n if local else 1)
+        ahead = max(1, min(ahead, _WRITTEN_OUT // max(1, size)))
         several, rest = divmod(length, ahead)
         first = lambda k: np.int32(ahead) * k
 
@@ -373,14 +407,62 @@ class _Plan:
                 state = one(first(k) + u, state, now[u])
             return state, later
 
-        state = tuple(ref[at] for ref, at in starts)
+        def mapped(i: Any, state: tuple) -> tuple:
+            """The states after a chunk."""
+            end, *columns = ([ref[i, at] for ref, at in part] for part in maps)
+            # What overflows in a chunk is nothing to a state of zero.
+            moved = [
+                [jnp.where(s == 0, s, a * s) for a in c]
+                for c, s in zip(columns, state, strict=True)
+            ]
+            return tuple(sum(terms[1:], terms[0]) for terms in zip(end, *moved, strict=True))
+
+        if local:
+            unit_of = lambda j, i: jnp.full(self.tile, float(i == j), dtypes[i])
+            state = tuple(unit_of(j, i) for j in range(-1, n) for i in range(n))
+        else:
+            state = tuple(ref[at] for ref, at in starts)
+        if split:
+            state = lax.fori_loop(np.int32(0), chunk, mapped, state)
         begin = (state, tuple(load(u) for u in range(ahead)))
         state, _ = lax.fori_loop(np.int32(0), np.int32(several), steps, begin)
         if rest:
             last = lambda t, state: one(t, state, load(t))
             state = lax.fori_loop(np.int32(length - rest), np.int32(length), last, state)
         for (ref, at), value in zip(ends, state, strict=True):
-            ref[at] = value
+            ref[chunk, at] = value
+
+
+class _Place(NamedTuple):
+    """A program of a kernel: its tile of units, and its chunk of time."""
+
+    program: Array
+    chunk: Array
+    chunks: int
+    length: int
+    reverse: bool
+
+    def when(self, t: Any) -> Any:
+        """The number of a step of the chunk among all."""
+        t = t if self.chunks == 1 else self.chunk * np.int32(self.length // self.chunks) + t
+        return self.length - 1 - t if self.reverse else t
+
+
+def _is_affine(step: Program, n: int) -> bool:
+    """Whether the first `n` outputs of a step on tiles are affine in its first `n` inputs."""
+    degree: dict[Atom, int] = dict.fromkeys(step.inputs[:n], 1)
+    for eqn in step.equations:
+        each = [degree.get(a, 0) for a in eqn.inputs]
+        if eqn.name == "mul":
+            total = sum(each)
+        elif eqn.name in ("add", "sub", "add_any", "neg", "broadcast_in_dim") or (
+            eqn.name in ("div", "select_n") and not each[eqn.name == "div"]
+        ):
+            total = max(each)
+        else:
+            total = 2 * max(each, default=0)
+        degree |= dict.fromkeys(eqn.outputs, total)
+    return all(degree.get(o, 0) <= 1 for o in step.outputs[:n])
 
 
 def _compiled(tile: int) -> dict[str, Any]:
@@ -442,7 +524,10 @@ def _on_tiles(
     tiles, consts = trace(step, *shapes)
     check(tiles)
     numbers = tuple(np.asarray(c)[()] for c in consts)
-    return _Plan(part, tiles, numbers, units, tile, *leaves)
+    n = sum(leaf.parts * len(leaf.stored) for leaf in entries[0])
+    whole = all(leaf.lead == units and leaf.dtype.kind in "fc" for leaf in entries[0])
+    affine = whole and 0 < n <= _MOST_STATES and _is_affine(tiles, n)
+    return _Plan(part, tiles, numbers, units, tile, *leaves, affine)
 
 
 def _rows(array: Array, leaf: Leaf, length: int | None = None) -> list[Array]:
