@@ -1,6 +1,7 @@
 """Loops over time as kernels, interpreted on the CPU: the same numbers as `lax.scan`."""
 
 import re
+from functools import partial
 
 import brainstate
 import jax
@@ -59,6 +60,10 @@ def rotating(h, x):
     return jnp.where(h.real > 2, 0, h), h.imag
 
 
+def turning(h, x):
+    return C / (1 + jnp.abs(C)) * h + x, (h * jnp.conj(h)).real
+
+
 def substeps(h, x):
     return lax.fori_loop(0, 3, lambda i, h: h + 0.1 * i * (jnp.sin(x) - h), h), ()
 
@@ -94,6 +99,29 @@ def test_a_kernel_equals_a_scan(name):
     run = recorded(lambda *a: scan_time(body, *a, T, reverse=reverse), Engine.KERNEL)
     assert_close(run(carry, xs), lax.scan(body, carry, xs, T, reverse=reverse))
     assert [(loop.steps, loop.reason) for loop in run.loops] == [(T, None)]
+
+
+def test_affine_loops_of_few_units_are_split_over_time(monkeypatch):
+    length = 24
+    x, D = draw(length, B, N), draw(length, B, N, 2, 2)
+    moved = lambda q, now: (now[1] + (now[0] * q[..., None, :]).sum(-1), q)
+    bodies = [  # chunks, whether from behind, the loop
+        (6, False, gated, draw(B, N), x),
+        (6, True, moved, draw(B, N, 2), (D, D[..., 0])),
+        (6, False, turning, draw(B, N) + 0j, x + 1j * x[::-1]),
+        (6, False, lambda h, x: (x * h, h), jnp.zeros((B, N)), 1e160 + x),  # overflows in a chunk
+        (1, True, lambda h, x: (jnp.where(h == 0, 0, x * h), h), draw(B, N), x),
+    ]
+    count, chunks = _kernel._Plan._chunks, []
+    monkeypatch.setattr(
+        _kernel._Plan, "_chunks", lambda plan, n: chunks.append(count(plan, n)) or chunks[-1]
+    )
+    for name, value in (("_CHUNK", 4), ("_FILLED", 64), ("_FEWEST_CHUNKS", 2)):
+        monkeypatch.setattr(_kernel, name, value)
+    for _, reverse, *loop in bodies:
+        run = recorded(partial(scan_time, length=length, reverse=reverse), Engine.KERNEL)
+        assert_close(run(*loop), lax.scan(*loop, length, reverse=reverse))
+    assert chunks == [b[0] for b in bodies]
 
 
 REFUSED = {
@@ -163,6 +191,32 @@ def test_gradient_of_a_model_with_kernels_is_that_of_bptt():
     more = [n.grad(loss, block_size=4)(PARAMS, carry, XS, YS)[0] for n in (net, plain)]
     assert_close(*more)
     assert {loop.reason for loop in plain.last_run.loops} == {"engine='scan'"}
+
+
+def turned(params, state, x):
+    """Two slots per unit; D, and f of the products, repeat along steps and samples."""
+    a = params["a"]
+    u = x @ params["w"], x @ params["g"]
+    re, im = (a[0] * state[0] - a[1] * state[1], a[1] * state[0] + a[0] * state[1])
+    re, im = re + params["decay"] * u[0], im + params["decay"] * u[1]
+    return (re, im), re * im
+
+
+def test_what_repeats_is_not_stored_for_every_step_and_sample():
+    params = {**PARAMS, "a": 0.5 * draw(2, N)}
+
+    def bptt(params):
+        out = lax.scan(lambda h, x: turned(params, h, x), START, XS)[1]
+        return jax.vmap(loss)(out, YS).sum()
+
+    net = braintrace.online(turned, "d_rtrl", engine="kernel")
+    carry = net.init(params, START, XS[0])
+    gradient = lambda params: net.grad(loss, block_size=3)(params, carry, XS, YS)[0]
+    assert_close(gradient(params), jax.grad(bptt)(params))
+    assert {loop.reason for loop in net.last_run.loops} == {None}
+    program = str(jax.make_jaxpr(gradient)(params))
+    # The states, q, and what traces grow by: one kernel of the units alone, one of all samples.
+    assert program.count("pallas_call[") == 4
 
 
 def test_reverse_passes_of_the_user_run_by_the_same_engine():

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import braintrace
+from braintrace._jaxpr import trace
 from braintrace.engine import Block, TimeAxes, Values, observe_block
+from braintrace.engine._repeats import repeats
 from braintrace.rules import otpe
 
 T, B, I, N = 6, 2, 2, 3
@@ -24,8 +26,34 @@ def gated(w, h, x):
     return h, h
 
 
-def test_a_transition_that_is_the_same_at_all_steps_has_one_entry():
-    for step, entries in ((leaky, 1), (gated, T)):
+REPEATS = {
+    "broadcast": (lambda v: jnp.broadcast_to(v, (B, N)), {0}),
+    "one varies": (lambda v: jnp.broadcast_to(v, (B, N)) * H, set()),
+    "literal": (lambda v: 2.0 * jnp.broadcast_to(v, (B, N)), {0}),
+    "size one": (lambda v: v[None] + jnp.ones((B, 1)), {0}),
+    "behind": (lambda v: jnp.broadcast_to(v[:, None], (N, B)), {1}),
+    "reshape": (lambda v: jnp.broadcast_to(v, (B, N)).reshape(B, 1, N), {0}),
+    "joined by reshape": (lambda v: jnp.broadcast_to(v, (B, N)).reshape(B * N), set()),
+    "stack": (lambda v: jnp.stack(2 * [jnp.broadcast_to(v, (B, N))], 0), {1}),
+    "concatenate": (lambda v: jnp.concatenate(2 * [jnp.broadcast_to(v, (B, N))], 0), set()),
+    "moved": (lambda v: jnp.cumsum(jnp.broadcast_to(v, (B, N)), 0), set()),
+}
+
+
+def test_axes_along_which_a_value_repeats():
+    values = jnp.arange(1.0, N + 1)
+    for name, (function, expected) in REPEATS.items():
+        program, _ = trace(function, values)
+        assert repeats(program).get(program.outputs[0], set()) == expected, name
+        array = function(values)
+        for axis in expected:
+            np.testing.assert_array_equal(
+                array, jnp.take(array, jnp.zeros(array.shape[axis], int), axis)
+            )
+
+
+def test_a_transition_has_one_entry_where_it_repeats():
+    for step, entries in ((leaky, (1, 1, 1)), (gated, (T, B, 1))):
         net = braintrace.online(step)
         net.init(W, H, XS[0])
         plan = net._compiled()
@@ -33,7 +61,8 @@ def test_a_transition_that_is_the_same_at_all_steps_has_one_entry():
         axes = TimeAxes(T, tuple(False for _ in plan.consts), (True,), None)
         block = Block(Values(plan.consts, (XS,), (W,), hidden, ()), axes, {})
         (steps,) = observe_block(plan.graph, block)
-        assert steps.D.shape == (entries, B, N, 1, 1) and steps.f.shape == (T, B, N, 1)
+        assert steps.D.shape == (*entries, 1, 1) and steps.f.shape == (T, B, N, 1)
+        assert [f.shape for f in steps.slots] == [(1, 1, 1)]
         expected = 0.9 if step is leaky else jax.nn.sigmoid(XS[..., :1])
         np.testing.assert_allclose(
             steps.D[..., 0, 0] + jnp.zeros_like(steps.f[..., 0]), expected * jnp.ones((T, B, N))

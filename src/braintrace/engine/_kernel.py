@@ -22,7 +22,19 @@ import numpy as np
 from jax import lax
 
 from .._errors import value_error
-from .._jaxpr import Atom, Const, Equation, Program, PyTree, Var, bind, evaluate, is_traced, prune, trace
+from .._jaxpr import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    PyTree,
+    Var,
+    bind,
+    evaluate,
+    is_traced,
+    prune,
+    trace,
+)
 from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
 
 Array = jax.Array
@@ -422,10 +434,10 @@ class _Plan:
             state = tuple(unit_of(j, i) for j in range(-1, n) for i in range(n))
         else:
             state = tuple(ref[at] for ref, at in starts)
+        now = tuple(load(u) for u in range(ahead))
         if split:
             state = lax.fori_loop(np.int32(0), chunk, mapped, state)
-        begin = (state, tuple(load(u) for u in range(ahead)))
-        state, _ = lax.fori_loop(np.int32(0), np.int32(several), steps, begin)
+        state, _ = lax.fori_loop(np.int32(0), np.int32(several), steps, (state, now))
         if rest:
             last = lambda t, state: one(t, state, load(t))
             state = lax.fori_loop(np.int32(length - rest), np.int32(length), last, state)

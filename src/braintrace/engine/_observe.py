@@ -77,7 +77,9 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
 
     def once(atom: Atom) -> Array:
         """Without the steps, lanes and elements of y that repeat the first."""
-        own = [slice(0, 1) if i in along.get(atom, ()) else slice(None) for i in range(len(atom.shape))]
+        own = [
+            slice(0, 1) if i in along.get(atom, ()) else slice(None) for i in range(len(atom.shape))
+        ]
         steps = slice(None) if atom in values.timed else slice(0, 1)
         return values.all_steps(atom, axes.length)[(steps, *own)]
 

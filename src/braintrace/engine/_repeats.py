@@ -20,7 +20,9 @@ def repeats(program: Program) -> Repeats:
     found: Repeats = {}
     for eqn in program.equations:
         for o in eqn.outputs:
-            axes = frozenset(d for d in range(len(o.shape)) if o.shape[d] > 1 and _axis(eqn, d, found))
+            axes = frozenset(
+                d for d in range(len(o.shape)) if o.shape[d] > 1 and _axis(eqn, d, found)
+            )
             if axes:
                 found[o] = axes
     return found

@@ -35,7 +35,7 @@ class Steps(NamedTuple):
     `x` is what was recorded of its operator (see `Operator.recorded`). `D` is the kept Jacobian
     between the slots of an output element, (*lanes, *y, K, K), with a single entry along axes (and
     steps) where it repeats; `f` the derivative of the slots by the output, (*lanes, *y, K), with an
-    axis of iterations first where the operator has them. `slots` are the parts of `f`, (*lanes, *y),
+    axis of iterations first where the operator has them. `slots` are the parts of `f` along K,
     with a single entry where they repeat; None where there are many.
     """
 

@@ -178,7 +178,7 @@ class Tiles:
         if eqn.name in _IDENTITY:
             return values
         if eqn.name in ELEMENTWISE:
-            return [_elementwise(eqn, values)]
+            return [_elementwise(eqn, self._aligned(eqn, values))]
         if eqn.name in _MOVES:
             return _MOVES[eqn.name](self, eqn, values)
         if eqn.name in _SUMS:
@@ -210,6 +210,20 @@ class Tiles:
         for _ in range(length):
             carry = self._called(body.program, body.values, [*consts, *carry])
         return carry
+
+    def _aligned(self, eqn: Equation, values: list[Value]) -> list[Value]:
+        """Beside values of units, arrays without them: they must not differ along unit axes."""
+        if not any(v.unit for v in values):
+            return values
+        out = []
+        for v in values:
+            if v.unit or v.parts.ndim == 0:
+                out.append(v)
+            elif prod(v.parts.shape[: self.axes]) == 1:
+                out.append(Value(v.parts.reshape(v.parts.shape[self.axes :]), False))
+            else:
+                raise Refused.at(eqn, "is of short axes and of units")
+        return out
 
     # ---------------------------------------------------------------------- along short axes
 
@@ -264,11 +278,11 @@ class Tiles:
         return [Value(np.concatenate([v.parts for v in values], at), lead > 0)]
 
     def _stack(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        lead = self.axes if any(v.unit for v in values) else 0
-        at = eqn.params["axis"] - lead
-        if at < 0:
+        unit = values[0].unit
+        at = eqn.params["axis"] - (self.axes if unit else 0)
+        if at < 0 or any(v.unit is not unit for v in values):
             raise Refused.at(eqn, "moves units")
-        return [Value(np.stack([v.parts for v in values], at), lead > 0)]
+        return [Value(np.stack([v.parts for v in values], at), unit)]
 
     def _parted(self, eqn: Equation, values: list[Value]) -> list[Value]:
         (value,) = values

@@ -107,9 +107,7 @@ def _repeats(b: RelationBlock) -> bool:
     return np.broadcast_shapes(D.shape[1:-2], *(a.shape[1:] for a in slots)) != r.slots.shape
 
 
-def _onward(
-    blocks: Blocks, add_up: bool, inside: bool, small: bool
-) -> list[tuple[Array, Array]]:
+def _onward(blocks: Blocks, add_up: bool, inside: bool, small: bool) -> list[tuple[Array, Array]]:
     firsts = {space(b.relation): b for b in reversed(blocks)}
     numbers = [list(firsts).index(space(b.relation)) for b in blocks]
     of = [firsts[space(b.relation)].relation for b in blocks]
@@ -139,11 +137,13 @@ def _onward(
             out.append(ps[i] * v if single[i] else moved(b.relation, ps[i], v))
         return out
 
-    start, shapes = [], []
+    start = []
     for i, (b, d, one) in enumerate(zip(firsts.values(), D, single, strict=True)):
         units = d.shape[1:] if one else d.shape[1:-2]
         if inside and b.relation.slots.table is None:
-            own = [a.shape[1:] for n, parts in zip(numbers, f, strict=True) if n == i for a in parts]
+            own = [
+                a.shape[1:] for n, parts in zip(numbers, f, strict=True) if n == i for a in parts
+            ]
             units = np.broadcast_shapes(units, *own) if small else b.relation.slots.shape
         eye = jnp.ones((), d.dtype) if one else jnp.eye(d.shape[-1], dtype=d.dtype)
         start.append(jnp.broadcast_to(eye, (*units, *eye.shape)))
