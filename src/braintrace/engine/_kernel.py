@@ -4,6 +4,10 @@ A step of `lax.scan` costs a GPU tens of microseconds, whatever it computes. Whe
 in a step, every program of one kernel takes its units through all steps alone. The body is traced;
 what does not depend on the loop is computed before it, and the rest is arithmetic on tiles
 (`_tiles`). Anything else stays a `lax.scan`, and the run says why.
+
+A loop of few units whose new states are affine in the old ones is split over time. A first kernel
+finds the map `h -> A h + b` of each chunk from its steps; in a second one, each chunk applies the
+maps of those before it to the first states, and goes through its steps again, with results.
 """
 
 from __future__ import annotations
@@ -311,11 +315,11 @@ class _Plan:
     numbers: tuple[Any, ...]
     units: tuple[int, ...]
     tile: int
+    affine: bool
     states: list[Leaf]
     slices: list[Leaf]
     constants: list[Leaf]
     results: list[Leaf]
-    affine: bool
 
     def call(
         self,
@@ -547,7 +551,7 @@ def _on_tiles(
     n = sum(leaf.parts * len(leaf.stored) for leaf in entries[0])
     whole = all(leaf.lead == units and leaf.dtype.kind in "fc" for leaf in entries[0])
     affine = whole and 0 < n <= _MOST_STATES and _is_affine(tiles, n)
-    return _Plan(part, tiles, numbers, units, tile, *leaves, affine)
+    return _Plan(part, tiles, numbers, units, tile, affine, *leaves)
 
 
 def _rows(array: Array, leaf: Leaf, length: int | None = None) -> list[Array]:

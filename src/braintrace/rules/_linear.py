@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +170,7 @@ def _parts(b: RelationBlock, of: Relation, inside: bool) -> list[Array]:
     return [slim(_shaped(b.steps.f, b.relation, of, 1), 1)]
 
 
-def merged(same: Sequence[Array | None], varying: Sequence[Array | None]) -> list[Array]:
+def merged(same: Sequence[Array | None], varying: Sequence[Array | None]) -> list[Any]:
     """The inverse of `constant`, at one step."""
     return [v if s is None else s for s, v in zip(same, varying, strict=True)]
 
