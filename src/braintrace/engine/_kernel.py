@@ -136,12 +136,10 @@ def scan_time(
     *,
     reverse: bool = False,
     unroll: int = 1,
-    in_kernel: tuple[Callable, PyTree] | None = None,
 ) -> tuple[Any, Any]:
     """`lax.scan`, as kernels where it can be; a single step is written out.
 
-    Nothing is differentiated through it. `in_kernel` is another body with its `xs`, of the same
-    results, that is better where it can be a kernel.
+    Nothing is differentiated through it.
     """
     if length == 1:
         carry, out = body(carry, jax.tree.map(lambda a: a[0], xs))
@@ -150,25 +148,19 @@ def scan_time(
     plain = lambda carry, xs: lax.scan(body, carry, xs, length, reverse=reverse, unroll=unroll)
     device = jax.default_backend()
     kernel, reason = None, _refusal(how.engine, device)
-    loops = [] if reason else [in_kernel, (body, xs)] if in_kernel else [(body, xs)]
-    inside = xs
-    for one, arrays in loops:
+    if reason is None:
         try:
-            kernel, inside, reason = _kernel_of(one, carry, arrays, length, reverse), arrays, None
-            break
+            kernel = _kernel_of(body, carry, xs, length, reverse)
         except Refused as refused:
             reason = str(refused)
     how.loops.append(TimeLoop(length, reason))
     if kernel is None:
         return plain(carry, xs)
-    interpreted = lambda carry, xs, inside: kernel(True, carry, inside)
+    interpreted = lambda *arrays: kernel(True, *arrays)
     if device != "gpu":
-        return interpreted(carry, xs, inside)
-    other = (
-        (lambda carry, xs, inside: plain(carry, xs)) if how.engine is Engine.AUTO else interpreted
-    )
-    compiled = lambda carry, xs, inside: kernel(False, carry, inside)
-    return lax.platform_dependent(carry, xs, inside, cuda=compiled, default=other)
+        return interpreted(carry, xs)
+    other = plain if how.engine is Engine.AUTO else interpreted
+    return lax.platform_dependent(carry, xs, cuda=lambda *a: kernel(False, *a), default=other)
 
 
 def kernels_allowed() -> bool:

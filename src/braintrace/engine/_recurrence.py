@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jaxpr import (
-    ELEMENTWISE,
     Atom,
     Const,
     DerivedPrimitive,
@@ -124,49 +123,25 @@ def _run_group(
     targets = [new for _, new in pairs]
     equations = needed(program, targets, values)
     varying = {v for v, bit in _depends(equations, dict.fromkeys(entries, 1)).items() if bit}
-    before = [e for e in equations if not varying & set(e.outputs)]
-    evaluate_all_steps(before, values, length)
+    evaluate_all_steps([e for e in equations if not varying & set(e.outputs)], values, length)
     inside = _apart([e for e in equations if varying & set(e.outputs)], varying, values, length)
     stored = [v for v in wanted if v in varying and v not in entries]
     inside = list(prune(Program((), (), tuple(inside), ()), [*targets, *stored]).equations)
     read = [*(a for e in inside for a in e.inputs), *targets]
     sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in values.timed]
 
-    def loop(equations: Sequence[Equation], sliced: Sequence[Var]) -> tuple[Any, Any]:
-        def step(carry, slices):
-            env = {**values.shared, **dict(zip(sliced, slices, strict=True))}
-            env.update(zip((v for v, _ in pairs), carry, strict=True))
-            evaluate(equations, env)
-            new = [_value(a, env) for a in targets]
-            return new, (carry, [env[v] for v in stored])
+    def step(carry, slices):
+        env = {**values.shared, **dict(zip(sliced, slices, strict=True))}
+        env.update(zip((v for v, _ in pairs), carry, strict=True))
+        evaluate(inside, env)
+        new = [_value(a, env) for a in targets]
+        return new, (carry, [env[v] for v in stored])
 
-        return step, [values.timed[v] for v in sliced]
-
-    gates, sources = _gates(before, sliced, values)
-    longer = loop([*gates, *inside], sources) if gates else None
-    step, arrays = loop(inside, sliced)
-    last, (hidden, seen) = scan_time(step, list(start), arrays, length, in_kernel=longer)
-    values.timed.update(zip((v for v, _ in pairs), hidden, strict=True))
+    arrays = [values.timed[v] for v in sliced]
+    last, (before, seen) = scan_time(step, list(start), arrays, length)
+    values.timed.update(zip((v for v, _ in pairs), before, strict=True))
     values.timed.update(zip(stored, seen, strict=True))
     return last
-
-
-def _gates(
-    equations: Sequence[Equation], targets: Sequence[Var], values: StepValues
-) -> tuple[list[Equation], list[Var]]:
-    """Element-wise equations behind the targets, and what they read, if that is no more.
-
-    A kernel computes them on its way: `gate * (x @ w)` need not be written for all steps.
-    """
-    open_, out = dict.fromkeys(targets), []
-    for eqn in reversed(equations):
-        read = [a for a in eqn.inputs if isinstance(a, Var) and a in values.timed]
-        if eqn.name in ELEMENTWISE and eqn.outputs[0] in open_ and read:
-            del open_[eqn.outputs[0]]
-            open_.update(dict.fromkeys(read))
-            out.append(eqn)
-    size = lambda variables: sum(values.timed[v].nbytes for v in variables)
-    return (out[::-1], list(open_)) if size(open_) <= size(targets) else ([], [])
 
 
 # ---------------------------------------------------------------------------- concatenated inputs
