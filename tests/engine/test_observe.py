@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import braintrace
-from braintrace._jaxpr import trace
+from braintrace._jaxpr import evaluate, trace
 from braintrace.engine import Block, TimeAxes, Values, observe_block
 from braintrace.engine._repeats import repeats
+from braintrace.engine._seeds import without_seeds
 from braintrace.rules import otpe
 
 T, B, I, N = 6, 2, 2, 3
@@ -50,6 +52,24 @@ def test_axes_along_which_a_value_repeats():
             np.testing.assert_array_equal(
                 array, jnp.take(array, jnp.zeros(array.shape[axis], int), axis)
             )
+
+
+def test_products_with_seeds_are_what_they_were_made_of():
+    def parts(re, im):
+        h = lax.complex(re, im)
+        one, zero = jnp.ones((1, N)), jnp.zeros((1, N))
+        turned = lax.complex(zero, one) * h + jnp.zeros((B, N), complex)
+        column = -turned.real.reshape(B, 1, N)
+        return [(lax.complex(one, zero) * h).imag, turned.imag, column, turned, re * zero + im]
+
+    re, im = jnp.arange(6.0).reshape(B, N), jnp.arange(6.0).reshape(B, N) - 2.5
+    program, values = trace(parts, re, im)
+    simple = without_seeds(program, values)
+    assert simple.outputs[:2] == program.inputs[::-1]
+    last = next(e for e in simple.equations if simple.outputs[2] in e.outputs)
+    assert last.name == "reshape" and last.inputs[0] is program.inputs[1]
+    for a, b in zip(parts(re, im), evaluate(simple, values, [re, im]), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_a_transition_has_one_entry_where_it_repeats():

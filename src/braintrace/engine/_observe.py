@@ -15,6 +15,7 @@ from ._evaluate import inputs_of
 from ._recurrence import StepValues, evaluate_all_steps
 from ._repeats import repeats
 from ._rule import Steps
+from ._seeds import without_seeds
 from ._values import Block
 
 Array = jax.Array
@@ -68,6 +69,7 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
         return outs
 
     program, consts = trace(one, *(jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves))
+    program = without_seeds(program, consts)
     values = StepValues(
         dict(zip(program.consts, consts, strict=True)),
         dict(zip(program.inputs, leaves, strict=True)),
