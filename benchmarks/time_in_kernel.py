@@ -147,6 +147,7 @@ class Row(NamedTuple):
 ROWS = {
     "mingru": Row(mingru, 512, 32, 4096, {"kept": 8, "dropped": 4.2, "dropped, 0.5 GB": 4.2}),
     "mingru-long": Row(mingru, 256, 16, 16384, {"kept": 10, "dropped": 6}),
+    "mingru-few": Row(mingru, 64, 4, 16384, {}),
     "lru": Row(lru, 512, 32, 4096, {"kept": 1.5, "dropped": 1.5}, True),
     "s5": Row(s5, 512, 32, 4096, {"kept": 1.5, "dropped": 1.5}, True),
     "rglru": Row(rglru, 512, 32, 4096, {"kept": 1.5, "dropped": 1.5}, True),
