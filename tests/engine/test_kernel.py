@@ -279,6 +279,7 @@ def test_blocks_of_small_steps_are_longer_on_a_gpu(monkeypatch):
     assert (sizes(1 << 10), sizes(1 << 20)) == (256, 256)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert (sizes(1 << 10), sizes(1 << 20), sizes(1 << 24)) == (1 << 14, 2048, 256)
+    assert (sizes(6 << 20), sizes(9 << 20)) == (512, 256)
 
 
 def test_an_unknown_engine_is_refused():
