@@ -38,9 +38,11 @@ MAY_IMPORT = {
     "learner": LEARNING | {"precision", "checkpoint"},
     "show": {"precision", "errors", "learner"},
     "verify": LEARNING | {"precision", "nn", "version"},
-    "cli": LEARNING | {"nn", "show", "verify", "version", "init"},
+    "tasks": {"errors"},
+    "comparison": LEARNING | {"precision", "tasks", "version"},
+    "cli": LEARNING | {"nn", "show", "verify", "tasks", "comparison", "version", "init"},
     "legacy": {"errors", "jaxpr", "ops"},
-    "public": LEARNING | {"checkpoint"} | {"nn", "nir", "show", "verify"},
+    "public": LEARNING | {"checkpoint"} | {"nn", "nir", "show", "verify", "tasks", "comparison"},
     "init": {"precision", "public", "version", "legacy"},
     "main": {"cli"},
 }
@@ -58,6 +60,7 @@ MAY_IMPORT_BRAINSTATE = {
     "nir",
     "show",
     "verify",
+    "comparison",
     "cli",
     "legacy",
 }

@@ -20,6 +20,13 @@ class NotSupportedError(Exception):
     __module__ = "braintrace"
 
 
+class MissingExtra(Exception):
+    """A package is not installed; its message names the extra that installs it."""
+
+    def __init__(self, what: str, package: str, extra: str):
+        super().__init__(f"{what} needs {package}: pip install 'braintrace[{extra}]'")
+
+
 OWN_CELL = (
     "a function of arrays or a cell of another library learns by braintrace.online(step, rule), "
     "see docs/how-to/bring-your-own-cell.md"

@@ -4,6 +4,7 @@ from . import nir as nir
 from . import nn as nn
 from . import rules as rules
 from . import show as show
+from . import tasks as tasks
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
 from ._errors import NotSupportedError as NotSupportedError

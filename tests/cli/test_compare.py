@@ -18,7 +18,7 @@ from braintrace.cli._names import RULES as NAMES
 from braintrace.cli._network import CELLS, Network
 from braintrace.cli._output import INTERRUPTED
 from braintrace.cli._rules import BASELINES, parse
-from braintrace.cli.tasks import MAKE
+from braintrace.tasks import MAKE
 
 from .test_demo import hide
 

@@ -13,7 +13,7 @@ from braintrace.cli import main
 from braintrace.cli._demo import CHOICES
 from braintrace.cli._gradient import Compiled, agreement
 from braintrace.cli._network import Network
-from braintrace.cli.tasks import Recall
+from braintrace.tasks import Recall
 
 ROWS = (
     "loss, mean of the last 3 updates (nats)",

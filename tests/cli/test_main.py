@@ -10,8 +10,8 @@ from braintrace.cli import _commands, _main, _names, main
 from braintrace.cli._names import TASKS
 from braintrace.cli._network import CELLS
 from braintrace.cli._rules import BASELINES
-from braintrace.cli.tasks import MAKE
 from braintrace.learner._compile import RULES
+from braintrace.tasks import MAKE
 
 COMMANDS = ("demo", "train", "compare", "explain", "plan", "bench")
 

@@ -9,7 +9,10 @@ import time
 from dataclasses import asdict, dataclass, field
 
 import jax
+from jax import Array
 
+from ..tasks import Batch, SequenceTask
+from ..tasks._task import ERROR
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
 from ._gradient import REFUSALS, Compiled, Job, time_in_turns
@@ -17,13 +20,11 @@ from ._network import Network
 from ._output import INTERRUPTED, save_figure, save_record
 from ._progress import progress_bar
 from ._rules import TRUNCATED, Choice, parse
-from .tasks import Array, Batch, Task
-from .tasks._task import ERROR
 
 CELL = "gru"
 
 
-class Noise(Task):
+class Noise(SequenceTask):
     """Random numbers in and out, for measures of cost: every step has a loss."""
 
     inputs, outputs = 32, 8

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from ..tasks import MAKE
 from ._commands import SEEDS
 from ._comparison import Plan, Result, Row, Seed, compare
 from ._figures import draw_compare
 from ._names import CELLS, RULES, TASKS
 from ._output import INTERRUPTED, save_figure, save_record
 from ._rules import BASELINES, DEFAULTS, parse
-from .tasks import MAKE
 
 QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1, "tests": 64, "points": 2, "rounds": 3}
 

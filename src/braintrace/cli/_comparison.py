@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..tasks import Batch, SequenceTask
 from ._gradient import REFUSALS, Compiled, Job, agreement, matching_window, time_in_turns
 from ._network import Network, Weights
 from ._progress import Bar, progress_bar, stage
 from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, Options
 from ._training import Run, Training, held_out
-from .tasks import Batch, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Plan:
     """What is trained, and how long."""
 
     name: str
-    task: Task
+    task: SequenceTask
     cell: str
     units: int
     batch: int

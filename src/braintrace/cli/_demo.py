@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import nn
+from ..tasks import Recall
 from ._commands import QUICK_UPDATES, UPDATES
 from ._figures import draw_demo
 from ._gradient import Compiled, agreement
@@ -21,7 +22,6 @@ from ._output import save_figure
 from ._progress import progress_bar, stage
 from ._rules import BPTT, Choice
 from ._training import Run, Training
-from .tasks import Recall
 
 ONLINE, REVERSE = "D-RTRL", "BPTT"
 CHOICES = (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..tasks import SequenceTask
 from ._rules import BASELINES, BPTT
-from .tasks import Task
 
 if TYPE_CHECKING:
     from ._bench import Result as BenchResult
@@ -50,7 +50,7 @@ def _losses(axes: Axes, losses: list[float], width: int, colour: str, label: str
 
 
 def draw_demo(
-    task: Task, losses: dict[str, list[float]], memory: dict[str, dict[int, float]]
+    task: SequenceTask, losses: dict[str, list[float]], memory: dict[str, dict[int, float]]
 ) -> Figure:
     """The losses of every update, and bytes by sequence length, both by name."""
     from matplotlib.ticker import NullFormatter

@@ -11,12 +11,13 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .._errors import CompilationError, NotSupportedError
 from ..learner import ETraceAlgorithm, MultiStepData, compile
+from ..tasks import Batch, SequenceTask
 from ._network import Network, Path, Weights
 from ._rules import BPTT, TRUNCATED, Choice
-from .tasks import Array, Batch, Task
 
 Program = tuple[jax.stages.Compiled, list[tuple[brainstate.State, Path | None]], list[int]]
 Gradient = Callable[[Array, Array], tuple[Weights, Array]]
@@ -33,7 +34,7 @@ class Compiled:
     """
 
     def __init__(
-        self, choice: Choice, network: Network, task: Task, size: int, carry: bool = False
+        self, choice: Choice, network: Network, task: SequenceTask, size: int, carry: bool = False
     ):
         brainstate.nn.init_all_states(network, batch_size=size)
         self.choice, self.network, self.task, self.size = choice, network, task, size
@@ -95,7 +96,7 @@ class Compiled:
         return out
 
 
-def reverse(network: Network, task: Task, window: int | None = None) -> Gradient:
+def reverse(network: Network, task: SequenceTask, window: int | None = None) -> Gradient:
     """Reverse mode in windows of some steps, default all: no gradient passes between two."""
 
     def block(xs: Array, ys: Array, mask: Array) -> tuple[Weights, Array]:
@@ -129,7 +130,7 @@ def _windows(a: Array, steps: int) -> Array:
 
 
 def online(
-    network: Network, task: Task, choice: Choice, size: int
+    network: Network, task: SequenceTask, choice: Choice, size: int
 ) -> tuple[Gradient, ETraceAlgorithm]:
     """The gradient of a rule, and its learner."""
     x = jnp.zeros((size, task.inputs))

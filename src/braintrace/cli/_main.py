@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .._errors import MissingExtra
 from .._version import __version__
 from ._commands import add_commands
-from ._parser import MissingExtra, Parser
+from ._parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

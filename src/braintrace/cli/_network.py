@@ -16,7 +16,7 @@ from jax import Array
 from .. import nn
 from ..nn._cell import Cell, OneState, join
 from ..ops import element_wise, matmul
-from .tasks import Task
+from ..tasks import SequenceTask
 
 MakeCell = Callable[[int, int, int], brainstate.nn.Module]  # (inputs, units, memory)
 Path = tuple[str, ...]
@@ -146,7 +146,7 @@ CELLS: dict[str, MakeCell] = {
 class Network(brainstate.nn.Module):
     """A cell for the length of a task, and a linear read-out; the seed is that of the weights."""
 
-    def __init__(self, cell: str | MakeCell, task: Task, units: int, seed: int):
+    def __init__(self, cell: str | MakeCell, task: SequenceTask, units: int, seed: int):
         super().__init__()
         make = CELLS[cell] if isinstance(cell, str) else cell
         with brainstate.random.seed_context(seed):

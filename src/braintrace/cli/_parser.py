@@ -16,13 +16,6 @@ BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 HIDDEN: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
 
 
-class MissingExtra(Exception):
-    """A package is not installed; its message is the error of the parser."""
-
-    def __init__(self, what: str, package: str, extra: str):
-        super().__init__(f"{what} needs {package}: pip install 'braintrace[{extra}]'")
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are short, and name what may be meant; a command has no `commands`."""
 

@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..tasks import SequenceTask
 from ._gradient import Compiled
 from ._names import TASKS
 from ._network import Network
 from ._rules import Choice
 from ._training import Run, Training, held_out
-from .tasks import Task
 
 TESTS, POINTS = 512, 20  # held-out sequences, and scores on them during training
 SETTINGS = "settings.json"  # file name
@@ -96,7 +96,7 @@ class Session(Run):
     is continued later trains on the batches it would have had.
     """
 
-    def __init__(self, settings: Settings, task: Task, choice: Choice):
+    def __init__(self, settings: Settings, task: SequenceTask, choice: Choice):
         self.settings, self.task, s = settings, task, settings
         build = lambda: Network(s.cell, task, s.units, s.seed)
         gradient = Compiled(choice, build(), task, s.batch, carry=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import brainstate
 
+from ..tasks import MAKE, SequenceTask
 from ._figures import draw_train
 from ._gradient import REFUSALS
 from ._output import save_figure, save_json, x64
@@ -22,7 +23,6 @@ from ._progress import progress_bar, stage
 from ._rules import BPTT, TRUNCATED, Choice, parse
 from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
 from ._source import Failure, Mistake, load_module
-from .tasks import MAKE, Task
 
 Hook = Callable[[int, dict[str, float]], None]
 CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
@@ -181,7 +181,7 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
     print(_result(task, record, folder))
 
 
-def _result(task: Task, record: dict[str, Any], folder: Path) -> str:
+def _result(task: SequenceTask, record: dict[str, Any], folder: Path) -> str:
     score, loss = (
         math.nan if x is None else x for x in (record["scores"][-1], record["losses"][-1])
     )

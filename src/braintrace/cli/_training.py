@@ -8,21 +8,22 @@ from typing import Any
 
 import brainstate
 import jax
+from jax import Array
 
+from .._errors import MissingExtra
+from ..tasks import Batch, SequenceTask
 from ._gradient import Compiled
 from ._network import Network, Weights
-from ._parser import MissingExtra
-from .tasks import Array, Batch, Task
 
 LARGEST = 1.0  # norm of a gradient; a larger one is scaled down
 
 
-def held_out(task: Task, count: int) -> Batch:
+def held_out(task: SequenceTask, count: int) -> Batch:
     """At most `count` held-out sequences."""
     return jax.jit(lambda: task.test(count))()
 
 
-def _scorer(network: Network, task: Task, held_out: Batch) -> Callable[[Weights], float]:
+def _scorer(network: Network, task: SequenceTask, held_out: Batch) -> Callable[[Weights], float]:
     size = held_out[0].shape[1]
     brainstate.nn.init_all_states(network, batch_size=size)
 
@@ -42,7 +43,9 @@ def _scorer(network: Network, task: Task, held_out: Batch) -> Callable[[Weights]
 class Training:
     """What all runs on a task share, compiled once; the network is used for scores only."""
 
-    def __init__(self, network: Network, task: Task, size: int, rate: float, held_out: Batch):
+    def __init__(
+        self, network: Network, task: SequenceTask, size: int, rate: float, held_out: Batch
+    ):
         try:
             import optax
         except ModuleNotFoundError as error:

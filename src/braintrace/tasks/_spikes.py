@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._task import ANSWERS, Array, Batch, Task
+from ._task import ANSWERS, Array, Batch, SequenceTask
 
 CHANNELS = 10  # per population
 ACTIVE, BACKGROUND = 0.4, 0.02  # probability of a spike per step
 
 
-class _Spikes(Task):
+class _Spikes(SequenceTask):
     inputs, outputs = 3 * CHANNELS, 2
     measure = ANSWERS
     chance = 0.5

@@ -1,4 +1,4 @@
-"""What a task is: batches of training, held-out sequences, a loss of one step and a score.
+"""What a task is: sequences to train on, held-out ones, a loss of one step and a score.
 
 Arrays are time-major: inputs (T, B, inputs), targets (T, B) of labels or (T, B, outputs) of values;
 outputs are (B, out) at a step and (T, B, out) for sequences.
@@ -9,12 +9,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 Batch = tuple[Array, Array]
+
+
+class Task(Protocol):
+    """What rules are compared on. Any object with these names is one, it need not inherit.
+
+    Sequences are pairs of inputs and targets, arrays (or pytrees of them) whose first two axes are
+    time and samples, `(T, B, ...)`; T is the same for all. What a loss needs besides a target, such
+    as the mask of sequences that were padded, is part of the targets: `(labels, mask)`.
+
+    A task may also have: `name` and `title`, for tables; `mask` (T,), the weights of the steps in
+    the loss, default 1; `metric`, what the score is called, `scale` (100 for percent) and `form`
+    (`"{:.1f}"`), how it is printed; `threshold`, a score to reach; `outputs`, the size of an
+    output, if networks are to be made for it by name.
+    """
+
+    chance: float  # the score of the best constant output on the test split
+    higher_is_better: bool
+
+    def batch(self, key: Array, size: int) -> Any:
+        """Inputs and targets of training sequences; may be compiled, the same for the same key."""
+
+    def validation(self, size: int) -> Any:
+        """At most `size` sequences for curves and the choice of settings, always the same."""
+
+    def test(self, size: int) -> Any:
+        """At most `size` sequences for the final score, always the same, in no other split."""
+
+    def loss(self, output: Any, target: Any) -> Array:
+        """The loss of one step, the mean over the samples."""
+
+    def score(self, outputs: Any, targets: Any) -> Array:
+        """The score of sequences: outputs and targets of all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +108,8 @@ NORMALISED = Measure("NRMSE", "{:.3f}", 1, False, _squared, _normalised)
 BITS = Measure("bits per character", "{:.3f}", 1, False, _cross_entropy, _bits)
 
 
-class Task:
-    """A supervised sequence task that needs memory."""
+class SequenceTask(Task):
+    """A supervised sequence task with a known measure, whose last steps count."""
 
     name: str  # as the command line has it
     shortest, longest = 1, math.inf  # steps of a sequence
@@ -84,7 +117,6 @@ class Task:
     inputs: int  # size of the input of a step
     outputs: int  # size of the read-out
     asked: int  # how many steps count in the loss, the last ones
-    chance: float  # the score of the best constant output on the held-out sequences
     title: str  # in a few words, with its sizes
 
     def __init__(self, length: int):
@@ -93,6 +125,11 @@ class Task:
         if length > self.longest:
             raise ValueError(f"{self.name} has at most {self.longest} steps.")
         self.length = length
+
+    metric = property(lambda self: self.measure.name)
+    scale = property(lambda self: self.measure.scale)
+    form = property(lambda self: self.measure.form)
+    higher_is_better = property(lambda self: self.measure.rising)  # type: ignore[assignment]
 
     @property
     def mask(self) -> Array:
@@ -105,13 +142,16 @@ class Task:
         percent = " %" if self.measure.scale == 100 else ""
         return f"chance level: {self.measure.text(self.chance)}{percent}"
 
-    def batch(self, key: Array, size: int) -> Batch:
-        """Inputs and targets of training sequences."""
-        raise NotImplementedError
+    def loss(self, output: Array, target: Array) -> Array:
+        return self.measure.loss(output, target)
+
+    def score(self, outputs: Array, targets: Array) -> Array:
+        return self.measure.score(outputs, targets, self.mask)
+
+    def validation(self, size: int) -> Batch:
+        """By default the sequences of a key that training never uses."""
+        return self.batch(jax.random.key(7_907), size)
 
     def test(self, size: int) -> Batch:
-        """At most `size` held-out sequences, the same at every call.
-
-        By default those of a key that training never uses.
-        """
+        """By default the sequences of a key that training never uses."""
         return self.batch(jax.random.key(7_919), size)

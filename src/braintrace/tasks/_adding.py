@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._task import ERROR, Array, Batch, Task
+from ._task import ERROR, Array, Batch, SequenceTask
 
 
-class Adding(Task):
+class Adding(SequenceTask):
     """Uniform numbers in [0, 1); one of each half is marked, their sum is the answer at the end."""
 
     name, shortest = "adding", 4

@@ -1,4 +1,4 @@
-"""Tasks: shapes, labels, held-out data, and what a constant answer reaches."""
+"""Tasks: shapes, labels, splits, and what a constant answer reaches."""
 
 from functools import cache
 
@@ -9,9 +9,9 @@ import pytest
 
 from braintrace.cli import main
 from braintrace.cli._names import TASKS
-from braintrace.cli.tasks import MAKE, _digits, _mackey_glass, _text
+from braintrace.tasks import MAKE, _digits, _mackey_glass, _text
 
-from .test_demo import hide
+from ..cli.test_demo import hide
 
 KEY = jax.random.key(0)
 
@@ -36,16 +36,21 @@ def held_out(task, size):
     return jax.jit(lambda: task.test(size))()
 
 
+@cache
+def validated(task, size):
+    return jax.jit(lambda: task.validation(size))()
+
+
 def constant(task, answer, targets):
     """The score of one output for every step."""
     outputs = jnp.broadcast_to(answer, (*targets.shape[:2], task.outputs))
-    return float(task.measure.score(outputs, targets, task.mask))
+    return float(task.score(outputs, targets))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_task_has_the_shapes_it_says(name):
     task = make(name)
-    for xs, ys in (drawn(task, 6), held_out(task, 6)):
+    for xs, ys in (drawn(task, 6), validated(task, 6), held_out(task, 6)):
         assert xs.shape == (task.length, 6, task.inputs) and jnp.issubdtype(xs.dtype, jnp.floating)
         labels = jnp.issubdtype(ys.dtype, jnp.integer)
         assert ys.shape == ((task.length, 6) if labels else (task.length, 6, task.outputs))
@@ -65,6 +70,7 @@ def test_task_batches_differ_by_key_and_tests_do_not(name):
     first, again = (jax.tree.map(np.asarray, task.test(6)) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     np.testing.assert_allclose(first[0], held_out(task, 6)[0])
+    assert (first[0] != validated(task, 6)[0]).any()
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -91,8 +97,10 @@ def test_copy_asks_for_what_it_showed_and_holds_lists_out():
     n = task.items
     np.testing.assert_array_equal(xs[:n, :, :-1].argmax(-1), ys[-n:])
     assert (xs[n:, :, :-1] == 0).all() and (xs[-n:, :, -1] == 1).all() and xs[:-n, :, -1].max() == 0
-    seen, held = ({tuple(c) for c in np.asarray(y[-n:]).T} for y in (ys, held_out(task, 10**6)[1]))
-    assert len(held) == task.symbols**n // 8 and not seen & held
+    splits = (ys, validated(task, 10**6)[1], held_out(task, 10**6)[1])
+    seen, chosen, held = ({tuple(c) for c in np.asarray(y[-n:]).T} for y in splits)
+    assert len(held) == len(chosen) == task.symbols**n // 8
+    assert not (seen & held or seen & chosen or held & chosen)
 
 
 def test_adding_adds_the_marked_numbers():
@@ -130,7 +138,7 @@ def test_evidence_labels_the_side_with_more_cues():
 
 def test_mackey_glass_solves_its_equation_and_keeps_the_test_apart():
     x = _mackey_glass.series()
-    assert len(x) == 8200 and 0.2 < x.min() < x.max() < 1.5
+    assert len(x) == 10400 and 0.2 < x.min() < x.max() < 1.5
     # Central differences of the samples, against the right-hand side.
     slope = (-x[36:] + 8 * x[35:-1] - 8 * x[33:-3] + x[32:-4]) / 12
     old = x[17:-19]
@@ -139,17 +147,20 @@ def test_mackey_glass_solves_its_equation_and_keeps_the_test_apart():
     task = make("mackey_glass")
     xs, ys = task.test(64)
     np.testing.assert_array_equal(xs[task.ahead :], ys[: -task.ahead])
-    train, test = _mackey_glass.split_series()
-    assert len(train) == 6000 and len(test) == 2000
-    assert abs(train.mean()) < 1e-9 and not np.isin(test, train).any()
+    train, validation, test = _mackey_glass.split_series()
+    assert len(train) == 6000 and len(validation) == len(test) == 2000
+    assert abs(train.mean()) < 1e-9 and not np.isin(test, [*train, *validation]).any()
+    assert not np.isin(validation, train).any()
 
 
 def test_digits_are_split_by_class_without_overlap():
-    train, test, labels, held = _digits.images()
-    assert len(train) + len(test) == 1797 and len(test) == 450
-    shares = (np.bincount(y) / len(y) for y in (labels, held))
-    assert np.abs(np.subtract(*shares)).max() < 0.005
-    assert not {a.tobytes() for a in train} & {a.tobytes() for a in test}
+    splits = _digits.images()
+    assert [len(x) for x, _ in splits.values()] == [1077, 270, 450]
+    shares = np.array([np.bincount(y) / len(y) for _, y in splits.values()])
+    assert np.ptp(shares, axis=0).max() < 0.005
+    different = {a.tobytes() for x, _ in splits.values() for a in x}
+    assert len(different) == 1797
+    test, held = splits["test"]
     xs, ys = make("digits").test(450)
     np.testing.assert_allclose(xs[:, 7], test[7])
     np.testing.assert_array_equal(ys[-1], held)
@@ -165,13 +176,13 @@ def test_digits_without_scikit_learn_say_what_to_install(capsys, monkeypatch):
 
 
 def test_text_predicts_the_next_character_of_text_that_training_does_not_have():
-    train, test, alphabet = _text.encoded()
+    train, validation, test, alphabet = _text.encoded()
     assert len(alphabet) == _text.SYMBOLS - 1 and " " in alphabet and "e" in alphabet
     xs, ys = make("text").test(16)
     np.testing.assert_array_equal(xs[1:].argmax(-1), ys[:-1])
-    assert len(train) + len(test) == len(_text.corpus())
+    assert len(train) + len(validation) + len(test) == len(_text.corpus())
     # No sentence-long stretch of the test occurs in training.
-    whole = train.astype(np.uint8).tobytes()
+    whole = np.concatenate([train, validation]).astype(np.uint8).tobytes()
     held = test.astype(np.uint8).tobytes()
     pieces = [held[i : i + 100] for i in range(0, len(held) - 100, 100)]
     assert sum(piece in whole for piece in pieces) <= 0.01 * len(pieces)

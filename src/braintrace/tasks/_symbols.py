@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import ACCURACY, ANSWERS, Array, Batch, Task
+from ._task import ACCURACY, ANSWERS, Array, Batch, SequenceTask
 
 
-class Recall(Task):
+class Recall(SequenceTask):
     """Name the symbol shown at the start, long after it is gone.
 
     One channel per symbol, one that marks the cue and one that asks for the answer. The cue is
@@ -38,11 +38,11 @@ class Recall(Task):
         return xs, jnp.broadcast_to(labels, (self.length, size))
 
 
-class Copy(Task):
+class Copy(SequenceTask):
     """`items` symbols, a pause, and as many steps in which they are asked for, in order.
 
-    One channel per symbol and one that asks. Of all possible lists an eighth, drawn once at
-    random, is held out: a list of the test never occurs in training.
+    One channel per symbol and one that asks. Of all possible lists two eighths, drawn once
+    at random, are held out, for validation and test: such a list never occurs in training.
     """
 
     symbols, items = 8, 4
@@ -57,16 +57,21 @@ class Copy(Task):
         self.title = f"delayed copy of {what} over {pause} empty steps"
         # Lists as numbers in base `symbols`.
         order = np.random.default_rng(0).permutation(self.symbols**self.items)
-        self._held_out, self._training = np.split(order, [len(order) // 8])
-        counts = np.bincount(np.asarray(self._symbols(self._held_out)).ravel())
+        eighth = len(order) // 8
+        self._test, self._validation, self._training = np.split(order, [eighth, 2 * eighth])
+        counts = np.bincount(np.asarray(self._symbols(self._test)).ravel())
         self.chance = float(counts.max() / counts.sum())
 
     def batch(self, key: Array, size: int) -> Batch:
         return self._sequences(jax.random.choice(key, jnp.asarray(self._training), (size,)))
 
-    def test(self, size: int) -> Batch:
+    def validation(self, size: int) -> Batch:
         """Held-out lists, each once."""
-        return self._sequences(jnp.asarray(self._held_out[:size]))
+        return self._sequences(jnp.asarray(self._validation[:size]))
+
+    def test(self, size: int) -> Batch:
+        """Other held-out lists, each once."""
+        return self._sequences(jnp.asarray(self._test[:size]))
 
     def _symbols(self, lists: Array | np.ndarray) -> Array:
         """The symbols of numbered lists, (items, size)."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import NORMALISED, Array, Batch, Task
+from ._task import NORMALISED, Array, Batch, SequenceTask
 
 LAG, SUBSTEPS = 17, 10
 BURN, TRAINED, GAP, TESTED = 500, 6000, 200, 2000  # units of time, one sample each
@@ -22,7 +22,7 @@ def series() -> np.ndarray:
     their mean.
     """
     dt, lag = 1 / SUBSTEPS, LAG * SUBSTEPS
-    count = (BURN + TRAINED + GAP + TESTED) * SUBSTEPS
+    count = (BURN + TRAINED + 2 * GAP + 2 * TESTED) * SUBSTEPS
     x = [1.2] * (lag + 1)
     push = lambda delayed: 0.2 * delayed / (1 + delayed**10)
     for t in range(lag, lag + count):
@@ -37,14 +37,16 @@ def series() -> np.ndarray:
 
 
 @cache
-def split_series() -> tuple[np.ndarray, np.ndarray]:
-    """Training and test series, disjoint in time, both standardised by the former."""
+def split_series() -> tuple[np.ndarray, ...]:
+    """Series of training, validation and test, disjoint in time, standardised by the first."""
     x = series()
-    train, test = x[:TRAINED], x[TRAINED + GAP :]
-    return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
+    train = x[:TRAINED]
+    starts = (TRAINED + GAP, TRAINED + TESTED + 2 * GAP)
+    others = [x[start : start + TESTED] for start in starts]
+    return tuple((part - train.mean()) / train.std() for part in (train, *others))
 
 
-class MackeyGlass(Task):
+class MackeyGlass(SequenceTask):
     """The value `ahead` steps later, from the values so far; the first quarter is context only."""
 
     ahead = 20
@@ -62,11 +64,16 @@ class MackeyGlass(Task):
         last = TRAINED - self.length - self.ahead
         return self._windows(split_series()[0], jax.random.randint(key, (size,), 0, last + 1))
 
+    def validation(self, size: int) -> Batch:
+        return self._spaced(split_series()[1], size)
+
     def test(self, size: int) -> Batch:
-        """Windows of the test series, evenly spaced."""
+        return self._spaced(split_series()[2], size)
+
+    def _spaced(self, x: np.ndarray, size: int) -> Batch:
+        """Windows of a series, evenly spaced."""
         last = TESTED - self.length - self.ahead
-        starts = np.unique(np.linspace(0, last, size).astype(int))
-        return self._windows(split_series()[1], jnp.asarray(starts))
+        return self._windows(x, jnp.asarray(np.unique(np.linspace(0, last, size).astype(int))))
 
     def _windows(self, x: np.ndarray, starts: Array) -> Batch:
         values = jnp.asarray(x, float)[starts + jnp.arange(self.length + self.ahead)[:, None]]

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._task import BITS, Array, Batch, Task
+from ._task import BITS, Array, Batch, SequenceTask
 
 SYMBOLS = 64
-TRAINED = 0.9
+TRAINED, VALIDATED = 0.8, 0.9  # where these splits end
 
 
 @cache
@@ -33,23 +33,23 @@ def corpus() -> str:
 
 
 @cache
-def encoded() -> tuple[np.ndarray, np.ndarray, str]:
-    """Characters of training and test as numbers, and the alphabet of training.
+def encoded() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """Characters of training, validation and test as numbers, and the alphabet of training.
 
     The last number stands for every character that is not among the most frequent of training.
     """
     text = corpus()
-    cut = text.index("\n", int(TRAINED * len(text)))
+    cut, end = (text.index("\n", int(share * len(text))) for share in (TRAINED, VALIDATED))
     alphabet = "".join(c for c, _ in Counter(text[:cut]).most_common(SYMBOLS - 1))
     number = {character: n for n, character in enumerate(alphabet)}
     numbers = np.array([number.get(character, SYMBOLS - 1) for character in text])
-    return numbers[:cut], numbers[cut:], alphabet
+    return numbers[:cut], numbers[cut:end], numbers[end:], alphabet
 
 
-class Text(Task):
+class Text(SequenceTask):
     """Predict the next character; the first quarter of a sequence is context only.
 
-    Training is the first nine tenths of the text, the test its last tenth.
+    Training is the first eight tenths of the text, then one for validation and one for the test.
     """
 
     name, shortest = "text", 4
@@ -57,8 +57,8 @@ class Text(Task):
     measure = BITS
 
     def __init__(self, length: int):
-        train, test, _ = encoded()
-        self.longest = len(test) - 1
+        train, validation, test, _ = encoded()
+        self.longest = min(len(validation), len(test)) - 1
         super().__init__(length)
         digest = hashlib.sha256(corpus().encode()).hexdigest()[:8]
         self.title = (
@@ -75,11 +75,16 @@ class Text(Task):
         starts = jax.random.randint(key, (size,), 0, len(train) - self.length)
         return self._windows(train, starts)
 
+    def validation(self, size: int) -> Batch:
+        return self._spaced(encoded()[1], size)
+
     def test(self, size: int) -> Batch:
-        """Windows of the held-out text, evenly spaced."""
-        test = encoded()[1]
-        starts = np.unique(np.linspace(0, len(test) - self.length - 1, size).astype(int))
-        return self._windows(test, jnp.asarray(starts))
+        return self._spaced(encoded()[2], size)
+
+    def _spaced(self, text: np.ndarray, size: int) -> Batch:
+        """Windows of a held-out text, evenly spaced."""
+        starts = np.unique(np.linspace(0, len(text) - self.length - 1, size).astype(int))
+        return self._windows(text, jnp.asarray(starts))
 
     def _windows(self, numbers: np.ndarray, starts: Array) -> Batch:
         text = jnp.asarray(numbers)[starts + jnp.arange(self.length + 1)[:, None]]
