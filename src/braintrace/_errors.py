@@ -73,3 +73,13 @@ def error(kind: Callable[[str], E]) -> Composed[E]:
 
 value_error, type_error = error(ValueError), error(TypeError)
 not_supported = error(NotSupportedError)
+
+
+def unknown(kind: str, name: str, names: Iterable[str]) -> str:
+    """The error for a name that there is not: the name that may be meant, or all of them."""
+    from difflib import get_close_matches
+
+    names = list(names)
+    close = get_close_matches(name, names, 1)
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+    return f"there is no {kind} {name!r}: {hint}"

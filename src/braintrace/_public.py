@@ -11,6 +11,8 @@ from ._errors import NotSupportedError as NotSupportedError
 from ._online import Carry as Carry
 from ._online import Online as Online
 from ._online import online as online
+from .comparison import CompareResult as CompareResult
+from .comparison import compare as compare
 from .frontend import ETraceGraph as ETraceGraph
 from .frontend import ModuleInfo as ModuleInfo
 from .frontend import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo

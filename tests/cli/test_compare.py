@@ -10,14 +10,14 @@ import brainstate
 import jax
 import numpy as np
 import pytest
+from braintrace.cli._comparison import Trainer
+from braintrace.cli._output import INTERRUPTED
+from braintrace.cli._rules import BASELINES, parse
 
 from braintrace.cli import main
-from braintrace.cli._comparison import Trainer
 from braintrace.cli._gradient import Compiled, agreement, matching_window
 from braintrace.cli._names import RULES as NAMES
 from braintrace.cli._network import CELLS, Network
-from braintrace.cli._output import INTERRUPTED
-from braintrace.cli._rules import BASELINES, parse
 from braintrace.tasks import MAKE
 
 from .test_demo import hide
@@ -184,52 +184,6 @@ def test_all_rules_are_all_names_but_aliases():
     parsed = [choice.name for choice in parse(["all"])]
     assert tuple(parsed) == NAMES and {*BASELINES, "d_rtrl", "rtrl"} <= set(parsed)
     assert "es_d_rtrl" not in parsed
-
-
-def test_window_that_matches_memory():
-    line = lambda window: 10.0 + 5 * window
-    assert matching_window(line, 61, 40) == 10
-    assert matching_window(line, 1, 40) == 1 and matching_window(line, 1e9, 40) == 40
-    bent = lambda window: 10 + window**1.3
-    assert abs(matching_window(bent, bent(10), 100) - 10) <= 3
-
-
-def gradient(text, cell="rnn", length=7):
-    """Gradient and loss of a rule on one batch."""
-    task = MAKE["mackey_glass"](length)
-    (choice,) = parse([text])
-    model = Network(cell, task, 4, seed=0)
-    return Compiled(choice, model, task, 3)(model.weights, task.batch(jax.random.key(0), 3))
-
-
-def test_truncated_bptt_is_bptt_in_one_window_and_immediate_in_windows_of_one():
-    whole, loss = gradient("bptt")
-    np.testing.assert_allclose(agreement(gradient("tbptt:window=9")[0], whole), (1, 0), atol=1e-12)
-    pieces, again = gradient("tbptt:window=3")
-    assert abs(again - loss) < 1e-12 and 0.1 < agreement(pieces, whole)[0] < 1 - 1e-6
-    single, again = gradient("no_trace")
-    assert abs(again - loss) < 1e-12
-    np.testing.assert_allclose(agreement(gradient("tbptt:window=1")[0], single), (1, 0), atol=1e-12)
-
-
-def test_one_window_of_a_rule_is_bptt():
-    found = agreement(gradient("d_rtrl:window=7")[0], gradient("bptt")[0])
-    np.testing.assert_allclose(found, (1, 0), atol=1e-12)
-
-
-def test_random_rule_draws_anew_for_the_next_sequence_of_training():
-    task = MAKE["adding"](6)
-    model = Network("rnn", task, 3, seed=0)
-    (choice,) = parse(["uoro"])
-    gradient = Compiled(choice, model, task, 2, carry=True)
-    first, second = (gradient(model.weights, task.test(2))[0] for _ in range(2))
-    assert agreement(first, second)[1] > 0.01
-
-
-@pytest.mark.parametrize("cell", ["mingru", "lru"])
-def test_element_wise_cells_are_exact(cell):
-    found = agreement(gradient("d_rtrl", cell)[0], gradient("bptt", cell)[0])
-    np.testing.assert_allclose(found, (1, 0), atol=1e-9)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -33,3 +33,5 @@ from ._on_update import check_on_update as check_on_update
 from ._on_update import run_reported as run_reported
 from ._progress import ticking as ticking
 from ._tree import Untrained as Untrained
+from ._tree import split as split
+from ._tree import strong as strong

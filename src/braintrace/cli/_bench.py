@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass, field
 import jax
 from jax import Array
 
+from ..comparison._gradient import REFUSALS, Compiled, Job, time_in_turns
+from ..comparison._model import pure_model
+from ..comparison._output import INTERRUPTED, save_figure, save_record
+from ..comparison._progress import progress_bar
+from ..comparison._rules import TRUNCATED, Choice, parse
+from ..comparison._sequences import sequences_of
 from ..tasks import Batch, SequenceTask
 from ..tasks._task import ERROR
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
-from ._gradient import REFUSALS, Compiled, Job, time_in_turns
 from ._network import Network
-from ._output import INTERRUPTED, save_figure, save_record
-from ._progress import progress_bar
-from ._rules import TRUNCATED, Choice, parse
 
 CELL = "gru"
 
@@ -27,6 +29,7 @@ CELL = "gru"
 class Noise(SequenceTask):
     """Random numbers in and out, for measures of cost: every step has a loss."""
 
+    name = "noise"
     inputs, outputs = 32, 8
     measure = ERROR
     chance = 1.0
@@ -92,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     print("\n" + table(result) + "\n")
-    save_record(options.out / "bench.json", {
+    path = options.out / "bench.json"
+    save_record(path, {
         "finished": result.finished,
         "settings": {
             "cell": CELL,
@@ -104,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         },
         "points": [asdict(p) | {"median": p.median} for p in result.points],
     })  # fmt: skip
+    print(f"Record: {path}")
     save_figure(draw_bench, options.out / "bench.png", result)
     return 0 if result.finished else INTERRUPTED
 
@@ -125,13 +130,14 @@ def _compile(result: Result) -> list[Job]:
     jobs: list[Job] = []
     bar = progress_bar(len(result.choices) * len(result.lengths), "compiling")
     for length in result.lengths:
-        task = Noise(length)
-        batch = task.batch(jax.random.key(length), result.batch)
+        noise = Noise(length)
+        task = sequences_of(noise, result.batch)
+        batch = task.draw(jax.random.key(length))
         for choice in result.choices:
             bar.set_postfix_str(f"{choice.label}, T = {length}")
-            model = Network(CELL, task, result.units, seed=0)
+            network = Network(CELL, noise, result.units, seed=0)
             started = time.perf_counter()
-            gradient = Compiled(choice, model, task, result.batch)
+            gradient = Compiled(choice, pure_model(network, result.batch, task.x), task)
             working = gradient.working
             seconds = time.perf_counter() - started
             point = Point(choice.label, length, seconds, working, gradient.stored)

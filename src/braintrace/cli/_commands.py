@@ -8,7 +8,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ._names import CELLS, TASKS, task_table
-from ._parser import HIDDEN, Parser, cell, memory, number, positive, rules, seed, task, tasks
+from ._parser import (
+    HIDDEN,
+    OPTIMIZERS,
+    Parser,
+    Tasks,
+    cell,
+    memory,
+    number,
+    optimizer,
+    positive,
+    rules,
+    seed,
+    task,
+    tasks,
+)
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -89,16 +103,28 @@ def _compare(commands: Commands) -> None:
     braintrace compare --list
     braintrace compare evidence --rules bptt d_rtrl eprop rflo
     braintrace compare copy adding --rules d_rtrl d_rtrl:window=8
+    braintrace compare --model net.py:Net --task task.py:Parity
     """
     parser = _command(commands, "compare", about, examples, f"\n\n{task_table()}")
     parser.set_defaults(check=_check_compare)
     option = parser.add_argument
-    option("task", nargs="*", action="extend", type=tasks, default=[], metavar="TASK",
-           help="one or more of those below, or all")  # fmt: skip
-    option("--task", nargs="+", action="extend", type=tasks, **HIDDEN)
+    option("task", nargs="*", action=Tasks, type=tasks, default=[], metavar="TASK",
+           help="one or more of those below, or all; or FILE:NAME, a task of your own: an object, "
+           "or a class or function that makes one, see braintrace.tasks.Task")  # fmt: skip
+    option("--task", nargs="+", action=Tasks, type=tasks, **HIDDEN)
+    option("--model", metavar="FILE:NAME", help="your network instead of a cell by name: what "
+           "braintrace.compare takes, a class or function that makes a module, for example; with "
+           "arguments if it needs them")  # fmt: skip
     option("--rules", nargs="+", type=rules, default=list(COMPARED), metavar="RULE",
            help=f"{RULE}; all for every one (default: {' '.join(COMPARED)})")  # fmt: skip
-    _network_and_task(option, "of each run")
+    _network_and_task(option, "of each run", nargs="+")
+    option("--optimizers", nargs="+", type=optimizer, default=["adam"], metavar="NAME",
+           help=f"{', '.join(OPTIMIZERS)}; a row for each (default: adam)")  # fmt: skip
+    option("--update-every", type=positive, metavar="K",
+           help="steps between two updates (default: one update per sequence)")  # fmt: skip
+    option("--threshold", type=float, metavar="SCORE", help="report the updates until the "
+           "validation score is past it (default: half way from chance to the best)")  # fmt: skip
+    option("--add", action="store_true", help="add rows to the record in DIR")
     option("--seeds", type=positive, metavar="N", help=f"how many, from 0 on (default: {SEEDS})")
     _out(option, "JSON and PNG files")
     option("--quick", action="store_true", help=QUICK)
@@ -197,14 +223,15 @@ def _bench(commands: Commands) -> None:
     option("--quick", action="store_true", help="small and short")
 
 
-def _network_and_task(option: Callable[..., object], updates: str) -> None:
+def _network_and_task(option: Callable[..., object], updates: str, **rates: str) -> None:
     below = "(default: see below)"
     option("--cell", type=cell, metavar="CELL", help=f"{', '.join(CELLS)} {below}")
     option("--updates", type=positive, metavar="N", help=f"weight updates {updates} {below}")
     option("--length", type=positive, metavar="T", help=f"steps of a sequence {below}")
     option("--units", type=positive, metavar="N", help=f"units of the cell {below}")
     option("--batch", type=positive, metavar="B", help=f"sequences of an update {below}")
-    option("--lr", type=number, metavar="RATE", help=f"learning rate of Adam {below}")
+    several = "; of several the best on the validation split" if rates else ""
+    option("--lr", type=number, metavar="RATE", help=f"learning rate{several} {below}", **rates)
 
 
 def _out(option: Callable[..., object], what: str) -> None:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from ..tasks import MAKE
+import brainstate
+
+from .._errors import MissingExtra
+from ..comparison import CompareResult, compare
+from ..comparison._output import INTERRUPTED, save_figure
+from ..comparison._rules import BASELINES, DEFAULTS, parse
+from ..comparison._sequences import sequences_of
+from ..tasks import MAKE, Task
 from ._commands import SEEDS
-from ._comparison import Plan, Result, Row, Seed, compare
-from ._figures import draw_compare
 from ._names import CELLS, RULES, TASKS
-from ._output import INTERRUPTED, save_figure, save_record
-from ._rules import BASELINES, DEFAULTS, parse
+from ._network import Network
+from ._source import Failure, Mistake, find, load_module, make_value
 
-QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1, "tests": 64, "points": 2, "rounds": 3}
+QUICK = {"units": 8, "batch": 8, "updates": 10, "seeds": 1, "held_out": 64, "points": 2,
+         "rounds": 3}  # fmt: skip
+OWN = {"units": 32, "batch": 32, "updates": 500, "seeds": SEEDS}  # for a task of the user's
+OWN_RATES = [1e-3, 3e-3, 1e-2]
 
-NOTES = (
-    "mean ± standard deviation over seeds; cos and err: cosine and relative error to BPTT of the "
-    "cell's weights,",
-    "at initial and at trained weights; work: temporary buffers of a gradient; stored: states "
-    "and traces;",
-    "ms/step: median time of a sequence gradient divided by its steps",
-)
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One comparison; `file` is the user's, if a model or task comes from one."""
+
+    model: Any
+    task: Task
+    sizes: dict[str, Any]
+    file: str | None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,49 +44,106 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print(_listing())
         return 0
+    search_path = list(sys.path)
     try:
-        choices, plans = parse(options.rules), list(_plans(options))
+        parse(options.rules)
+        jobs = list(_jobs(options))
+        for job in jobs:
+            if not _save(options.out, _compared(options, job)):
+                return INTERRUPTED
+    except (Mistake, Failure) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, Mistake) else 1
     except ValueError as error:
         options.parser.error(str(error))
-    for plan in plans:
-        result = compare(plan, choices)
-        _save(result, options.out)
-        if not result.finished:
-            return INTERRUPTED
+    finally:
+        sys.path[:] = search_path
     return 0
 
 
-def _plans(options: argparse.Namespace) -> Iterator[Plan]:
-    words = list(dict.fromkeys(name for word in options.task for name in word.split(",")))
-    for name in TASKS if "all" in words else words:
-        task = TASKS[name]
-        sizes = {"units": task.units, "batch": task.batch, "updates": task.updates, "seeds": SEEDS}
-        sizes |= QUICK if options.quick else {}
+def _compared(options: argparse.Namespace, job: Job) -> CompareResult:
+    add_to = None
+    if options.add:
+        add_to = _path(options.out, getattr(job.task, "name", type(job.task).__name__))
+        if not add_to.is_file():
+            raise Mistake(
+                f"there is no {add_to} to add to.",
+                why="--add adds rows to the record of an earlier comparison",
+                do="leave out --add, or name its folder with --out",
+            )
+    try:
+        return compare(job.model, job.task, options.rules, add_to=add_to, progress=True,
+                       update_every=options.update_every, optimizers=options.optimizers,
+                       threshold=options.threshold, **job.sizes)  # fmt: skip
+    except MissingExtra:
+        raise
+    except Exception as error:
+        if job.file is None:
+            raise
+        do = "fix this; braintrace.compare and braintrace.tasks.Task say what is expected"
+        raise Failure("the comparison failed.", error, job.file, do) from error
+
+
+def _jobs(options: argparse.Namespace) -> Iterator[Job]:
+    words = list(dict.fromkeys(options.task))
+    for word in TASKS if "all" in words else words:
+        file = None
+        if word in TASKS:
+            defaults = TASKS[word]
+            sizes = {n: getattr(defaults, n) for n in ("units", "batch", "updates")}
+            sizes |= {"seeds": SEEDS} | (QUICK if options.quick else {})
+            length = options.length or (defaults.quick if options.quick else defaults.length)
+            task, cell, rates = MAKE[word](length), defaults.cell, [defaults.lr]
+        else:
+            if options.length:
+                raise ValueError(f"--length is for built-in tasks, {word} has its own.")
+            module, name = load_module(word)
+            file, task = str(module.__file__), make_value(module, name, ())
+            cell, rates, sizes = "gru", OWN_RATES, OWN | (QUICK if options.quick else {})
         sizes |= {size: value for size in sizes if (value := getattr(options, size, None))}
-        length = options.length or (task.quick if options.quick else task.length)
-        cell, rate = options.cell or task.cell, options.lr or task.lr
-        yield Plan(name, MAKE[name](length), cell, rate=rate, **sizes)
+        units = sizes.pop("units")
+        if options.model is None:
+            model = _network(options.cell or cell, task, units)
+        elif options.cell or options.units:
+            raise ValueError("--cell and --units are for the built-in network: leave them out.")
+        else:
+            module, name = load_module(options.model)
+            model, file = find(module, name, (brainstate.nn.Module,)), str(module.__file__)
+        yield Job(model, task, sizes | {"rates": options.lr or rates}, file)
 
 
-def _save(result: Result, out: Path) -> None:
-    print("\n" + table(result) + "\n")
-    plan, task = result.plan, result.plan.task
-    path = out / f"compare_{plan.name}.json"
-    save_record(path, {
-        "finished": result.finished,
-        "task": {
-            "name": plan.name,
-            "title": task.title,
-            "length": task.length,
-            "metric": task.measure.name,
-            "scale": task.measure.scale,
-            "higher_is_better": task.measure.rising,
-            "chance": task.chance,
-        },
-        "settings": {f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "task"},
-        "rows": [asdict(row) for row in result.rows],
-    })  # fmt: skip
-    save_figure(draw_compare, path.with_suffix(".png"), result)
+def _network(cell: str, task: Any, units: int) -> Callable[[int], Network]:
+    """The built-in network for a task, of a seed."""
+    sizes = task
+    if not hasattr(task, "inputs"):
+        x = sequences_of(task, 1)
+        if not hasattr(task, "outputs") or not hasattr(x.x, "shape"):
+            raise Mistake(
+                f"the task {x.name} does not say how many outputs it has.",
+                why="the built-in network has a read-out of this size",
+                do="give the task an attribute `outputs`, or pass a network: --model net.py:Net",
+            )
+        sizes = SimpleNamespace(inputs=x.x.shape[-1], outputs=task.outputs, length=x.length)
+
+    def make(seed: int) -> Network:
+        return Network(cell, sizes, units, seed)
+
+    make.__name__ = f"{cell} of {units} units"
+    return make
+
+
+def _path(out: Path, name: str) -> Path:
+    return out / f"compare_{name}.json"
+
+
+def _save(out: Path, result: CompareResult) -> bool:
+    """Print the table and write the files; returns whether it is finished."""
+    print(f"\n{result.table()}\n")
+    path = _path(out, result.name)
+    result.save(path)
+    print(f"Record: {path}")
+    save_figure(result.figure, path.with_suffix(".png"))
+    return result.finished
 
 
 def _listing() -> str:
@@ -94,62 +162,3 @@ def _listing() -> str:
             lines.append(f"  {name:14}{defaults}".rstrip())
     lines += ["", "Every rule has window=K (windows of K steps) and block=K (steps at once)."]
     return "\n".join(lines)
-
-
-def table(result: Result) -> str:
-    """Title, one line per rule, and what the columns mean."""
-    plan, measure = result.plan, result.plan.task.measure
-    title = [
-        f"{plan.name}: {plan.task.title}",
-        f"{plan.cell} of {plan.units} units, T = {plan.task.length}, batches of {plan.batch}, "
-        f"{plan.updates} updates, rate {plan.rate:g}, seeds 0 to {plan.seeds - 1}; "
-        f"{plan.task.chance_level}",
-    ]
-    if not result.finished:
-        title.append("INTERRUPTED: results so far")
-    three = "{:.3f}".format
-    columns: dict[str, Callable[[Row], str]] = {
-        "rule": lambda row: row.label,
-        measure.name: lambda row: _over(row.seeds, lambda s: s.score, measure.text, True),
-        "cos init": lambda row: _over(row.seeds, lambda s: s.initial.cosine, three),
-        "trained": lambda row: _over(row.seeds, lambda s: s.trained.cosine, three),
-        "err init": lambda row: _over(row.seeds, lambda s: s.initial.error, three),
-        "trained ": lambda row: _over(row.seeds, lambda s: s.trained.error, three),
-        "work MB": lambda row: _number(row.working_bytes / 1e6),
-        "stored MB": lambda row: _number(row.kept_bytes / 1e6),
-        "ms/step": lambda row: _number(row.milliseconds / plan.task.length),
-        "seeds": lambda row: f"{len(row.seeds)} of {plan.seeds}",
-    }
-    cells = [[name.strip() for name in columns]]
-    cells += [[column(row) for column in columns.values()] for row in result.rows]
-    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-    lines = ["  ".join([c[0].ljust(first), *map(str.rjust, c[1:], widths)]) for c in cells]
-    for n, row in enumerate(result.rows, 1):
-        if row.refused is not None:
-            lines[n] = f"{row.label:{first}}  refused: {row.refused.splitlines()[0]}"
-    return "\n".join([*title, "", *lines, "", *NOTES])
-
-
-def _over(
-    seeds: list[Seed],
-    value: Callable[[Seed], float],
-    form: Callable[[float], str],
-    spread: bool = False,
-) -> str:
-    """Mean over the seeds; with `spread`, the standard deviation too."""
-    values = [value(seed) for seed in seeds]
-    if not values:
-        return "-"
-    mean = form(math.fsum(values) / len(values))
-    if not spread or len(values) == 1:
-        return mean
-    finite = all(map(math.isfinite, values))
-    return f"{mean} ± {form(statistics.stdev(values)) if finite else '-'}"
-
-
-def _number(value: float) -> str:
-    """Three digits that count."""
-    if not math.isfinite(value):
-        return "-"
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:.{min(max(digits, 0), 4)}f}"

@@ -13,15 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from .. import nn
+from ..comparison._gradient import Compiled, agreement
+from ..comparison._model import builder
+from ..comparison._output import save_figure
+from ..comparison._progress import progress_bar, stage
+from ..comparison._rules import BPTT, Choice
+from ..comparison._sequences import sequences_of
+from ..comparison._training import Optimizer, Run, by_sequence, scorer
 from ..tasks import Recall
 from ._commands import QUICK_UPDATES, UPDATES
 from ._figures import draw_demo
-from ._gradient import Compiled, agreement
 from ._network import Network, set_bias
-from ._output import save_figure
-from ._progress import progress_bar, stage
-from ._rules import BPTT, Choice
-from ._training import Run, Training
 
 ONLINE, REVERSE = "D-RTRL", "BPTT"
 CHOICES = (
@@ -52,25 +54,33 @@ def run(options: argparse.Namespace) -> int:
     setting = QUICK if options.quick else FULL
     task, size = setting.task(length=setting.length), setting.batch
     updates = options.updates or (QUICK_UPDATES if options.quick else UPDATES)
+    sequences = sequences_of(task, size)
     network = lambda: Network(_gru, task, setting.units, options.seed)
+    build = builder(network, lambda n: jnp.zeros((n, task.inputs)))
     train_key, test_key = jax.random.split(jax.random.key(options.seed))
     batches = [task.batch(key, size) for key in jax.random.split(test_key, setting.tests)]
     held_out = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *batches)
-    training = Training(network(), task, size, RATE, held_out)
+    score = scorer(build, sequences, held_out)
     print(
         f"{task.title.capitalize()} ({task.chance_level}),\n"
         f"GRU of {setting.units} units, batches of {size}."
     )
     keys = jax.random.split(train_key, updates)
-    runs = {}
-    for choice in CHOICES:
-        gradient = Compiled(choice, network(), task, size)
-        runs[choice.label] = Run(training, gradient, gradient.network.weights, keys.__getitem__)
+    model, adam = build(0, size), Optimizer("adam")
+    draw = lambda n: sequences.draw(keys[n])
+    gradients = {choice.label: Compiled(choice, model, sequences) for choice in CHOICES}
+    runs = {
+        label: Run(
+            by_sequence(gradient, adam, RATE), model.params, adam.init(model.params), draw, score
+        )
+        for label, gradient in gradients.items()
+    }
 
     def compare() -> tuple[float, float]:
         """Cosine and relative error of the gradients at the weights that were trained online."""
         weights = runs[ONLINE].weights
-        return agreement(*(run.gradient(weights, batches[0])[0] for run in runs.values()))
+        online, bptt = (gradients[name](weights, batches[0])[0] for name in (ONLINE, REVERSE))
+        return agreement(online, bptt, list(weights))
 
     with stage("compiling both gradients"):
         before = compare()
@@ -80,8 +90,9 @@ def run(options: argparse.Namespace) -> int:
     after = compare()
     lengths = [round(factor * task.length) for factor in setting.factors]
     with stage(f"memory of sequences of {lengths[0]} to {lengths[-1]} steps"):
+        others = {t: sequences_of(setting.task(length=t), size) for t in lengths}
         memory = {choice.label: {
-            t: Compiled(choice, network(), setting.task(length=t), size).working for t in lengths
+            t: Compiled(choice, model, other).working for t, other in others.items()
         } for choice in CHOICES}  # fmt: skip
 
     losses = {name: run.losses for name, run in runs.items()}

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._errors import dotted, message
+from ..comparison._rules import BASELINES, IMMEDIATE, Choice, Options, parse
 from ..learner import compile
-from ._rules import BASELINES, IMMEDIATE, Options, parse
 from ._source import Failure, Mistake, load_module, make_model
 
 EXAMPLE = "example_input"
@@ -94,4 +94,9 @@ def read_rule(text: str) -> tuple[str, Options]:
             raise ValueError(f"{choice.name} has no traces: there is nothing to explain.")
     except ValueError as error:
         raise Mistake(f"--rule {text}.", str(error), "see braintrace compare --list") from None
-    return choice.name, choice.options
+    return choice.name, learner_options(choice)
+
+
+def learner_options(choice: Choice) -> Options:
+    """The options of a rule as its learner takes them."""
+    return choice.options | ({} if choice.window is None else {"vjp_method": "multi-step"})

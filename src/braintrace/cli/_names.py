@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -45,21 +44,11 @@ CELLS = {
     "gif": "spiking, recurrent, currents after a spike",
 }
 RULES = (
-    "bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo", "ostl_recurrent",
+    "bptt", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo", "ostl_recurrent",
     "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor", "decolle", "stllr",
     "dni", "uoro", "kf_rtrl",
 )  # fmt: skip
 ALIASES = ("es_d_rtrl", "esd_rtrl")
-
-
-def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """The error for a name that there is not: the name that may be meant, or all of them."""
-    from difflib import get_close_matches
-
-    names = list(names)
-    close = get_close_matches(name, names, 1)
-    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
-    return f"there is no {kind} {name!r}: {hint}"
 
 
 def task_table() -> str:

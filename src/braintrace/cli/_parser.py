@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from ._names import ALIASES, CELLS, RULES, TASKS, unknown
+from .._errors import unknown
+from ._names import ALIASES, CELLS, RULES, TASKS
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 # Options of an old spelling: they work, and help does not show them.
@@ -102,14 +103,21 @@ def _one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
+OPTIMIZERS = ("adam", "rmsprop", "sgd")
 cell, task = _one_of("cell", CELLS), _one_of("task", TASKS)
+optimizer = _one_of("optimizer", OPTIMIZERS)
 
 
-def tasks(text: str) -> str:
-    """Names of tasks with commas between them, or `all`."""
-    for name in text.split(","):
-        _one_of("task", (*TASKS, "all"))(name)
-    return text
+def tasks(text: str) -> list[str]:
+    """Names of tasks with commas between them, or `all`; or FILE:NAME."""
+    return [text] if ":" in text else [_one_of("task", (*TASKS, "all"))(n) for n in text.split(",")]
+
+
+class Tasks(argparse.Action):
+    """All tasks of all words, in one list."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, option: str | None = None) -> None:
+        options.task = [*options.task, *(name for names in values for name in names)]
 
 
 def rules(text: str) -> str:

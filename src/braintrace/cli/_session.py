@@ -7,22 +7,23 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import brainstate
 import jax
 import numpy as np
 
+from ..comparison._rules import Choice
+from ..comparison._training import Optimizer, Run, by_sequence
 from ..tasks import SequenceTask
 from ._gradient import Compiled
 from ._names import TASKS
-from ._network import Network
-from ._rules import Choice
-from ._training import Run, Training, held_out
+from ._network import Network, Weights
 
 TESTS, POINTS = 512, 20  # held-out sequences, and scores on them during training
 SETTINGS = "settings.json"  # file name
@@ -99,11 +100,15 @@ class Session(Run):
     def __init__(self, settings: Settings, task: SequenceTask, choice: Choice):
         self.settings, self.task, s = settings, task, settings
         build = lambda: Network(s.cell, task, s.units, s.seed)
-        gradient = Compiled(choice, build(), task, s.batch, carry=True)
-        training = Training(build(), task, s.batch, s.lr, held_out(task, TESTS))
-        key = jax.random.key(s.seed)
+        self.gradient = gradient = Compiled(choice, build(), task, s.batch)
+        adam, weights = Optimizer("adam"), gradient.network.weights
+        key, draw = jax.random.key(s.seed), jax.jit(lambda key: task.batch(key, s.batch))
         super().__init__(
-            training, gradient, gradient.network.weights, lambda n: jax.random.fold_in(key, n)
+            by_sequence(gradient, adam, s.lr),
+            weights,
+            adam.init(weights),
+            lambda n: draw(jax.random.fold_in(key, n)),
+            _scorer(build(), task),
         )
 
     def save(self, path: Path) -> None:
@@ -119,6 +124,24 @@ class Session(Run):
         self.weights, self.moments = self.gradient.network.weights, checkpoint.optimizer
         self.done, self.losses = checkpoint.step, checkpoint.extra["losses"].tolist()
         self.at, self.scores = checkpoint.extra["at"], checkpoint.extra["scores"]
+
+
+def _scorer(network: Network, task: SequenceTask) -> Callable[[Weights], float]:
+    """The score of weights on the test split."""
+    xs, ys = jax.jit(lambda: task.test(TESTS))()
+    size = xs.shape[1]
+    brainstate.nn.init_all_states(network, batch_size=size)
+
+    @brainstate.transform.jit
+    def score(xs, ys):
+        brainstate.nn.reset_all_states(network, batch_size=size)
+        return task.score(brainstate.transform.for_loop(network, xs), ys)
+
+    def score_of(weights: Weights) -> float:
+        network.weights = weights
+        return float(score(xs, ys))
+
+    return score_of
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,9 +76,8 @@ def load_module(text: str) -> tuple[ModuleType, str]:
     return module, word
 
 
-def make_value(module: ModuleType, word: str, ready: tuple[type, ...]) -> Any:
-    """What a word names, or what the function or class of this name returns; `ready` types are not
-    called, even if they can be."""
+def find(module: ModuleType, word: str, ready: tuple[type, ...]) -> Any:
+    """What a word names; with arguments in brackets, a function that calls it with them."""
     name, arguments = _read(word)
     if not hasattr(module, name):
         names = [
@@ -91,11 +91,18 @@ def make_value(module: ModuleType, word: str, ready: tuple[type, ...]) -> Any:
             do="name one of these, or a function that returns a model",
         )
     value = getattr(module, name)
-    if arguments is not None or (callable(value) and not isinstance(value, ready)):
-        args, kwargs = arguments or ([], {})
+    return value if arguments is None else partial(value, *arguments[0], **arguments[1])
+
+
+def make_value(module: ModuleType, word: str, ready: tuple[type, ...]) -> Any:
+    """What a word names, or what the function or class of this name returns; `ready` types are not
+    called, even if they can be."""
+    value = find(module, word, ready)
+    if callable(value) and not isinstance(value, ready):
         try:
-            value = value(*args, **kwargs)
+            value = value()
         except (Exception, SystemExit) as error:
+            name = word.partition("(")[0]
             do = f"fix this line, or pass it what it needs: '{name}(3, units=20)'"
             raise Failure(f"{word} raised an error.", error, str(module.__file__), do) from error
     return value

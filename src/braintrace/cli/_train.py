@@ -15,12 +15,12 @@ from typing import Any
 
 import brainstate
 
+from ..comparison._gradient import REFUSALS
+from ..comparison._output import save_figure, save_json, x64
+from ..comparison._progress import progress_bar, stage
+from ..comparison._rules import BPTT, ROLLING, TRUNCATED, Choice, parse
 from ..tasks import MAKE, SequenceTask
 from ._figures import draw_train
-from ._gradient import REFUSALS
-from ._output import save_figure, save_json, x64
-from ._progress import progress_bar, stage
-from ._rules import BPTT, TRUNCATED, Choice, parse
 from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
 from ._source import Failure, Mistake, load_module
 
@@ -219,7 +219,7 @@ def _choice(settings: Settings) -> Choice:
     choices = parse([settings.rule])
     if len(choices) != 1:
         raise ValueError(f"--rule takes one rule, {settings.rule!r} are {len(choices)}.")
-    if choices[0].name in (BPTT, TRUNCATED):
+    if choices[0].name in (BPTT, ROLLING, TRUNCATED):
         raise ValueError(
             f"{choices[0].name} is not an online rule. One window over the whole sequence is BPTT: "
             f"--rule d_rtrl:window={settings.length}"

@@ -129,7 +129,7 @@ class SequenceTask(Task):
     metric = property(lambda self: self.measure.name)
     scale = property(lambda self: self.measure.scale)
     form = property(lambda self: self.measure.form)
-    higher_is_better = property(lambda self: self.measure.rising)  # type: ignore[assignment]
+    higher_is_better = property(lambda self: self.measure.rising)
 
     @property
     def mask(self) -> Array:

@@ -1,4 +1,4 @@
-"""What commands leave behind: records and figures."""
+"""Results as files: records and figures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ def save_record(path: Path, content: dict[str, object]) -> None:
     }
     versions = {**packages, **{name: _version(name) for name in PACKAGES}}
     save_json(path, {"schema": 1, **content, "versions": versions, "machine": machine})
-    print(f"Record: {path}")
 
 
 def x64() -> bool:

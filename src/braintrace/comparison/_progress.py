@@ -44,7 +44,7 @@ def progress_bar(total: int, what: str = "update", done: int = 0, every: int | N
 class Bar:
     """What the commands use of a tqdm bar, in plain characters."""
 
-    def __init__(self, total: int, what: str, done: int):
+    def __init__(self, total: int, what: str, done: int = 0):
         self.total, self.what, self.done, self.text = total, what, done, ""
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
@@ -75,6 +75,16 @@ class _Lines(Bar):
         if self.done // self.every > before or self.done == self.total:
             line = f"{self.what} {self.done}/{self.total}  {self.text}"
             print(line.rstrip(), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Quiet(Bar):
+    """No bar."""
+
+    def update(self, n: int) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -1,0 +1,113 @@
+"""The figure of a comparison; it raises ModuleNotFoundError where matplotlib is not installed."""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ._rules import BASELINES, BPTT
+
+if TYPE_CHECKING:
+    from ._result import CompareResult, Row
+
+Figure: TypeAlias = Any  # of matplotlib
+Axes: TypeAlias = Any
+
+# Distinct for readers with colour-blindness too; baselines are grey and dashed.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7B3FA0")
+GREYS = ("#222222", "#777777", "#B0B0B0")
+STYLES = ("-", "--", ":", "-.")
+
+
+def new_figure(size: tuple[float, float], columns: int, **options: Any) -> tuple[Figure, Any]:
+    from matplotlib import figure as matplotlib_figure
+
+    figure = matplotlib_figure.Figure(figsize=size, dpi=150, layout="constrained")
+    axes = figure.subplots(1, columns, **options)
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def draw(result: CompareResult) -> Figure:
+    """Learning curves, final scores and memory of every rule."""
+    s, metric = result.settings, result.metric
+    rows = [row for row in result.rows if row.refused is None]
+    looks = _looks(rows)
+    height = max(4.8, 2.2 + 0.34 * len(rows))
+    figure, (curves, finals, memory) = new_figure((14, height), 3, width_ratios=(1.7, 1, 1))
+    figure.suptitle(
+        f"{result.name}: {result.title}\n{s.model}, T = {result.length}, batches of {s.batch}, "
+        f"{s.seeds} seed{'s' if s.seeds > 1 else ''}",
+        fontsize=11,
+    )
+    trained = [row for row in rows if row.seeds]
+    scale = "linear" if metric.higher_is_better or not _wide(trained) else "log"
+    for row in trained:
+        _curve(curves, row, looks[row.label], metric.scale)
+    chance = metric.scale * metric.chance
+    curves.axhline(chance, color="grey", lw=1, ls=(0, (1, 3)))
+    curves.annotate("chance level", (1, chance), xycoords=("axes fraction", "data"),
+                    xytext=(-2, 3), textcoords="offset points", ha="right", color="grey",
+                    fontsize=8)  # fmt: skip
+    curves.set(
+        title="while learning (line: mean, band: all seeds)",
+        xlabel="weight update",
+        ylabel=f"validation {metric.name}",
+        xlim=(0, s.updates),
+        yscale=scale,
+    )
+    if trained:
+        figure.legend(loc="outside lower center", ncols=min(len(trained), 7), frameon=False)
+
+    places = np.arange(len(rows))[::-1]
+    for place, row in zip(places, rows, strict=True):
+        colour, _ = looks[row.label]
+        scores = metric.scale * np.array([seed.score for seed in row.seeds])
+        if len(scores):
+            finals.barh(place, scores.mean(), color=colour, height=0.62)
+            finals.plot(scores, np.full(len(scores), place), "o", color="white", mec="black", ms=4)
+            text = metric.form.format(scores.mean())
+            finals.text(scores.max(), place, f"  {text}", va="center", fontsize=8)
+        for shift, alpha, count in ((0.17, 1, row.working_bytes), (-0.17, 0.35, row.stored_bytes)):
+            size = count / 1e6
+            memory.barh(place + shift, size, color=colour, alpha=alpha, height=0.32)
+            if math.isfinite(size):
+                memory.text(size, place + shift, f" {size:.3g}", va="center", fontsize=7)
+    finals.axvline(chance, color="grey", lw=1, ls=(0, (1, 3)), zorder=0)
+    finals.set(title="after learning (dots: seeds)", xlabel=f"test {metric.name}")
+    finals.set_xscale(scale)
+    memory.set(title="memory (full: working, pale: stored)", xlabel="MB", xscale="log")
+    finals.set_yticks(places, [row.label for row in rows], fontsize=8)
+    memory.set_yticks(places, [""] * len(rows))
+    for axes in (finals, memory):
+        axes.margins(x=0.18)
+        axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _looks(rows: list[Row]) -> dict[str, tuple[str, str]]:
+    """Colour and line style by label."""
+    baselines = zip(cycle(GREYS), cycle(STYLES), strict=True)
+    others = ((colour, style) for style in cycle(STYLES) for colour in COLOURS)
+    return {row.label: next(baselines if row.rule in BASELINES else others) for row in rows}
+
+
+def _curve(axes: Axes, row: Row, look: tuple[str, str], scale: float) -> None:
+    colour, style = look
+    scores = scale * np.array([seed.scores for seed in row.seeds])
+    at = row.seeds[0].at
+    width = 4 if row.rule == BPTT else 1.8  # visible under a rule that equals it
+    axes.plot(at, scores.mean(axis=0), color=colour, ls=style, lw=width, label=row.label)
+    if len(scores) > 1:
+        band = (scores.min(axis=0), scores.max(axis=0))
+        axes.fill_between(at, *band, color=colour, alpha=0.12, lw=0)
+
+
+def _wide(rows: list[Row]) -> bool:
+    """Whether scores differ by more than a factor of ten."""
+    scores = np.array([seed.scores for row in rows for seed in row.seeds])
+    return bool(scores.size) and bool(scores.min() > 0) and scores.max() > 10 * scores.min()
