@@ -77,4 +77,4 @@ def test_wrong_bench_exits_with_2(words, said, capsys):
 def test_rule_that_cannot_be_measured_is_a_failure(tmp_path, capsys):
     words = ["--rules", "rtrl:memory_limit=10", "--lengths", "4", "--out", str(tmp_path)]
     assert main(["bench", "--quick", *words]) == 1
-    assert "RTRL would store" in capsys.readouterr().err
+    assert "rtrl would store" in capsys.readouterr().err

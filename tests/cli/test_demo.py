@@ -11,8 +11,10 @@ import pytest
 
 from braintrace.cli import main
 from braintrace.cli._demo import CHOICES
-from braintrace.cli._gradient import Compiled, agreement
 from braintrace.cli._network import Network
+from braintrace.comparison._gradient import Compiled, agreement
+from braintrace.comparison._model import pure_model
+from braintrace.comparison._sequences import sequences_of
 from braintrace.tasks import Recall
 
 ROWS = (
@@ -108,9 +110,10 @@ def test_task_batches_differ_by_key():
 def test_gradients_agree_over_a_single_step():
     # There is nothing to remember, so nothing to approximate.
     task = Recall(symbols=3, length=1, cue=1, asked=1)
-    model = Network("gru", task, 4, seed=0)
-    batch = task.batch(jax.random.key(0), 2)
-    gradients = (Compiled(choice, model, task, 2) for choice in CHOICES)
-    (a, loss_a), (b, loss_b) = (gradient(model.weights, batch) for gradient in gradients)
-    cosine, error = agreement(a, b)
+    sequences = sequences_of(task, 2)
+    model = pure_model(Network("gru", task, 4, seed=0), 2, sequences.x)
+    batch = sequences.draw(jax.random.key(0))
+    gradients = (Compiled(choice, model, sequences) for choice in CHOICES)
+    (a, loss_a), (b, loss_b) = (gradient(model.params, batch) for gradient in gradients)
+    cosine, error = agreement(a, b, list(b))
     assert abs(cosine - 1) < 1e-12 and error < 1e-12 and abs(loss_a - loss_b) < 1e-12

@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from braintrace.cli._rules import BASELINES
 
 import braintrace
 from braintrace.cli import _commands, _main, _names, main
 from braintrace.cli._names import TASKS
 from braintrace.cli._network import CELLS
+from braintrace.comparison._rules import BASELINES
 from braintrace.learner._compile import RULES
 from braintrace.tasks import MAKE
 

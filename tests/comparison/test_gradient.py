@@ -152,7 +152,9 @@ def nnx_network(seed, batch_size):
 def equinox_network(key, batch_size):
     import equinox as eqx
 
-    cell = eqx.nn.MLP(INPUTS, UNITS, 4, 0, final_activation=jnp.tanh, key=key)  # has functions as leaves
+    cell = eqx.nn.MLP(
+        INPUTS, UNITS, 4, 0, final_activation=jnp.tanh, key=key
+    )  # has functions as leaves
 
     def step(cell, h, x):
         h = 0.8 * h + jax.vmap(cell)(x)

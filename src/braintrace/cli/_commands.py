@@ -103,7 +103,7 @@ def _compare(commands: Commands) -> None:
     braintrace compare --list
     braintrace compare evidence --rules bptt d_rtrl eprop rflo
     braintrace compare copy adding --rules d_rtrl d_rtrl:window=8
-    braintrace compare --model net.py:Net --task task.py:Parity
+    braintrace compare task.py:Parity --model net.py:Net
     """
     parser = _command(commands, "compare", about, examples, f"\n\n{task_table()}")
     parser.set_defaults(check=_check_compare)

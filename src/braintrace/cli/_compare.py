@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,17 +72,24 @@ def _compared(options: argparse.Namespace, job: Job) -> CompareResult:
                 why="--add adds rows to the record of an earlier comparison",
                 do="leave out --add, or name its folder with --out",
             )
-    try:
+    with _blamed(job.file):
         return compare(job.model, job.task, options.rules, add_to=add_to, progress=True,
                        update_every=options.update_every, optimizers=options.optimizers,
                        threshold=options.threshold, **job.sizes)  # fmt: skip
-    except MissingExtra:
+
+
+@contextmanager
+def _blamed(file: str | None) -> Iterator[None]:
+    """An error is a line of the user's file, if there is one."""
+    try:
+        yield
+    except (Mistake, MissingExtra):
         raise
     except Exception as error:
-        if job.file is None:
+        if file is None:
             raise
         do = "fix this; braintrace.compare and braintrace.tasks.Task say what is expected"
-        raise Failure("the comparison failed.", error, job.file, do) from error
+        raise Failure("the comparison failed.", error, file, do) from error
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
@@ -103,7 +111,8 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
         sizes |= {size: value for size in sizes if (value := getattr(options, size, None))}
         units = sizes.pop("units")
         if options.model is None:
-            model = _network(options.cell or cell, task, units)
+            with _blamed(file):
+                model = _network(options.cell or cell, task, units)
         elif options.cell or options.units:
             raise ValueError("--cell and --units are for the built-in network: leave them out.")
         else:

@@ -11,9 +11,9 @@ import termios
 import pytest
 
 from braintrace.cli import _progress
-from braintrace.cli._progress import progress_bar, stage
+from braintrace.comparison._progress import progress_bar, stage
 
-from .test_demo import hide
+from ..cli.test_demo import hide
 
 # The longest that `train` and `demo` show.
 TEXTS = ("bits per character 2.123 at 1050, loss 1.2345", "D-RTRL 0.123, BPTT 0.123")
