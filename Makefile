@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax sweep bench bench-gpu \
+.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax sweep bench bench-gpu compare \
   bench-compile pictures clean
 .NOTPARALLEL:
 
@@ -62,6 +62,9 @@ bench: $(VENV)/.dev  ## time and memory against BPTT and the published package
 
 bench-gpu: $(VENV)/.dev  ## element-wise recurrences against BPTT by associative_scan, on a GPU
 	$(BIN)/python benchmarks/time_in_kernel.py
+
+compare: $(VENV)/.dev  ## the tables of docs/compare.md, hours in all: make compare PART='copy example'
+	$(BIN)/python benchmarks/compare.py $(PART)
 
 bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 	$(BIN)/python benchmarks/compile_time.py

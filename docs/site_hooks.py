@@ -23,7 +23,13 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
-MODULES = ("braintrace", "braintrace.nn", "braintrace.show", "braintrace.verify")
+MODULES = (
+    "braintrace",
+    "braintrace.nn",
+    "braintrace.show",
+    "braintrace.tasks",
+    "braintrace.verify",
+)
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)(?P<path>[^)\s#]+)")
 _MEMBERS = re.compile(r"^<!-- members of (?P<module>[\w.]+) -->$", re.MULTILINE)

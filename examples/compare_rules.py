@@ -4,7 +4,7 @@ The task: noise, in it one pulse of either sign at the start, and at the end of 
 question which sign it had. The network is a layer of leaky units whose leaks are learned. Every
 rule starts from the same weights and sees the same batches; its learning rate is chosen on a
 validation split, and its score is that of a test split. BPTT and D-RTRL, which is exact here, learn
-the task; windows of four steps and no trace do not. From a shell, with files for tables and figures:
+the task; windows of four steps and no trace do not. From a shell, with files:
 
     braintrace compare --model examples/compare_rules.py:Net --task examples/compare_rules.py:Sign
 """

@@ -15,9 +15,13 @@ import braintrace
 import braintrace.nir
 import braintrace.nn
 import braintrace.show
+import braintrace.tasks
 import braintrace.verify
 
-MODULES = braintrace, braintrace.nn, braintrace.nir, braintrace.show, braintrace.verify
+MODULES = (
+    *(braintrace, braintrace.nn, braintrace.nir, braintrace.show),
+    *(braintrace.tasks, braintrace.verify),
+)
 HOMES = {m.__name__: m for m in MODULES}
 
 

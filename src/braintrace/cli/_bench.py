@@ -17,8 +17,8 @@ from ..comparison._output import INTERRUPTED, save_figure, save_record
 from ..comparison._progress import progress_bar
 from ..comparison._rules import TRUNCATED, Choice, parse
 from ..comparison._sequences import sequences_of
-from ..tasks import Batch, SequenceTask
-from ..tasks._task import ERROR
+from ..tasks import SequenceTask
+from ..tasks._task import ERROR, Batch
 from ._commands import BENCH, QUICK_BENCH
 from ._figures import draw_bench
 from ._network import Network

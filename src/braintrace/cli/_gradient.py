@@ -12,7 +12,8 @@ from jax import Array
 
 from ..comparison._rules import Choice
 from ..learner import MultiStepData, compile
-from ..tasks import Batch, SequenceTask
+from ..tasks import SequenceTask
+from ..tasks._task import Batch
 from ._explain import learner_options
 from ._network import Network, Path, Weights
 

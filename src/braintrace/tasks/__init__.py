@@ -1,9 +1,5 @@
 """Tasks that rules are compared on: what a task is, and the built-in ones by name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from ._adding import Adding as Adding
 from ._digits import Digits as Digits
 from ._mackey_glass import MackeyGlass as MackeyGlass
@@ -11,14 +7,13 @@ from ._spikes import Evidence as Evidence
 from ._spikes import Match as Match
 from ._symbols import Copy as Copy
 from ._symbols import Recall as Recall
-from ._task import Batch as Batch
 from ._task import Measure as Measure
 from ._task import SequenceTask as SequenceTask
 from ._task import Task as Task
 from ._text import Text as Text
 
 _TASKS = (Copy, Adding, Match, Evidence, MackeyGlass, Digits, Text)
-MAKE: dict[str, Callable[[int], SequenceTask]] = {task.name: task for task in _TASKS}
+MAKE: dict[str, type[SequenceTask]] = {task.name: task for task in _TASKS}
 
 # Public names live here, whatever file defines them: help, pickles and tracebacks say so.
 for _name, _value in list(globals().items()):
