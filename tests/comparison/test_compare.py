@@ -196,6 +196,33 @@ def test_updates_within_a_sequence():
     assert len(first) == 1
 
 
+class Flow(Watched):
+    """A stream: what is scored is what was answered while learning."""
+
+    name = title = "Flow"
+    streaming, update_every = True, 2
+
+
+def test_stream_is_scored_while_it_is_learned():
+    task, sizes = Flow(), SIZES | {"rates": [0.001, 0.1]}
+    del sizes["updates"]
+    found = compare(network, task, ["d_rtrl", "no_trace"], **sizes)
+    row = found.rows[0]
+    assert found.settings.updates == 3 and "loss" in found.table().split("\n")[4]
+    assert set(task.asked) == {"validation", "test"}
+    losses = {rate: value for rate, value in row.validation.items()}
+    assert row.rate == float(min(losses, key=losses.get))
+    assert [len(seed.losses) for seed in row.seeds] == [3, 3]
+    assert math.isclose(np.mean(row.seeds[0].losses), losses[f"{row.rate:g}"])
+    assert found.reach(row) == [None, None] and len(found.figure().axes) == 3
+    # With nothing learned, the score is that of the initial weights.
+    still = compare(network, Flow(), ["no_trace"], **sizes | {"rates": [1e-300]}).rows[0]
+    whole = compare(network, Sum(), ["no_trace"], **SIZES | {"held_out": 2, "rates": [1e-300]})
+    np.testing.assert_allclose(still.seeds[0].score, whole.rows[0].seeds[0].score, rtol=1e-12)
+    with pytest.raises(ValueError, match="updates=4 for Flow"):
+        compare(network, Flow(), ["no_trace"], **SIZES)
+
+
 def test_brainstate_module_as_it_is():
     class Only(Sum):
         def loss(self, out, target):

@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from braintrace.cli import _progress
+from braintrace.comparison import _progress
 from braintrace.comparison._progress import progress_bar, stage
 
 from ..cli.test_demo import hide

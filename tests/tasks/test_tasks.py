@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli._names import TASKS
+from braintrace.cli._names import STREAMS, TASKS
 from braintrace.tasks import MAKE, _digits, _mackey_glass, _text
 
 from ..cli.test_demo import hide
@@ -58,7 +58,7 @@ def test_task_has_the_shapes_it_says(name):
         if labels:
             assert 0 <= ys.min() and ys.max() < task.outputs
     assert task.mask.shape == (task.length,) and set(np.unique(task.mask)) <= {0, 1}
-    assert task.mask[-1] == 1 and task.title
+    assert task.mask.sum() > 0 and task.title
     assert make(name, TASKS[name].quick).length == TASKS[name].quick
 
 
@@ -73,7 +73,7 @@ def test_task_batches_differ_by_key_and_tests_do_not(name):
     assert (first[0] != validated(task, 6)[0]).any()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in STREAMS])
 def test_task_chance_is_that_of_the_best_constant_answer(name):
     task = make(name)
     ys = held_out(task, 4096)[1]

@@ -110,6 +110,8 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
             cell, rates, sizes = "gru", OWN_RATES, OWN | (QUICK if options.quick else {})
         sizes |= {size: value for size in sizes if (value := getattr(options, size, None))}
         units = sizes.pop("units")
+        if getattr(task, "streaming", False) and options.updates is None:
+            del sizes["updates"]  # follows from the length
         if options.model is None:
             with _blamed(file):
                 model = _network(options.cell or cell, task, units)

@@ -30,7 +30,12 @@ TASKS = {
     "mackey_glass": Defaults("chaotic time series", "gru", 200, 16, 32, 32, 800, 3e-3),
     "digits": Defaults("real handwritten digits by rows", "gru", 8, 8, 32, 32, 2000, 3e-3),
     "text": Defaults("next character of English text", "gru", 96, 16, 64, 32, 1500, 5e-3),
+    # Streams: an update at every step, so that there are as many as steps.
+    "adapt_sine": Defaults("frequency shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
+    "adapt_lorenz": Defaults("parameter shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
+    "delayed": Defaults("answer 50 steps later, a stream", "gru", 12000, 240, 32, 1, 12000, 3e-3),
 }
+STREAMS = ("adapt_sine", "adapt_lorenz", "delayed")
 CELLS = {
     "gru": "gated recurrent unit",
     "lstm": "long short-term memory",

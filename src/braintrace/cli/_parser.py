@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from .._errors import unknown
-from ._names import ALIASES, CELLS, RULES, TASKS
+from ._names import ALIASES, CELLS, RULES, STREAMS, TASKS
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 # Options of an old spelling: they work, and help does not show them.
@@ -104,7 +104,8 @@ def _one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
 
 
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
-cell, task = _one_of("cell", CELLS), _one_of("task", TASKS)
+cell = _one_of("cell", CELLS)
+task = _one_of("task", [name for name in TASKS if name not in STREAMS])  # for `train`
 optimizer = _one_of("optimizer", OPTIMIZERS)
 
 

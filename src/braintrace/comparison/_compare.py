@@ -7,12 +7,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +46,7 @@ def compare(
     rules: Iterable[str | LearningRule] = RULES,
     *,
     seeds: int = 3,
-    updates: int = 1000,
+    updates: int | None = None,
     batch: int = 32,
     update_every: int | None = None,
     optimizers: str | Sequence[str] = "adam",
@@ -62,7 +62,8 @@ def compare(
 
     All rows start from the same weights and see the same batches; the same seeds give the same
     curves, bit for bit. The learning rate of a row is the one with the best score of the first
-    seed on the validation split; the score is that of the test split, after the last update.
+    seed on the validation split (for a streaming task, the lowest mean loss); the score is that of
+    the test split, after the last update.
 
     Args:
         model: a class or function that makes the network of a seed: a brainstate or nnx module, or
@@ -73,9 +74,10 @@ def compare(
         rules: words such as 'd_rtrl' or 'pp_prop:decay_or_rank=0.9', baselines ('bptt', 'tbptt',
             'rolling:window=8', 'no_trace'), or values of `braintrace.rules`.
         seeds: how many, from 0 on.
-        updates: weight updates of a run.
+        updates: weight updates of a run, default 1000; a streaming task has its own number.
         batch: sequences of an update.
-        update_every: steps between two updates, a divisor of the length; default the length.
+        update_every: steps between two updates, a divisor of the length; default that of the task,
+            or one update per sequence.
         optimizers: of 'adam', 'rmsprop' and 'sgd'; several make a row each.
         rates: learning rates to choose from.
         threshold: a score whose first time is reported; default that of the task, or half way from
@@ -105,16 +107,17 @@ def compare(
         ['bptt', 'd_rtrl']
     """
     sequences = sequences_of(task, batch)
-    every = sequences.length if update_every is None else update_every
+    every = sequences.update_every if update_every is None else update_every
     names = (optimizers,) if isinstance(optimizers, str) else tuple(optimizers)
     steps = (rates,) if isinstance(rates, int | float) else tuple(rates)
     _check_sizes(sequences.length, every, names, steps)
+    updates = _updates(sequences, every, updates)
     settings = Settings(
         *(name_of(model), batch, updates, every, seeds, names, steps, held_out, points, rounds)
     )
     goal = sequences.threshold if threshold is None else threshold
     head = (sequences.name, sequences.title, sequences.length, sequences.metric, settings)
-    result = CompareResult(*head, [], goal)
+    result = CompareResult(*head, [], goal, streaming=sequences.streaming)
     choices = choices_of(rules)
     if add_to is not None:
         earlier = add_to if isinstance(add_to, CompareResult) else CompareResult.load(add_to)
@@ -122,6 +125,18 @@ def compare(
         whole = lambda row: row.refused is not None or len(row.seeds) == seeds
         result.rows += filter(whole, earlier.rows)
     return Comparison(model, sequences, result, progress).run(choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training run: parameters and score after it, what it is chosen by, and its curves."""
+
+    params: Params
+    score: float
+    choice: float
+    at: list[int]
+    scores: list[float]
+    losses: list[float]
 
 
 class Comparison:
@@ -211,12 +226,13 @@ class Comparison:
     def _share(self) -> None:
         """The held-out sequences of validation, and the batch that gradients are compared on."""
         s, task = self.settings, self.task
-        self.validation = task.split("validation", s.held_out)
+        self.validation = task.split("validation", s.batch if task.streaming else s.held_out)
         # Repeated if there are too few.
         index = jnp.arange(s.batch) % samples_of(self.validation)
         take = lambda a: jnp.take(a, index, axis=1)
         self.fixed: Batch = jax.tree.map(take, self.validation)
-        self.score = scorer(self.build, task, self.validation)
+        if not task.streaming:
+            self.score = scorer(self.build, task, self.validation)
 
     def _time(self, pairs: list[tuple[Row, Choice]]) -> None:
         """The median time of a gradient, in milliseconds per update."""
@@ -236,33 +252,39 @@ class Comparison:
 
     def _train(self, row: Row, choice: Choice, seed: int, bar: Bar) -> None:
         """One row from the weights of a seed; the first seed chooses the learning rate."""
+        train = self._stream if self.task.streaming else self._run
+        rates = self.settings.rates if math.isnan(row.rate) else (row.rate,)
+        runs = {rate: train(row, choice, seed, rate, bar) for rate in rates}
         if math.isnan(row.rate):
-            runs: dict[float, Run] = {}
-            for rate in self.settings.rates:
-                runs[rate] = self._run(row, choice, seed, rate, bar)
-                row.validation[f"{rate:g}"] = runs[rate].scores[-1]
-            row.rate = self.settings.rates[0]
+            row.validation = {f"{rate:g}": run.choice for rate, run in runs.items()}
+            row.rate = rates[0]
             for rate, run in runs.items():
-                if self.result.metric.better(run.scores[-1], runs[row.rate].scores[-1]):
+                if self._better(run.choice, runs[row.rate].choice):
                     row.rate = rate
-            run = runs[row.rate]
+        trained, gradient = runs[row.rate], self.gradients[choice.label]
+        gradient.reset()
+        initial = self._agreement(gradient, self.build(seed, self.settings.batch).params)
+        ended = self._agreement(gradient, trained.params)
+        if self.task.streaming:
+            score = self._stream(row, choice, seed, row.rate, None).score
         else:
-            run = self._run(row, choice, seed, row.rate, bar)
-        gradient = self.gradients[choice.label]
-        with brainstate.random.seed_context(seed):
-            gradient.reset()
-            initial = self._agreement(gradient, self.build(seed, self.settings.batch).params)
-            trained = self._agreement(gradient, run.weights)
-        score = self.test(run.weights)
-        losses = [float(loss) for loss in run.losses]
-        row.seeds.append(Seed(seed, score, run.at, run.scores, losses, initial, trained))
+            score = self.test(trained.params)
+        curve = (trained.at, trained.scores, trained.losses)
+        row.seeds.append(Seed(seed, score, *curve, initial, ended))
+
+    def _better(self, a: float, b: float) -> bool:
+        """Whether a score is better than another, of a stream whether a loss is lower."""
+        metric = self.result.metric
+        if self.task.streaming:
+            metric = replace(metric, higher_is_better=False)
+        return metric.better(a, b)
 
     @cached_property
     def test(self) -> Callable[[Params], float]:
         """The score of the test split, which is made after the first run."""
         return scorer(self.build, self.task, self.task.split("test", self.settings.held_out))
 
-    def _run(self, row: Row, choice: Choice, seed: int, rate: float, bar: Bar) -> Run:
+    def _run(self, row: Row, choice: Choice, seed: int, rate: float, bar: Bar) -> Trained:
         """One training run, with validation scores on the way."""
         s, metric = self.settings, self.result.metric
         params = self.build(seed, s.batch).params
@@ -279,20 +301,43 @@ class Comparison:
             text = f"{metric.name} {metric.text(run.score())}, seed {seed}, {row.label}"
             bar.set_postfix_str(text, refresh=False)
             bar.update(end - start)
-        return run
+        losses = [float(loss) for loss in run.losses]
+        return Trained(run.weights, run.scores[-1], run.scores[-1], run.at, run.scores, losses)
+
+    def _stream(self, row: Row, choice: Choice, seed: int, rate: float, bar: Bar | None) -> Trained:
+        """Learn while reading a split: validation, or the test where there is no bar."""
+        s, optimizer = self.settings, self.optimizers[row.optimizer]
+        params = self.build(seed, s.batch).params
+        xs, targets = self.validation if bar else self.task.split("test", s.batch)
+        run = self._updates(row, choice, optimizer)
+        params, _, losses, outputs = run(params, optimizer.init(params), (xs, targets), rate)
+        score = float(self.task.score(outputs, targets))
+        at = np.linspace(0, s.updates, s.points + 1).round().astype(int)
+        every = np.asarray(losses)
+        means = [float(part.mean()) for part in np.split(every, at[1:-1])]
+        if bar:
+            bar.set_postfix_str(f"seed {seed}, {row.label}", refresh=False)
+            bar.update(s.updates)
+        return Trained(params, score, float(every.mean()), at[1:].tolist(), means, every.tolist())
 
     def _advance(self, row: Row, choice: Choice, optimizer: Optimizer, rate: float) -> Any:
         """What makes the updates of a batch."""
-        gradient, every = self.gradients[choice.label], self.settings.update_every
-        if every == self.task.length:
+        if self.settings.update_every == self.task.length:
+            gradient = self.gradients[choice.label]
             gradient.reset()
             return by_sequence(gradient, optimizer, rate)
+        run = self._updates(row, choice, optimizer)
+        return lambda params, moments, batch: run(params, moments, batch, rate)[:3]
+
+    def _updates(self, row: Row, choice: Choice, optimizer: Optimizer) -> Stream:
+        """Updates while a sequence runs."""
+        every = self.settings.update_every
         if row.label not in self.streams:
             how = (self.model, self.task.loss, self.task.length, every)
             self.streams[row.label] = Stream(method_of(choice, *how), self.task, optimizer, every)
         stream = self.streams[row.label]
         stream.reset()
-        return lambda params, moments, batch: stream(params, moments, batch, rate)[:3]
+        return stream
 
 
 @contextmanager
@@ -319,6 +364,18 @@ def _check_sizes(
             why="a row has an optimizer and a positive learning rate",
             do=f"pass some of {', '.join(OPTIMIZERS)}, and positive numbers",
         )
+
+
+def _updates(task: Sequences, every: int, updates: int | None) -> int:
+    if not task.streaming:
+        return 1000 if updates is None else updates
+    if updates is not None:
+        raise value_error(
+            f"updates={updates} for {task.name}.",
+            why="a network learns from one pass over a stream",
+            do="leave it out; the length of the stream and update_every decide",
+        )
+    return task.length // every
 
 
 def _check_same(new: CompareResult, old: CompareResult) -> None:

@@ -45,18 +45,20 @@ def draw(result: CompareResult) -> Figure:
         fontsize=11,
     )
     trained = [row for row in rows if row.seeds]
-    scale = "linear" if metric.higher_is_better or not _wide(trained) else "log"
+    falling = result.streaming or not metric.higher_is_better
+    scale = "log" if falling and _wide(trained) else "linear"
     for row in trained:
-        _curve(curves, row, looks[row.label], metric.scale)
+        _curve(curves, row, looks[row.label], 1 if result.streaming else metric.scale)
     chance = metric.scale * metric.chance
-    curves.axhline(chance, color="grey", lw=1, ls=(0, (1, 3)))
-    curves.annotate("chance level", (1, chance), xycoords=("axes fraction", "data"),
-                    xytext=(-2, 3), textcoords="offset points", ha="right", color="grey",
-                    fontsize=8)  # fmt: skip
+    if not result.streaming:
+        curves.axhline(chance, color="grey", lw=1, ls=(0, (1, 3)))
+        curves.annotate("chance level", (1, chance), xycoords=("axes fraction", "data"),
+                        xytext=(-2, 3), textcoords="offset points", ha="right", color="grey",
+                        fontsize=8)  # fmt: skip
     curves.set(
         title="while learning (line: mean, band: all seeds)",
         xlabel="weight update",
-        ylabel=f"validation {metric.name}",
+        ylabel="loss" if result.streaming else f"validation {metric.name}",
         xlim=(0, s.updates),
         yscale=scale,
     )
@@ -79,7 +81,7 @@ def draw(result: CompareResult) -> Figure:
                 memory.text(size, place + shift, f" {size:.3g}", va="center", fontsize=7)
     finals.axvline(chance, color="grey", lw=1, ls=(0, (1, 3)), zorder=0)
     finals.set(title="after learning (dots: seeds)", xlabel=f"test {metric.name}")
-    finals.set_xscale(scale)
+    finals.set_xscale("linear" if result.streaming else scale)
     memory.set(title="memory (full: working, pale: stored)", xlabel="MB", xscale="log")
     finals.set_yticks(places, [row.label for row in rows], fontsize=8)
     memory.set_yticks(places, [""] * len(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -16,14 +17,14 @@ from ._rules import Options
 from ._sequences import Metric
 
 WIDTH = 80
-NOTES = (
-    "score: on the test split, mean ± standard deviation over seeds; reach: updates",
-    "to {threshold} on the validation split, mean over the seeds that get there",
-    "(their number, if not all);",
-    "cos: cosine to BPTT of the parameters that states depend on, at initial and",
-    "at trained weights; work: temporary bytes of a gradient; stored: bytes that",
-    "stay from step to step; ms: of an update, the gradient alone",
-)
+SCORE = "score: on the test split, mean ± standard deviation over seeds"
+REACH = """; reach: updates
+to {threshold} on the validation split, mean over the seeds that get there
+(their number, if not all)"""
+NOTES = """;
+cos: cosine to BPTT of the parameters that states depend on, at initial and
+at trained weights; work: temporary bytes of a gradient; stored: bytes that
+stay from step to step; ms: of an update, the gradient alone"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class CompareResult:
         threshold: the score that `reach` counts updates to; None is half way from chance level
             to the best row.
         finished: False if it was interrupted.
+        streaming: whether networks learned while they were scored; curves are losses then.
     """
 
     name: str
@@ -113,6 +115,7 @@ class CompareResult:
     rows: list[Row]
     threshold: float | None = None
     finished: bool = False
+    streaming: bool = False
 
     def __str__(self) -> str:
         return self.table()
@@ -129,6 +132,8 @@ class CompareResult:
 
     def reach(self, row: Row) -> list[int | None]:
         """Per seed, the updates until the validation score is past `goal`; None if it never is."""
+        if self.streaming:
+            return [None] * len(row.seeds)
         past = lambda score: score == self.goal or self.metric.better(score, self.goal)
         return [
             next((at for at, score in zip(s.at, s.scores, strict=True) if past(score)), None)
@@ -138,24 +143,26 @@ class CompareResult:
     def table(self) -> str:
         """Title, one line per row, and what the columns mean."""
         s, metric = self.settings, self.metric
-        every = "" if s.update_every == self.length else f", one every {s.update_every} steps"
+        steps = "step" if s.update_every == 1 else f"{s.update_every} steps"
+        every = "" if s.update_every == self.length else f", one every {steps}"
         seeds = f"{s.seeds} seed{'s' * (s.seeds > 1)}"
-        lines = [
-            f"{self.name}: {self.title}",
+        about = (
             f"{s.model}, T = {self.length}, batches of {s.batch}, {s.updates} updates{every}, "
-            f"{seeds}; {metric.chance_level}",
-        ]
+            f"{seeds}; {metric.chance_level}"
+        )
+        lines = [f"{self.name}: {self.title}", *textwrap.wrap(about, WIDTH)]
         several = len(s.rates) > 1
         if several:
             rates = ", ".join(f"{rate:g}" for rate in s.rates)
-            lines.append(f"learning rates {rates}: the best of the first seed on validation")
+            by = "lowest loss" if self.streaming else "best"
+            lines.append(f"learning rates {rates}: the {by} of the first seed on validation")
         if not self.finished:
             lines.append("INTERRUPTED: results so far")
         three = "{:.3f}".format
         columns: dict[str, Callable[[Row], str]] = {
             "rule": lambda row: row.label,
             metric.name: lambda row: _spread([x.score for x in row.seeds], metric.text),
-            "reach": lambda row: self._reached(row),
+            **({"loss": _loss} if self.streaming else {"reach": self._reached}),
             "cos": lambda row: _over([x.initial.cosine for x in row.seeds], three),
             "end": lambda row: _over([x.trained.cosine for x in row.seeds], three),
             "work": lambda row: short_bytes(row.working_bytes),
@@ -177,7 +184,9 @@ class CompareResult:
                 rows[n] = reason if len(reason) <= WIDTH else f"{reason[: WIDTH - 1]}…"
             elif len(row.seeds) < s.seeds:
                 rows[n] += f"  ({len(row.seeds)} of {seeds})"
-        notes = "\n".join(NOTES).format(threshold=metric.text(self.goal))
+        reach = "" if self.streaming else REACH.format(threshold=metric.text(self.goal))
+        stream = ", while learning;\nloss: mean over the stream of validation" * self.streaming
+        notes = f"{SCORE}{stream}{reach}{NOTES}"
         return "\n".join([*lines, "", *rows, "", notes])
 
     def _reached(self, row: Row) -> str:
@@ -193,7 +202,7 @@ class CompareResult:
         task = {"name": self.name, "title": self.title, "length": self.length,
                 "metric": metric.name, "scale": metric.scale, "form": metric.form,
                 "higher_is_better": metric.higher_is_better, "chance": metric.chance,
-                "threshold": self.threshold}  # fmt: skip
+                "threshold": self.threshold, "streaming": self.streaming}  # fmt: skip
         save_record(Path(path), {
             "finished": self.finished,
             "task": task,
@@ -214,7 +223,8 @@ class CompareResult:
             metric = Metric(*(task[key] for key in keys))
             rows = [_row(row) for row in content["rows"]]
             head = (task["name"], task["title"], task["length"])
-            return cls(*head, metric, settings, rows, task["threshold"], content["finished"])
+            ends = (task["threshold"], content["finished"], task["streaming"])
+            return cls(*head, metric, settings, rows, *ends)
         except (ValueError, KeyError, TypeError) as error:
             raise value_error(
                 f"{path} is not a result of this version of braintrace.compare.",
@@ -242,6 +252,11 @@ def _row(content: dict[str, Any]) -> Row:
         content[key] = number(content[key])
     content["validation"] = {k: number(v) for k, v in content["validation"].items()}
     return Row(**content, seeds=seeds)
+
+
+def _loss(row: Row) -> str:
+    """The mean loss of a stream."""
+    return _over([_mean(seed.losses) for seed in row.seeds], _number)
 
 
 def _mean(values: Iterable[float]) -> float:

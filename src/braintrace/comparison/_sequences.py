@@ -62,6 +62,8 @@ class Sequences:
     loss: Callable[[PyTree, PyTree], Array]
     score: Callable[[PyTree, PyTree], Array]
     split: Callable[[str, int], Batch]  # at most so many sequences of 'validation' or 'test'
+    update_every: int
+    streaming: bool
 
     @property
     def x(self) -> PyTree:
@@ -99,9 +101,11 @@ def sequences_of(task: Task, size: int) -> Sequences:
     )
     title, threshold = getattr(task, "title", name), getattr(task, "threshold", None)
     loss, score = _scalar(name, "loss", task.loss), _scalar(name, "score", task.score)
+    every, streaming = getattr(task, "update_every", length), getattr(task, "streaming", False)
     return Sequences(
-        name, title, metric, threshold, length, mask, shapes, draw, loss, score, split
-    )  # fmt: skip
+        *(name, title, metric, threshold, length, mask, shapes, draw, loss, score, split),
+        *(every, streaming),
+    )
 
 
 def length_of(arrays: PyTree) -> int:

@@ -1,5 +1,8 @@
 """Tasks that rules are compared on: what a task is, and the built-in ones by name."""
 
+from ._adapt import AdaptLorenz as AdaptLorenz
+from ._adapt import AdaptSine as AdaptSine
+from ._adapt import Delayed as Delayed
 from ._adding import Adding as Adding
 from ._digits import Digits as Digits
 from ._mackey_glass import MackeyGlass as MackeyGlass
@@ -12,7 +15,10 @@ from ._task import SequenceTask as SequenceTask
 from ._task import Task as Task
 from ._text import Text as Text
 
-_TASKS = (Copy, Adding, Match, Evidence, MackeyGlass, Digits, Text)
+_TASKS: tuple[type[SequenceTask], ...] = (
+    *(Copy, Adding, Match, Evidence, MackeyGlass, Digits, Text),
+    *(AdaptSine, AdaptLorenz, Delayed),
+)
 MAKE: dict[str, type[SequenceTask]] = {task.name: task for task in _TASKS}
 
 # Public names live here, whatever file defines them: help, pickles and tracebacks say so.

@@ -27,8 +27,10 @@ class Task(Protocol):
 
     A task may also have: `name` and `title`, for tables; `mask` (T,), the weights of the steps in
     the loss, default 1; `metric`, what the score is called, `scale` (100 for percent) and `form`
-    (`"{:.1f}"`), how it is printed; `threshold`, a score to reach; `outputs`, the size of an
-    output, if networks are to be made for it by name.
+    (`"{:.1f}"`), how it is printed; `threshold`, a score to reach; `update_every`, steps between
+    updates, default the length; `outputs`, the size of an output, if networks are to be made for it
+    by name. With `streaming = True` there is no training apart: the network learns from its initial
+    weights while it reads a split, and the score is that of the outputs it had meanwhile.
     """
 
     chance: float  # the score of the best constant output on the test split
@@ -66,12 +68,12 @@ class Measure:
         return self.form.format(self.scale * score)
 
 
-def _cross_entropy(outputs: Array, labels: Array) -> Array:
+def cross_entropy(outputs: Array, labels: Array) -> Array:
     """Mean over the batch, in nats."""
     return -jnp.take_along_axis(jax.nn.log_softmax(outputs), labels[..., None], axis=-1).mean()
 
 
-def _squared(outputs: Array, targets: Array) -> Array:
+def squared(outputs: Array, targets: Array) -> Array:
     return ((outputs - targets) ** 2).mean()
 
 
@@ -97,15 +99,15 @@ def _normalised(outputs: Array, targets: Array, mask: Array) -> Array:
 
 
 def _bits(outputs: Array, labels: Array, mask: Array) -> Array:
-    losses = jax.vmap(_cross_entropy)(outputs, labels)
+    losses = jax.vmap(cross_entropy)(outputs, labels)
     return (mask * losses).sum() / mask.sum() / math.log(2)
 
 
-ACCURACY = Measure("accuracy (%)", "{:.1f}", 100, True, _cross_entropy, _accuracy)
-ANSWERS = Measure("accuracy (%)", "{:.1f}", 100, True, _cross_entropy, _answers)
-ERROR = Measure("squared error", "{:.4f}", 1, False, _squared, _error)
-NORMALISED = Measure("NRMSE", "{:.3f}", 1, False, _squared, _normalised)
-BITS = Measure("bits per character", "{:.3f}", 1, False, _cross_entropy, _bits)
+ACCURACY = Measure("accuracy (%)", "{:.1f}", 100, True, cross_entropy, _accuracy)
+ANSWERS = Measure("accuracy (%)", "{:.1f}", 100, True, cross_entropy, _answers)
+ERROR = Measure("squared error", "{:.4f}", 1, False, squared, _error)
+NORMALISED = Measure("NRMSE", "{:.3f}", 1, False, squared, _normalised)
+BITS = Measure("bits per character", "{:.3f}", 1, False, cross_entropy, _bits)
 
 
 class SequenceTask(Task):
