@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from braintrace.cli import main
-from braintrace.cli._names import TASKS
+from braintrace.cli._names import STREAMS, TASKS
 
 ROOT = Path(__file__).parents[1]
 RATES = "--lr 0.001 0.003 0.01"
@@ -24,10 +24,20 @@ ALL = (
     "bptt tbptt rolling:window=8 no_trace d_rtrl d_rtrl:window=8 pp_prop ostl_recurrent "
     "eprop:kappa_filter_decay=0.5 rflo ottt otpe stllr uoro"
 )
+REFEREE = (
+    "no_trace d_rtrl rtrl pp_prop:decay_or_rank=0.5 pp_prop:decay_or_rank=0.9 "
+    "pp_prop:decay_or_rank=0.99 rolling:window=8"
+)
+CELLS = ("rnn", "gru", "lru", "alif")
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
 PARTS = {
-    **{task: f"{task} {RATES} --rules {ALL}" for task in TASKS},
-    "element-wise": f"all --cell mingru {RATES} --rules bptt d_rtrl",
+    **{task: f"{task} {RATES} --rules {ALL}" for task in TASKS if task not in STREAMS},
+    **{
+        f"streams-{cell}": f"{','.join(STREAMS)} --cell {cell} --optimizers sgd rmsprop adam "
+        f"--lr 0.0003 0.001 0.003 0.01 --rules {REFEREE}"
+        for cell in CELLS
+    },
+    "element-wise": f"{','.join(t for t in TASKS if t not in STREAMS)} --cell mingru {RATES} --rules bptt d_rtrl",
     "example": f"{EXAMPLE}:Sign --model {EXAMPLE}:Net --updates 300 --lr 0.003 0.01 0.03 "
     "--rules bptt tbptt:window=4 rolling:window=4 no_trace d_rtrl pp_prop",
 }
