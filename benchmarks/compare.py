@@ -28,16 +28,17 @@ REFEREE = (
     "no_trace d_rtrl rtrl pp_prop:decay_or_rank=0.5 pp_prop:decay_or_rank=0.9 "
     "pp_prop:decay_or_rank=0.99 rolling:window=8"
 )
+BATCHES = [task for task in TASKS if task not in STREAMS]
 CELLS = ("rnn", "gru", "lru", "alif")
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
 PARTS = {
-    **{task: f"{task} {RATES} --rules {ALL}" for task in TASKS if task not in STREAMS},
+    **{task: f"{task} {RATES} --rules {ALL}" for task in BATCHES},
     **{
         f"streams-{cell}": f"{','.join(STREAMS)} --cell {cell} --optimizers sgd rmsprop adam "
         f"--lr 0.0003 0.001 0.003 0.01 --rules {REFEREE}"
         for cell in CELLS
     },
-    "element-wise": f"{','.join(t for t in TASKS if t not in STREAMS)} --cell mingru {RATES} --rules bptt d_rtrl",
+    "element-wise": f"{','.join(BATCHES)} --cell mingru {RATES} --rules bptt d_rtrl",
     "example": f"{EXAMPLE}:Sign --model {EXAMPLE}:Net --updates 300 --lr 0.003 0.01 0.03 "
     "--rules bptt tbptt:window=4 rolling:window=4 no_trace d_rtrl pp_prop",
 }

@@ -155,7 +155,8 @@ class CompareResult:
         if several:
             rates = ", ".join(f"{rate:g}" for rate in s.rates)
             by = "lowest loss" if self.streaming else "best"
-            lines.append(f"learning rates {rates}: the {by} of the first seed on validation")
+            chosen = f"learning rates {rates}: the {by} of the first seed on validation"
+            lines += textwrap.wrap(chosen, WIDTH)
         if not self.finished:
             lines.append("INTERRUPTED: results so far")
         three = "{:.3f}".format
