@@ -146,11 +146,9 @@ class CompareResult:
         steps = "step" if s.update_every == 1 else f"{s.update_every} steps"
         every = "" if s.update_every == self.length else f", one every {steps}"
         seeds = f"{s.seeds} seed{'s' * (s.seeds > 1)}"
-        about = (
-            f"{s.model}, T = {self.length}, batches of {s.batch}, {s.updates} updates{every}, "
-            f"{seeds}; {metric.chance_level}"
-        )
-        lines = [f"{self.name}: {self.title}", *textwrap.wrap(about, WIDTH)]
+        sizes = f"T = {self.length}, batches of {s.batch}, {s.updates} updates{every}, {seeds}"
+        about = f"{s.model}, {sizes}"
+        lines = [f"{self.name}: {self.title}", *textwrap.wrap(about, WIDTH), metric.chance_level]
         several = len(s.rates) > 1
         if several:
             rates = ", ".join(f"{rate:g}" for rate in s.rates)
