@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import value_error
-from ..rules import LearningRule
+from ..rules import LearningRule, check_count
 from ..tasks import Task
 from ._gradient import (
     REFUSALS,
@@ -106,6 +106,10 @@ def compare(
         >>> [row.label for row in result.rows]
         ['bptt', 'd_rtrl']
     """
+    counts = {"seeds": seeds, "batch": batch, "held_out": held_out, "points": points}
+    counts |= {"rounds": rounds, "updates": 1 if updates is None else updates}
+    for name, count in counts.items():
+        check_count(name, count, {"batch": "sequences", "held_out": "sequences"}.get(name, name))
     sequences = sequences_of(task, batch)
     every = sequences.update_every if update_every is None else update_every
     names = (optimizers,) if isinstance(optimizers, str) else tuple(optimizers)
@@ -227,6 +231,12 @@ class Comparison:
         """The held-out sequences of validation, and the batch that gradients are compared on."""
         s, task = self.settings, self.task
         self.validation = task.split("validation", s.batch if task.streaming else s.held_out)
+        if task.streaming and samples_of(self.validation) != s.batch:
+            raise value_error(
+                f"{task.name}.validation({s.batch}) returns {samples_of(self.validation)} streams.",
+                why="a network reads as many streams at once as it is built for",
+                do="return as many as asked for, or compare with a smaller batch",
+            )
         # Repeated if there are too few.
         index = jnp.arange(s.batch) % samples_of(self.validation)
         take = lambda a: jnp.take(a, index, axis=1)

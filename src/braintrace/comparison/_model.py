@@ -22,8 +22,8 @@ Params = dict[str, jax.Array]
 Build = Callable[[int, int], "PureModel"]  # of a seed and a batch size
 
 _FORMS = (
-    "pass a brainstate or nnx module, or (step, params, state) with step(params, state, x) -> "
-    "(state, out), or a class or function that returns one"
+    "pass a class or function that returns a brainstate or nnx module, or (step, params, state) "
+    "with step(params, state, x) -> (state, out); it may take seed, key and batch_size"
 )
 
 
@@ -57,14 +57,19 @@ def builder(model: Any, x: Callable[[int], PyTree]) -> Build:
 def name_of(model: Any) -> str:
     """What a model is called in a table."""
     model = getattr(model, "func", model)  # of a partial
-    model = model[0] if isinstance(model, tuple) and model else model
     return getattr(model, "__name__", type(model).__name__)
 
 
 def _made(model: Any, seed: int, batch_size: int) -> Any:
     """The model itself, or what its class or function returns for a seed."""
-    if isinstance(model, (brainstate.nn.Module, tuple)) or is_nnx(model) or not callable(model):
+    if isinstance(model, brainstate.nn.Module):
         return model
+    if not callable(model) or is_nnx(model):
+        raise type_error(
+            f"the model is a {type(model).__name__}.",
+            why="it is made for every seed, and for batches of more than one size",
+            do=_FORMS,
+        )
     available = {"seed": seed, "key": jax.random.key(seed), "batch_size": batch_size}
     parameters = inspect.signature(model).parameters.values()
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -91,7 +96,7 @@ def pure_model(model: Any, batch_size: int, x: PyTree) -> PureModel:
     else:
         kind = f"tuple of {len(model)}" if isinstance(model, tuple) else type(model).__name__
         raise type_error(
-            f"the model is a {kind}.",
+            f"the function of the model returns a {kind}.",
             why="a model is one step of a network with its parameters and its state",
             do=_FORMS,
         )

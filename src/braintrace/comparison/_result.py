@@ -100,7 +100,10 @@ class CompareResult:
         length: steps of a sequence.
         metric: what the score is called and how it is printed.
         settings: what was trained, and how long.
-        rows: one per rule and optimizer; a rule that is refused has the reason in `refused`.
+        rows: one per rule and optimizer: `label`, `mean` of the test scores, `rate`,
+            `working_bytes`, `stored_bytes`, `milliseconds`; `refused`, the reason if there is one;
+            and per seed in `seeds` its test `score`, the validation `scores` at the updates `at`,
+            `losses`, and the agreement with BPTT at `initial` and `trained` weights.
         threshold: the score that `reach` counts updates to; None is half way from chance level
             to the best row.
         finished: False if it was interrupted.
