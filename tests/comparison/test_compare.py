@@ -184,7 +184,7 @@ def test_rates_that_diverge_are_not_chosen():
 
 
 def test_updates_within_a_sequence():
-    sizes = SIZES | {"updates": 6, "update_every": 2, "seeds": 1}
+    sizes = SIZES | {"updates": 5, "update_every": 2, "seeds": 1}  # three per batch
     rules = ["bptt", "rolling:window=1", "no_trace"]
     found = rows(compare(network, Sum(), rules, **sizes))
     losses = {rule: np.array(row.seeds[0].losses) for rule, row in found.items()}

@@ -74,7 +74,8 @@ def compare(
         rules: words such as 'd_rtrl' or 'pp_prop:decay_or_rank=0.9', baselines ('bptt', 'tbptt',
             'rolling:window=8', 'no_trace'), or values of `braintrace.rules`.
         seeds: how many, from 0 on.
-        updates: weight updates of a run, default 1000; a streaming task has its own number.
+        updates: weight updates of a run, default 1000, at least (the last batch is not cut short);
+            a streaming task has its own number.
         batch: sequences of an update.
         update_every: steps between two updates, a divisor of the length; default that of the task,
             or one update per sequence.
@@ -194,8 +195,12 @@ class Comparison:
         old, new = {row.label for row in rows}, []
         bar = self.bar(max(1, len(choices)), f"{self.task.name}, compiling")
         self._compiled(Choice(BPTT, BPTT, {}))
+        named = lambda choice, name: choice.label + f" {name}" * (len(names) > 1)
         for choice in choices:
             bar.set_postfix_str(choice.label)
+            bar.update(1)
+            if all(named(choice, name) in old for name in names):
+                continue
             costs: dict[str, Any] = {}
             try:
                 if choice.name == TRUNCATED and choice.window is None:
@@ -206,11 +211,9 @@ class Comparison:
                 costs = {"refused": str(error) or type(error).__name__}
             block = None if choice.name in BASELINES else choice.block
             for name in names:
-                label = choice.label if len(names) == 1 else f"{choice.label} {name}"
-                if label not in old:
+                if (label := named(choice, name)) not in old:
                     how = (choice.name, choice.options, choice.window, block, name)
                     new.append((Row(label, *how, **costs), choice))
-            bar.update(1)
         bar.close()
         rows += [row for row, _ in new]
         return new
@@ -377,15 +380,16 @@ def _check_sizes(
 
 
 def _updates(task: Sequences, every: int, updates: int | None) -> int:
+    each = task.length // every  # of a batch
     if not task.streaming:
-        return 1000 if updates is None else updates
+        return -(-(updates or 1000) // each) * each
     if updates is not None:
         raise value_error(
             f"updates={updates} for {task.name}.",
             why="a network learns from one pass over a stream",
             do="leave it out; the length of the stream and update_every decide",
         )
-    return task.length // every
+    return each
 
 
 def _check_same(new: CompareResult, old: CompareResult) -> None:
