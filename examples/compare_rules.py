@@ -35,7 +35,7 @@ class Net(brainstate.nn.Module):
 
 
 class Sign:
-    chance, higher_is_better = 0.5, True
+    title, chance, higher_is_better = "the sign of a pulse 23 steps ago", 0.5, True
     metric, scale, form = "accuracy (%)", 100, "{:.1f}"
 
     mask = jnp.arange(24) == 23  # the last step counts

@@ -18,7 +18,7 @@ Axes: TypeAlias = Any
 
 # Distinct for readers with colour-blindness too; baselines are grey and dashed.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7B3FA0")
-GREYS = ("#222222", "#777777", "#B0B0B0")
+GREYS = ("#222222", "#666666", "#909090", "#B8B8B8")
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -40,7 +40,7 @@ def draw(result: CompareResult) -> Figure:
     height = max(4.8, 2.2 + 0.34 * len(rows))
     figure, (curves, finals, memory) = new_figure((14, height), 3, width_ratios=(1.7, 1, 1))
     figure.suptitle(
-        f"{result.name}: {result.title}\n{s.model}, T = {result.length}, batches of {s.batch}, "
+        f"{result.heading}\n{s.model}, T = {result.length}, batches of {s.batch}, "
         f"{s.seeds} seed{'s' if s.seeds > 1 else ''}",
         fontsize=11,
     )

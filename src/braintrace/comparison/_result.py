@@ -124,6 +124,11 @@ class CompareResult:
         return self.table()
 
     @property
+    def heading(self) -> str:
+        """Name and title of the task."""
+        return self.name if self.title == self.name else f"{self.name}: {self.title}"
+
+    @property
     def goal(self) -> float:
         """The score that `reach` counts updates to."""
         if self.threshold is not None:
@@ -151,7 +156,7 @@ class CompareResult:
         seeds = f"{s.seeds} seed{'s' * (s.seeds > 1)}"
         sizes = f"T = {self.length}, batches of {s.batch}, {s.updates} updates{every}, {seeds}"
         about = f"{s.model}, {sizes}"
-        lines = [f"{self.name}: {self.title}", *textwrap.wrap(about, WIDTH), metric.chance_level]
+        lines = [self.heading, *textwrap.wrap(about, WIDTH), metric.chance_level]
         several = len(s.rates) > 1
         if several:
             rates = ", ".join(f"{rate:g}" for rate in s.rates)
