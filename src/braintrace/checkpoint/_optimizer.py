@@ -106,7 +106,7 @@ def _is_transformation(optimizer: Any) -> bool:
 def _start(holder: Learner, optimizer: Any) -> PyTree:
     """Shapes of the state of an optax transformation."""
     weights = weights_of(None, holder.param_states)
-    return jax.eval_shape(optimizer.init, values_of(weights))
+    return jax.eval_shape(lambda values: optimizer.init(values), values_of(weights))
 
 
 def states_under(thing: PyTree, apart: set[int]) -> dict[Name, brainstate.State]:

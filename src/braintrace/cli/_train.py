@@ -174,10 +174,10 @@ def _finish(session: Session, folder: Path, seconds: float) -> None:
         "at": session.at,
         "scores": session.scores,
     }
-    save_json(folder / RECORD, record)
+    save_figure(draw_train, folder / FIGURE, session)
+    save_json(folder / RECORD, record)  # last: a run with a record is finished
     print(f"Checkpoint: {folder / CHECKPOINT}")
     print(f"Record: {folder / RECORD}")
-    save_figure(draw_train, folder / FIGURE, session)
     print(_result(task, record, folder))
 
 

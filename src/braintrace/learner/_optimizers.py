@@ -61,7 +61,8 @@ def optimizer_of(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
 
 def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
     params = values_of(weights)
-    shape: Any = jax.tree.structure(jax.eval_shape(optimizer.init, params))
+    init = lambda params: optimizer.init(params)  # JAX caches per function, and every call anew
+    shape: Any = jax.tree.structure(jax.eval_shape(init, params))
     state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
     reused = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
     if shape.num_leaves == 0:  # nothing to store

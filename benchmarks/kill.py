@@ -1,0 +1,134 @@
+"""Kill `braintrace train` at random moments and continue it: it ends where an undisturbed run does.
+
+Runs are started, killed (SIGKILL), continued with --resume and killed again until they end; then the
+next one starts with another seed. The checkpoint of each must be that of a run that was never
+killed, byte for byte: weights, states, traces, optimizer, all losses and scores. Processes are
+forks of this one, which has imported everything, and share compiled programs in a cache on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import matplotlib.figure  # noqa: F401  # what a run imports is imported once
+import optax  # noqa: F401
+
+from braintrace.cli import _train, main
+
+TASK = ["train", "adding", "--cell", "gru", "--units", "8", "--batch", "2", "--length", "16"]
+
+
+class Runs:
+    """Processes of one task in a folder; `kills` counts them by what they hit."""
+
+    def __init__(self, folder: Path, updates: int, every: int):
+        self.folder = folder
+        self.words = [*TASK, "--updates", str(updates), "--checkpoint-every", str(every)]
+        self.kills = {"before an update": 0, "in training": 0, "in a save": 0}
+
+    def start(self, seed: int, out: Path) -> int:
+        """A process that starts or continues a run; returns its id."""
+        if (out / _train.SETTINGS).exists():
+            words = [*TASK[:2], "--resume", *self.words[-2:], "--out", str(out)]
+        else:
+            words = [*self.words, "--seed", str(seed), "--out", str(out)]
+        child = os.fork()
+        if child:
+            return child
+        log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = 1
+        try:
+            status = main(words)
+        except SystemExit as stopped:
+            print(stopped.code, file=sys.stderr)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+    def ended(self, seed: int, out: Path, seconds: float | None) -> bool:
+        """Whether a process came to its end within `seconds`; else it is killed."""
+        before = (out / _train.CHECKPOINT).stat().st_ino if (out / _train.CHECKPOINT).exists() else 0
+        process = self.start(seed, out)
+        watched = os.pidfd_open(process)
+        killed = not select.select([watched], [], [], seconds)[0]
+        os.close(watched)
+        if killed:
+            os.kill(process, signal.SIGKILL)
+        status = os.waitpid(process, 0)[1]
+        if status == 0:
+            return True
+        if not (killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            raise SystemExit(f"a run failed:\n{(self.folder / 'log').read_text()[-3000:]}")
+        if list(out.glob(".*.tmp")):
+            self.kills["in a save"] += 1
+        elif (out / _train.CHECKPOINT).exists() and before != (out / _train.CHECKPOINT).stat().st_ino:
+            self.kills["in training"] += 1
+        else:
+            self.kills["before an update"] += 1
+        return False
+
+    def compare(self, seed: int, longest: float, times: int) -> None:
+        """Kill a run until it ends or `times` is used up, and compare it with an undisturbed one."""
+        out, whole = (self.folder / f"{name}-{seed}" for name in ("killed", "whole"))
+        while sum(self.kills.values()) < times:
+            if self.ended(seed, out, random.uniform(0, longest)):
+                break
+        else:
+            assert self.ended(seed, out, None)
+        assert self.ended(seed, whole, None)
+        for name in (_train.CHECKPOINT, _train.SETTINGS, _train.FIGURE):
+            if (out / name).read_bytes() != (whole / name).read_bytes():
+                raise SystemExit(f"{out / name} differs from {whole / name}")
+        records = [json.loads((folder / _train.RECORD).read_text()) for folder in (out, whole)]
+        for record in records:
+            del record["seconds_per_update"]
+        if records[0] != records[1]:
+            raise SystemExit(f"the records in {out} and {whole} differ")
+        left = {p.name for p in out.iterdir()} - {p.name for p in whole.iterdir()}
+        if left:
+            raise SystemExit(f"{out} has files left behind: {left}")
+
+
+def run() -> int:
+    """Print how many runs were killed where."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=200, help="kills")
+    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--every", type=int, default=3, help="updates between checkpoints")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    random.seed(options.seed)
+    warnings.filterwarnings("ignore", message=".*fork.*")  # there is no thread of JAX here yet
+    with tempfile.TemporaryDirectory() as name:
+        jax.config.update("jax_compilation_cache_dir", f"{name}/programs")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        runs = Runs(Path(name), options.updates, options.every)
+        runs.ended(2**31, Path(name) / "first", None)  # fills the cache
+        started = time.perf_counter()
+        runs.ended(2**31 + 1, Path(name) / "second", None)
+        longest = 0.8 * (time.perf_counter() - started)
+        seed = 0
+        while sum(runs.kills.values()) < options.times:
+            runs.compare(seed, longest, options.times)
+            seed += 1
+            print(f"{seed} runs equal undisturbed ones; kills: {runs.kills}", flush=True)
+    print(f"{sum(runs.kills.values())} kills, {seed} runs: every byte equal")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())
