@@ -1,4 +1,4 @@
-"""A million steps of `etrace_train` in one process: memory, compilations and speed stay as they are.
+"""A million steps of `etrace_train` in one process: memory, programs and speed stay as they are.
 
 Every call is written as a user would: a new lambda, new inputs, results read. What is measured at
 the end of a call is compared between the first tenth of the calls, without those that warm up, and
@@ -99,7 +99,9 @@ def main() -> int:
         wrong += [name] if b > a + more else []
         print(f"{name:12} {a:16,.6g} -> {b:16,.6g}  {b / a - 1:+.2%}")
     steps = options.per_call / median(samples[WARM_UP:], "seconds")
-    print(f"{steps:,.0f} steps per second; " + (f"more {', '.join(wrong)}" if wrong else "no growth"))
+    print(
+        f"{steps:,.0f} steps per second; " + (f"more {', '.join(wrong)}" if wrong else "no growth")
+    )
     return bool(wrong)
 
 

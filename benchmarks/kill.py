@@ -1,7 +1,7 @@
 """Kill `braintrace train` at random moments and continue it: it ends where an undisturbed run does.
 
-Runs are started, killed (SIGKILL), continued with --resume and killed again until they end; then the
-next one starts with another seed. The checkpoint of each must be that of a run that was never
+A run is started, killed (SIGKILL), continued with --resume and killed again until it ends; then
+the next one starts with another seed. The checkpoint of each must be that of a run that was never
 killed, byte for byte: weights, states, traces, optimizer, all losses and scores. Processes are
 forks of this one, which has imported everything, and share compiled programs in a cache on disk.
 """
@@ -60,7 +60,9 @@ class Runs:
 
     def ended(self, seed: int, out: Path, seconds: float | None) -> bool:
         """Whether a process came to its end within `seconds`; else it is killed."""
-        before = (out / _train.CHECKPOINT).stat().st_ino if (out / _train.CHECKPOINT).exists() else 0
+        before = (
+            (out / _train.CHECKPOINT).stat().st_ino if (out / _train.CHECKPOINT).exists() else 0
+        )
         process = self.start(seed, out)
         watched = os.pidfd_open(process)
         killed = not select.select([watched], [], [], seconds)[0]
@@ -74,14 +76,16 @@ class Runs:
             raise SystemExit(f"a run failed:\n{(self.folder / 'log').read_text()[-3000:]}")
         if list(out.glob(".*.tmp")):
             self.kills["in a save"] += 1
-        elif (out / _train.CHECKPOINT).exists() and before != (out / _train.CHECKPOINT).stat().st_ino:
+        elif (out / _train.CHECKPOINT).exists() and before != (
+            out / _train.CHECKPOINT
+        ).stat().st_ino:
             self.kills["in training"] += 1
         else:
             self.kills["before an update"] += 1
         return False
 
     def compare(self, seed: int, longest: float, times: int) -> None:
-        """Kill a run until it ends or `times` is used up, and compare it with an undisturbed one."""
+        """Kill a run until it ends or `times` is used up; compare it with an undisturbed one."""
         out, whole = (self.folder / f"{name}-{seed}" for name in ("killed", "whole"))
         while sum(self.kills.values()) < times:
             if self.ended(seed, out, random.uniform(0, longest)):

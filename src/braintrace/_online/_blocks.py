@@ -65,7 +65,7 @@ def nbytes(tree: PyTree) -> int:
 
 
 def _budget() -> int:
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit", SHARE * BUDGET) // SHARE
 
 

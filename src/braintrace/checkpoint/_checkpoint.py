@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
+import jax
 import jax.tree_util as jtu
 import numpy as np
 
@@ -17,6 +18,7 @@ from ._archive import Json, read, write
 from ._contents import Learner, Name, identity, states_in
 from ._leaves import decoded, described, described_as, differences, encoded, is_leaf
 from ._optimizer import to_load, to_save
+from ._processes import write_once
 from ._structure import packed, unpacked
 
 OPTIMIZER = "optimizer"
@@ -70,7 +72,9 @@ class CheckpointMixin:
         """Write weights, states, traces, optimizer and random state into one file.
 
         A file of that name is replaced at once: a process that is killed leaves the old one or the
-        new one. The file holds arrays and plain data, no code.
+        new one. The file holds arrays and plain data, no code. If there are several processes
+        (`jax.distributed`), all of them call this; process 0 writes, and where each process has an
+        array of its own, that of process 0 is saved.
 
         Args:
             path: the file; its folder is created if there is none.
@@ -101,7 +105,7 @@ class CheckpointMixin:
             spec, array = encoded(value)
             if array is not None:
                 spec["array"] = len(arrays)
-                arrays.append(array)
+                arrays.append(array if jax.process_index() == 0 else np.empty(0))
             return spec
 
         opt = to_save(self, learner, optimizer)
@@ -118,12 +122,14 @@ class CheckpointMixin:
             "values": entries,
             "extra": packed(extra, put),
         }
-        write(path, header, arrays)
+        write_once(path, lambda: write(path, header, arrays))
 
     def load(self, path: str | os.PathLike, *, optimizer: Any = None) -> Checkpoint:
         """Put back what `save` wrote, so that training goes on as if it had never stopped.
 
         The random state of brainstate is put back too. A file that is refused changes nothing.
+        Arrays go to the devices that those of the learner are on, whatever their number when the
+        file was saved; of several processes each one reads the file.
 
         Args:
             path: the file.

@@ -10,6 +10,7 @@ import saiunit as u
 from .._errors import type_error, value_error
 from .._jaxpr import PyTree, is_traced
 from ._archive import Json
+from ._processes import fetched, placed
 
 Spec = Json
 _PYTHON = {bool: "bool", int: "int", float: "float", complex: "complex", str: "str"}
@@ -31,10 +32,10 @@ def encoded(value: PyTree) -> tuple[Spec, np.ndarray | None]:
         return {"kind": "python", "type": _PYTHON[type(value)], "value": _text(value)}, None
     check_concrete(value)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = np.asarray(jax.device_get(jax.random.key_data(value)))
+        data = fetched(jax.random.key_data(value))
         return {"kind": "key", "impl": str(jax.random.key_impl(value))}, data
     if isinstance(value, jax.Array):
-        return {"kind": "jax", "weak": bool(value.weak_type)}, np.asarray(jax.device_get(value))
+        return {"kind": "jax", "weak": bool(value.weak_type)}, fetched(value)
     if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.names is None:
         array = np.asarray(value)
         if array.dtype.kind not in "OSUMm":
@@ -71,11 +72,12 @@ def decoded(spec: Spec, array: np.ndarray | None, like: PyTree = None) -> PyTree
         case "numpy":
             return np.array(array)
         case "key":
-            return jax.random.wrap_key_data(jnp.array(array), impl=spec["impl"])
+            of = jax.random.key_data(like) if isinstance(like, jax.Array) else None
+            assert array is not None
+            return jax.random.wrap_key_data(placed(array, of), impl=spec["impl"])
     assert array is not None
-    new = _weak(array) if spec["weak"] else jnp.array(array)
-    spread = isinstance(like, jax.Array) and like.sharding != new.sharding
-    return jax.device_put(new, like.sharding) if spread else new
+    new = placed(array, like)
+    return jax.device_put(_weak(new), new.sharding) if spec["weak"] else new
 
 
 def described(value: PyTree) -> Spec:
@@ -129,12 +131,12 @@ def _number(shape: tuple[int, ...], dtype: np.dtype) -> Spec:
     return {"sort": "number", "shape": shape, "dtype": dtype.name, "family": family}
 
 
-def _weak(array: np.ndarray) -> PyTree:
+def _weak(array: jax.Array) -> jax.Array:
     """An array whose type gives way, as that of a Python number does."""
     zero = {"f": 0.0, "i": 0, "c": 0j}.get(_number(array.shape, array.dtype)["family"])
     blank = None if zero is None else jnp.full(array.shape, zero)
     fits = blank is not None and blank.dtype == array.dtype and blank.weak_type
-    return blank.at[...].set(array) if fits and blank is not None else jnp.array(array)
+    return blank.at[...].set(array) if fits and blank is not None else array
 
 
 def _text(value: PyTree) -> PyTree:

@@ -28,7 +28,7 @@ class Optimizer:
 
     kind: str | None  # "states", "tree", or None if there is none
     states: dict[Name, brainstate.State] = field(default_factory=dict)
-    tree: PyTree = None  # the state, where that is a tree; of shapes, if there is none yet
+    tree: PyTree = None  # the state, where that is a tree
     finish: Callable[[PyTree], PyTree] = lambda tree: None
 
 
@@ -43,7 +43,7 @@ def to_save(holder: Learner, learner: Learner, optimizer: Any) -> Optimizer:
         return _held(learner, optimizer)
     if holder.optimizer is optimizer and own is not None:
         return Optimizer("tree", tree=own.value)
-    start = _start(holder, optimizer)
+    start = jax.eval_shape(lambda: _start(holder, optimizer))
     if jax.tree.leaves(start):
         raise value_error(
             "the learner has no state of this optimizer.",
@@ -104,9 +104,8 @@ def _is_transformation(optimizer: Any) -> bool:
 
 
 def _start(holder: Learner, optimizer: Any) -> PyTree:
-    """Shapes of the state of an optax transformation."""
-    weights = weights_of(None, holder.param_states)
-    return jax.eval_shape(lambda values: optimizer.init(values), values_of(weights))
+    """The state of an optax transformation before the first update, beside the weights."""
+    return optimizer.init(values_of(weights_of(None, holder.param_states)))
 
 
 def states_under(thing: PyTree, apart: set[int]) -> dict[Name, brainstate.State]:

@@ -1,0 +1,191 @@
+"""Several processes: one learner, one checkpoint, on any number of devices and processes."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import braintrace
+from braintrace.checkpoint import _archive
+from braintrace.checkpoint._processes import fetched
+
+SAMPLES, UNITS, DEVICES = 4, 4, 2  # devices of a process
+XS = np.random.default_rng(0).standard_normal((12, SAMPLES, 3))
+
+
+class Net(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.readout = braintrace.nn.GRUCell(3, UNITS), braintrace.nn.Linear(UNITS, 2)
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
+
+def place(a, mesh):
+    """Samples over the processes, units over the devices of each."""
+    spec = [
+        "samples" if i == 0 and n == SAMPLES and a.ndim > 1 else None for i, n in enumerate(a.shape)
+    ]
+    units = [i for i, n in enumerate(a.shape) if n == UNITS and spec[i] is None]
+    if units:
+        spec[units[-1]] = "units"
+    return spread(np.asarray(a), mesh, spec)
+
+
+def spread(a, mesh, spec):
+    if mesh is None:
+        return a
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.make_array_from_callback(a.shape, sharding, lambda index: a[index])
+
+
+def learner_of(mesh=None, seed=0):
+    brainstate.random.seed(seed)
+    learner = braintrace.compile(Net(), "d_rtrl", XS[0], batch_size=SAMPLES)
+    for name, state in learner.states().items():
+        if mesh is not None and name[0] in ("model4compile", "etraces"):
+            state.value = jax.tree.map(lambda a: place(a, mesh), state.value)
+    return learner
+
+
+def places(learner):
+    states = {n: s.value for n, s in learner.states().items() if n != ("optimizer_state",)}
+    return jax.tree.map(lambda a: a.sharding, states)
+
+
+def gradient(learner, mesh=None):
+    xs, step = spread(XS, mesh, [None, "samples"]), lambda x: jnp.mean(learner(x) ** 2)
+    return flat(learner.etrace_grad(xs, step_fn=step, block_size=3))
+
+
+def trained(learner, optimizer, mesh=None):
+    xs, step = spread(XS, mesh, [None, "samples"]), lambda x: jnp.mean(learner(x) ** 2)
+    return flat(learner.etrace_train(xs, step_fn=step, optimizer=optimizer, update_every=2))
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(fetched(a)) for a in jax.tree.leaves(tree)])
+
+
+def main(rank, port, folder):
+    """One of two processes: notes what it computes, and the second one dies before a save."""
+    rank, folder = int(rank), Path(folder)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, DEVICES), ("samples", "units"))
+    learner, optimizer = learner_of(mesh), optax.adam(0.1)
+    seen = {"gradient": gradient(learner, mesh), "before": trained(learner, optimizer, mesh)}
+    learner.save(folder / "two", step=12, extra={"rank": rank})
+    seen["after"] = trained(learner, optimizer, mesh)
+
+    again, optimizer = learner_of(mesh, seed=1), optax.adam(0.1)
+    where = places(again)
+    assert sum(not p.is_fully_addressable for p in jax.tree.leaves(where)) > 8
+    saved = again.load(folder / "two", optimizer=optimizer)
+    assert saved.step == 12 and saved.extra == {"rank": 0} and places(again) == where
+    seen["resumed"] = trained(again, optimizer, mesh)
+
+    again.load(folder / "one")
+    seen["resumed from one"] = trained(again, optimizer, mesh)
+    try:
+        again.save(folder)
+    except OSError as error:
+        seen["refusal"] = np.array(f"{type(error).__name__} {error}")
+    np.savez(folder / f"seen{rank}.npz", **seen)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        again.save(folder / "two", step=13)  # needs what the other process has
+    finally:
+        os._exit(0)
+
+
+# -------------------------------------------------------------------------------------- tests
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A learner of one process and one device: gradient, losses before and after the save."""
+    learner, optimizer = learner_of(), optax.adam(0.1)
+    return learner, optimizer, gradient(learner), trained(learner, optimizer)
+
+
+@pytest.fixture(scope="module")
+def ran(alone, tmp_path_factory):
+    """The folder of two processes of two devices each, that one process saved in before."""
+    folder = tmp_path_factory.mktemp("processes")
+    alone[0].save(folder / "one", step=12)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    environ = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    words = [sys.executable, __file__]
+    both = [
+        subprocess.Popen([*words, str(rank), str(port), str(folder)], env=environ)
+        for rank in range(2)
+    ]
+    try:
+        assert both[1].wait(120) == -signal.SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the dead one
+            both[0].wait(1)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    return folder, [dict(np.load(folder / f"seen{rank}.npz")) for rank in range(2)]
+
+
+def test_processes_have_the_gradient_and_the_losses_of_one(alone, ran):
+    _, _, grads, losses = alone
+    for seen in ran[1]:
+        np.testing.assert_allclose(seen["gradient"], grads, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(seen["before"], losses, rtol=1e-6, atol=1e-12)
+    assert np.abs(grads).max() > 1e-3 and losses[-1] < losses[0]
+
+
+def test_processes_go_on_from_their_checkpoint_bit_for_bit(ran):
+    for seen in ran[1]:
+        assert np.array_equal(seen["resumed"], seen["after"])
+        assert not np.array_equal(seen["resumed"], seen["before"])
+
+
+def test_checkpoint_is_for_any_number_of_processes(alone, ran):
+    learner, optimizer, *_ = alone
+    folder, (first, second) = ran
+    after = trained(learner, optimizer)
+    assert np.array_equal(first["resumed from one"], second["resumed from one"])
+    np.testing.assert_allclose(first["resumed from one"], after, rtol=1e-6, atol=1e-12)
+    saved = learner.load(folder / "two")
+    assert saved.step == 12
+    np.testing.assert_allclose(trained(learner, optimizer), first["after"], rtol=1e-6, atol=1e-12)
+
+
+def test_process_that_dies_leaves_the_last_checkpoint_whole(ran):
+    folder, _ = ran
+    header, _ = _archive.read(folder / "two")
+    assert header["step"] == 12
+    assert {p.name for p in folder.iterdir()} == {"one", "two", "seen0.npz", "seen1.npz"}
+
+
+def test_failure_of_the_writer_is_an_error_in_every_process(ran):
+    folder, (first, second) = ran
+    assert str(first["refusal"]).startswith(f"IsADirectoryError '{folder}' is a folder.")
+    assert str(second["refusal"]).startswith(f"OSError {folder} was not saved.")
+
+
+if __name__ == "__main__":
+    brainstate.environ.set(precision=64)
+    main(*sys.argv[1:])
