@@ -1,5 +1,6 @@
 """Learning while the sequence runs: gradients and updates in turn, in one scan."""
 
+import gc
 import sys
 
 import brainstate
@@ -412,6 +413,19 @@ def test_second_call_compiles_nothing(every):
 
     run(XS)
     assert compiles(lambda: run(YS)) == 0
+
+
+def test_calls_hold_on_to_nothing():
+    algo = learner()
+    run = lambda: algo.etrace_train(XS, YS, step_fn=plain(algo), optimizer=ADAM)
+    counts = []
+    for calls in (2, 5):  # the first ones compile
+        for _ in range(calls):
+            run()
+        gc.collect()
+        counts.append((len(gc.get_objects()), len(jax.live_arrays())))
+    (objects, arrays), (after, now) = counts
+    assert after < objects + 5 and now == arrays
 
 
 @pytest.mark.parametrize("lengths", [(8, 11), (11, 3)])
