@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
@@ -96,33 +96,14 @@ class CheckpointMixin:
             >>> learner.load(path).step
             7
         """
-        learner, samples = self._learner, self._n_samples
+        learner = self._learner
         check_compiled(learner, "saved")
-        entries: list[Json] = []
-        arrays: list[np.ndarray] = []
-
-        def put(value: PyTree) -> Json:
-            spec, array = encoded(value)
-            if array is not None:
-                spec["array"] = len(arrays)
-                arrays.append(array if jax.process_index() == 0 else np.empty(0))
-            return spec
-
         opt = to_save(self, learner, optimizer)
         states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in opt.states.items()}
-        for name, state in states.items():
-            entries += _leaves(name, state.value, put, type(state).__name__)
+        values = {name: (state.value, type(state).__name__) for name, state in states.items()}
         if opt.kind == "tree":
-            entries += _leaves((OPTIMIZER,), opt.tree, put, "tree")
-        header = {
-            "braintrace": __version__,
-            "step": _step(step),
-            "learner": identity(learner, samples),
-            "optimizer": opt.kind,
-            "values": entries,
-            "extra": packed(extra, put),
-        }
-        write_once(path, lambda: write(path, header, arrays))
+            values[OPTIMIZER,] = (opt.tree, "tree")
+        save_values(path, identity(learner, self._n_samples), opt.kind, values, step, extra)
 
     def load(self, path: str | os.PathLike, *, optimizer: Any = None) -> Checkpoint:
         """Put back what `save` wrote, so that training goes on as if it had never stopped.
@@ -145,46 +126,104 @@ class CheckpointMixin:
             ValueError: it is no checkpoint, is damaged, or belongs to another model, rule or
                 optimizer; all differences are listed.
         """
-        learner, samples = self._learner, self._n_samples
+        learner = self._learner
         check_compiled(learner, "loaded")
-        header, arrays = read(path)
-        get = lambda spec: None if "array" not in spec else arrays[spec["array"]]
-        opt = to_load(self, learner, optimizer, header["optimizer"], path)
-        entries = {(*e["name"], e["leaf"]): e for e in header["values"]}
-        if opt.kind is None:
-            entries = {name: e for name, e in entries.items() if name[0] != OPTIMIZER}
+        file = File(path, *read(path))
+        opt = to_load(self, learner, optimizer, file.header["optimizer"], path)
         states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in opt.states.items()}
-        places = [(name, state.value) for name, state in states.items()]
-        places += [((OPTIMIZER,), opt.tree)] if opt.kind == "tree" else []
+        places = {name: state.value for name, state in states.items()}
+        if opt.kind == "tree":
+            places[OPTIMIZER,] = opt.tree
+        values = file.values(identity(learner, self._n_samples), places, opt.kind is not None)
+        extra = file.extra()
+        state_of_optimizer = opt.finish(values.pop((OPTIMIZER,), None))
+        for name, value in values.items():
+            states[name].value = value
+        return file.checkpoint(extra, state_of_optimizer)
 
-        wrong = _others(header["learner"], identity(learner, samples))
-        matched = []
-        for name, value in places:
+
+def save_values(
+    path: str | os.PathLike,
+    learner: Json,
+    optimizer: str | None,
+    values: Mapping[Name, tuple[PyTree, str]],
+    step: int | None,
+    extra: PyTree,
+) -> None:
+    """Write named trees with what they are, the learner's identity and the optimizer's kind."""
+    entries: list[Json] = []
+    arrays: list[np.ndarray] = []
+
+    def put(value: PyTree) -> Json:
+        spec, array = encoded(value)
+        if array is not None:
+            spec["array"] = len(arrays)
+            arrays.append(array if jax.process_index() == 0 else np.empty(0))
+        return spec
+
+    for name, (value, kind) in values.items():
+        entries += _leaves(name, value, put, kind)
+    header = {
+        "braintrace": __version__,
+        "step": _step(step),
+        "learner": learner,
+        "optimizer": optimizer,
+        "values": entries,
+        "extra": packed(extra, put),
+    }
+    write_once(path, lambda: write(path, header, arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A checkpoint that was read."""
+
+    path: str | os.PathLike
+    header: Json
+    arrays: list[np.ndarray]
+
+    def _array(self, spec: Json) -> np.ndarray | None:
+        return self.arrays[spec["array"]] if "array" in spec else None
+
+    def values(
+        self, learner: Json, places: Mapping[Name, PyTree], optimizer: bool
+    ) -> dict[Name, PyTree]:
+        """The trees in the file that are for these; those of an optimizer may be left alone.
+
+        Raises:
+            ValueError: the learner is another one, or anything does not fit; all is listed.
+        """
+        entries = {(*e["name"], e["leaf"]): e for e in self.header["values"]}
+        if not optimizer:
+            entries = {name: e for name, e in entries.items() if name[0] != OPTIMIZER}
+        wrong = _others(self.header["learner"], learner)
+        matched = {}
+        for name, value in places.items():
             flat, tree = jtu.tree_flatten_with_path(value, is_leaf=is_leaf)
             specs = [entries.pop((*name, jtu.keystr(key)), None) for key, _ in flat]
             for (key, leaf), spec in zip(flat, specs, strict=True):
                 if spec is None:
                     wrong.append(f"{_shown(name, key)}: not in the file")
                 else:
-                    differing = differences(described(leaf), described_as(spec, get(spec)))
+                    differing = differences(described(leaf), described_as(spec, self._array(spec)))
                     wrong += [f"{_shown(name, key)}: {text}" for text in differing]
-            matched.append((tree, [leaf for _, leaf in flat], specs))
+            matched[name] = (tree, [leaf for _, leaf in flat], specs)
         wrong += [f"{'.'.join(name[:-1])}{name[-1]}: only in the file" for name in entries]
         if wrong:
-            raise ValueError(_refusal(path, wrong))
-        values = [
-            jtu.tree_unflatten(
-                tree, [decoded(s, get(s), a) for s, a in zip(specs, leaves, strict=True)]
-            )
-            for tree, leaves, specs in matched
-        ]
-        extra = unpacked(header["extra"], lambda spec: decoded(spec, get(spec)))
+            raise ValueError(_refusal(self.path, wrong))
+        decode = lambda spec, leaf: decoded(spec, self._array(spec), leaf)
+        return {
+            name: jtu.tree_unflatten(tree, map(decode, specs, leaves))
+            for name, (tree, leaves, specs) in matched.items()
+        }
 
-        tree = values.pop() if opt.kind == "tree" else None
-        state_of_optimizer = opt.finish(tree)
-        for state, value in zip(states.values(), values, strict=True):
-            state.value = value
-        return Checkpoint(header["step"], extra, state_of_optimizer, header["braintrace"])
+    def extra(self) -> PyTree:
+        """The value passed to `save`."""
+        return unpacked(self.header["extra"], lambda spec: decoded(spec, self._array(spec)))
+
+    def checkpoint(self, extra: PyTree, optimizer: Any) -> Checkpoint:
+        """What `load` returns."""
+        return Checkpoint(self.header["step"], extra, optimizer, self.header["braintrace"])
 
 
 def _leaves(name: Name, value: PyTree, put: Callable[[PyTree], Json], kind: str) -> list[Json]:
