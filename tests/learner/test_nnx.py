@@ -222,3 +222,47 @@ def test_calls_that_make_no_sense():
         learner.train(loss, optax.adam(0.1))
     with pytest.raises(TypeError, match="inside of a transformation of JAX"):
         jax.jit(learner)(x)
+
+
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path):
+    xs = jnp.asarray(XS)
+
+    def made(seed, rule="d_rtrl"):
+        net = Net(nnx.Rngs(seed))
+        optimizer = nnx.Optimizer(net, optax.adam(0.05), wrt=nnx.Param)
+        learner = bt.compile(net, rule, xs[0])
+        return learner, optimizer, learner.train(loss, optimizer, update_every=2)
+
+    learner, optimizer, train = made(0)
+    train(xs)
+    learner.save(tmp_path / "a", optimizer=optimizer, step=T, extra={"name": "net"})
+    want = train(xs), nnx.state(learner.module), nnx.state(optimizer), learner.carry
+
+    again, optimizer, train = made(1)
+    saved = again.load(tmp_path / "a", optimizer=optimizer)
+    assert saved.step == T and saved.extra == {"name": "net"} and saved.optimizer is optimizer
+    got = train(xs), nnx.state(again.module), nnx.state(optimizer), again.carry
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+    before = jax.tree.leaves(nnx.state(again.module, nnx.Param))
+    for options, said in (
+        ({}, "holds an optimizer."),
+        (
+            {"optimizer": nnx.Optimizer(again.module, optax.sgd(0.1), wrt=nnx.Param)},
+            "only in the file",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            again.load(tmp_path / "a", **options)
+    with pytest.raises(ValueError, match="option rule: 'd_rtrl' in the file, 'rtrl' here"):
+        made(0, "rtrl")[0].load(tmp_path / "a", optimizer=False)
+    with pytest.raises(TypeError, match="the optimizer is a GradientTransformation"):
+        again.save(tmp_path / "b", optimizer=optax.adam(0.1))
+    assert all(
+        a is b
+        for a, b in zip(before, jax.tree.leaves(nnx.state(again.module, nnx.Param)), strict=True)
+    )
+    assert again.load(tmp_path / "a", optimizer=False).optimizer is None

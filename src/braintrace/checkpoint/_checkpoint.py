@@ -128,7 +128,7 @@ class CheckpointMixin:
         """
         learner = self._learner
         check_compiled(learner, "loaded")
-        file = File(path, *read(path))
+        file = File.read(path)
         opt = to_load(self, learner, optimizer, file.header["optimizer"], path)
         states = states_in(learner) | {(OPTIMIZER, *n): s for n, s in opt.states.items()}
         places = {name: state.value for name, state in states.items()}
@@ -181,6 +181,10 @@ class File:
     path: str | os.PathLike
     header: Json
     arrays: list[np.ndarray]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> Self:
+        return cls(path, *read(path))
 
     def _array(self, spec: Json) -> np.ndarray | None:
         return self.arrays[spec["array"]] if "array" in spec else None

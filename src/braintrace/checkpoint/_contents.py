@@ -42,13 +42,8 @@ def states_in(learner: Learner) -> dict[Name, brainstate.State]:
 
 def identity(learner: Learner, samples: int | None) -> Json:
     """What shapes traces and gradients, in words of JSON; `samples` the learner is mapped over."""
-    rule = learner.rule
     out = {"rule": type(learner).__name__, "vjp_method": learner.vjp_method, "vmap": samples}
-    if learner.config is not None:
-        out |= {k: _word(v) for k, v in dataclasses.asdict(learner.config).items()}
-    out |= {k: _word(v) for k, v in rule.constants.items()}
-    if rule.feedback is not None:
-        out |= {f"feedback {k}": _word(getattr(rule.feedback, k)) for k in ("key", "scale")}
+    out |= of_rule(learner.rule, learner.config)
     for base in type(learner).__mro__:
         if "__init__" in vars(base) and issubclass(base, brainstate.nn.Module):
             for name in inspect.signature(vars(base)["__init__"]).parameters:
@@ -56,6 +51,15 @@ def identity(learner: Learner, samples: int | None) -> Json:
                 if name not in _IDLE and value is not None and not callable(value):
                     out.setdefault(name, _word(value))
     return out
+
+
+def of_rule(rule: Any, config: Any) -> Json:
+    """The same of a rule alone: its coordinates and constants."""
+    out = {} if config is None else dataclasses.asdict(config)
+    out |= rule.constants
+    if rule.feedback is not None:
+        out |= {f"feedback {k}": getattr(rule.feedback, k) for k in ("key", "scale")}
+    return {k: _word(v) for k, v in out.items()}
 
 
 def _word(value: PyTree) -> Any:

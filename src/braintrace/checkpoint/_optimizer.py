@@ -61,14 +61,7 @@ def to_load(
     own = holder.optimizer_state
     if optimizer is False or (optimizer is None and kind is None):
         return Optimizer(None)
-    if kind is None or (optimizer is None and own is None):
-        what = "holds no optimizer, one is passed" if kind is None else "holds an optimizer"
-        raise value_error(
-            f"{os.fspath(path)} {what}.",
-            why="training would go on with another state of the optimizer than it had",
-            do="pass load(path, optimizer=...) what was passed to save, or optimizer=False to "
-            "leave the optimizer as it is",
-        )
+    check_passed(path, kind, optimizer is not None or own is not None)
     if own is not None and (optimizer is None or holder.optimizer is optimizer):
         return Optimizer("tree", tree=own.value, finish=lambda tree: _store(holder, tree))
     if not _is_transformation(optimizer):
@@ -79,6 +72,18 @@ def to_load(
         return _store(holder, tree)
 
     return Optimizer("tree", tree=_start(holder, optimizer), finish=adopt)
+
+
+def check_passed(path: str | os.PathLike, kind: str | None, passed: bool) -> None:
+    """Refuse an optimizer that is not in the file, or one that is and has no place."""
+    if (kind is not None) != passed:
+        what = "holds no optimizer, one is passed" if kind is None else "holds an optimizer"
+        raise value_error(
+            f"{os.fspath(path)} {what}.",
+            why="training would go on with another state of the optimizer than it had",
+            do="pass load(path, optimizer=...) what was passed to save, or optimizer=False to "
+            "leave the optimizer as it is",
+        )
 
 
 def _held(learner: Learner, optimizer: Any) -> Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +14,18 @@ import jax.numpy as jnp
 from .._errors import CompilationError, dotted, message, type_error
 from .._jaxpr import PyTree, is_traced, prune, trace
 from .._online import Carry, Online, Untrained, online
-from ..checkpoint import STATES, WEIGHTS, tree_of_values, values_of_tree
+from ..checkpoint import (
+    OPTIMIZER,
+    STATES,
+    WEIGHTS,
+    Checkpoint,
+    File,
+    check_passed,
+    of_rule,
+    save_values,
+    tree_of_values,
+    values_of_tree,
+)
 from ..report import CompilationReport
 
 _EXPLICIT = (
@@ -231,6 +243,71 @@ class ModuleLearner:
         self._nnx.update(self.module, self._first)
         self.forget_past()
 
+    def save(
+        self,
+        path: str | os.PathLike,
+        *,
+        optimizer: Any = None,
+        step: int | None = None,
+        extra: PyTree = None,
+    ) -> None:
+        """Write parameters, variables, traces and optimizer into one file, replaced at once.
+
+        Args:
+            path: the file; its folder is created if there is none.
+            optimizer: an `nnx.Optimizer` of the module; None for none.
+            step: how far training has come.
+            extra: anything of dicts, lists, tuples, arrays, numbers, strings and None.
+        """
+        values = {name: (tree, "tree") for name, tree in self._saved(optimizer).items()}
+        kind = None if optimizer is None else "tree"
+        save_values(path, self._identity(), kind, values, step, extra)
+
+    def load(self, path: str | os.PathLike, *, optimizer: Any = None) -> Checkpoint:
+        """Put back what `save` wrote, so that training goes on as if it had never stopped.
+
+        A file that is refused changes nothing.
+
+        Args:
+            path: the file.
+            optimizer: an `nnx.Optimizer` of the module, if one was saved; False leaves the one in
+                the file alone.
+
+        Returns:
+            A `Checkpoint`: step, extra, and the optimizer.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no checkpoint, is damaged, or belongs to another module, rule or
+                optimizer; all differences are listed.
+        """
+        file = File.read(path)
+        if optimizer is not False:
+            check_passed(path, file.header["optimizer"], optimizer is not None)
+        optimizer = optimizer or None
+        values = file.values(self._identity(), self._saved(optimizer), optimizer is not None)
+        extra = file.extra()
+        for kind in ("params", "variables"):
+            self._nnx.update(self.module, values[kind,])
+        self._traces, self._count = values["traces",], values["steps",]
+        if optimizer is not None:
+            self._nnx.update(optimizer, values[OPTIMIZER,])
+        return file.checkpoint(extra, optimizer)
+
+    def _saved(self, optimizer: Any) -> dict[tuple[str, ...], PyTree]:
+        """All that training goes on from, by name."""
+        names = (("params",), ("variables",), ("traces",), ("steps",))
+        values = dict(zip(names, (*self._variables(), self._traces, self._count), strict=True))
+        if optimizer is None:
+            return values
+        self._check_optimizer(optimizer)
+        return {**values, (OPTIMIZER,): self._nnx.state(optimizer)}
+
+    def _identity(self) -> dict[str, Any]:
+        net = self.online
+        named = {"rule": net.rule.name, "window": net.window, "marked_only": net.marked_only}
+        return {**named, **of_rule(net.rule.record, net.rule.config)}
+
     def __call__(self, *inputs: PyTree, **extra: PyTree) -> PyTree:
         """One step; returns the output of the module."""
         net, params, carry = self._now()
@@ -284,13 +361,7 @@ class ModuleLearner:
             `has_aux`. Keep it: it is compiled once.
         """
         nnx = self._nnx
-        if not isinstance(optimizer, nnx.Optimizer):
-            raise type_error(
-                f"the optimizer is a {type(optimizer).__name__}.",
-                why="it holds the state of an optimizer for the parameters of the module",
-                do="pass nnx.Optimizer(module, optax.adam(1e-3), wrt=nnx.Param)",
-            )
-
+        self._check_optimizer(optimizer)
         runs: dict[Online, Callable[..., PyTree]] = {}
 
         def train(xs: PyTree, *targets: PyTree, mask: PyTree = None, **extra: PyTree) -> PyTree:
@@ -305,6 +376,14 @@ class ModuleLearner:
             return results[0] if len(results) == 1 else tuple(results)
 
         return train
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, self._nnx.Optimizer):
+            raise type_error(
+                f"the optimizer is a {type(optimizer).__name__}.",
+                why="it holds the state of an optimizer for the parameters of the module",
+                do="pass nnx.Optimizer(module, optax.adam(1e-3), wrt=nnx.Param)",
+            )
 
 
 class _Updates:
