@@ -60,9 +60,7 @@ class Runs:
 
     def ended(self, seed: int, out: Path, seconds: float | None) -> bool:
         """Whether a process came to its end within `seconds`; else it is killed."""
-        before = (
-            (out / _train.CHECKPOINT).stat().st_ino if (out / _train.CHECKPOINT).exists() else 0
-        )
+        before = self.files(out)
         process = self.start(seed, out)
         watched = os.pidfd_open(process)
         killed = not select.select([watched], [], [], seconds)[0]
@@ -74,25 +72,30 @@ class Runs:
             return True
         if not (killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
             raise SystemExit(f"a run failed:\n{(self.folder / 'log').read_text()[-3000:]}")
-        if list(out.glob(".*.tmp")):
-            self.kills["in a save"] += 1
-        elif (out / _train.CHECKPOINT).exists() and before != (
-            out / _train.CHECKPOINT
-        ).stat().st_ino:
-            self.kills["in training"] += 1
-        else:
-            self.kills["before an update"] += 1
+        new = self.files(out) - before
+        saving = any(name.endswith(".tmp") for name, _ in new)
+        self.kills["in a save" if saving else "in training" if new else "before an update"] += 1
         return False
 
-    def compare(self, seed: int, longest: float, times: int) -> None:
-        """Kill a run until it ends or `times` is used up; compare it with an undisturbed one."""
+    @staticmethod
+    def files(out: Path) -> set[tuple[str, int]]:
+        """The files of a run; one that is replaced is another."""
+        return {(p.name, p.stat().st_mtime_ns) for p in out.iterdir()} if out.exists() else set()
+
+    def compare(self, seed: int, longest: float, times: int) -> float:
+        """Kill a run until it ends or `times` is used up; compare it with an undisturbed one.
+
+        Returns the seconds of the undisturbed one, that others' use of the machine is part of.
+        """
         out, whole = (self.folder / f"{name}-{seed}" for name in ("killed", "whole"))
         while sum(self.kills.values()) < times:
             if self.ended(seed, out, random.uniform(0, longest)):
                 break
         else:
             assert self.ended(seed, out, None)
+        started = time.perf_counter()
         assert self.ended(seed, whole, None)
+        seconds = time.perf_counter() - started
         for name in (_train.CHECKPOINT, _train.SETTINGS, _train.FIGURE):
             if (out / name).read_bytes() != (whole / name).read_bytes():
                 raise SystemExit(f"{out / name} differs from {whole / name}")
@@ -104,6 +107,7 @@ class Runs:
         left = {p.name for p in out.iterdir()} - {p.name for p in whole.iterdir()}
         if left:
             raise SystemExit(f"{out} has files left behind: {left}")
+        return seconds
 
 
 def run() -> int:
@@ -122,12 +126,10 @@ def run() -> int:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         runs = Runs(Path(name), options.updates, options.every)
         runs.ended(2**31, Path(name) / "first", None)  # fills the cache
-        started = time.perf_counter()
-        runs.ended(2**31 + 1, Path(name) / "second", None)
-        longest = 0.8 * (time.perf_counter() - started)
+        longest = runs.compare(2**31 + 1, 0, 0)
         seed = 0
         while sum(runs.kills.values()) < options.times:
-            runs.compare(seed, longest, options.times)
+            longest = runs.compare(seed, longest, options.times)
             seed += 1
             print(f"{seed} runs equal undisturbed ones; kills: {runs.kills}", flush=True)
     print(f"{sum(runs.kills.values())} kills, {seed} runs: every byte equal")
