@@ -296,12 +296,17 @@ class ModuleLearner:
 
     def _saved(self, optimizer: Any) -> dict[tuple[str, ...], PyTree]:
         """All that training goes on from, by name."""
-        names = (("params",), ("variables",), ("traces",), ("steps",))
-        values = dict(zip(names, (*self._variables(), self._traces, self._count), strict=True))
-        if optimizer is None:
-            return values
-        self._check_optimizer(optimizer)
-        return {**values, (OPTIMIZER,): self._nnx.state(optimizer)}
+        params, variables = self._variables()
+        values: dict[tuple[str, ...], PyTree] = {
+            ("params",): params,
+            ("variables",): variables,
+            ("traces",): self._traces,
+            ("steps",): self._count,
+        }
+        if optimizer is not None:
+            self._check_optimizer(optimizer)
+            values[OPTIMIZER,] = self._nnx.state(optimizer)
+        return values
 
     def _identity(self) -> dict[str, Any]:
         net = self.online
