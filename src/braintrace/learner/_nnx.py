@@ -218,16 +218,19 @@ class ModuleLearner:
 
     def from_pytree(self, tree: Mapping[str, Any], *, weights_only: bool = False) -> None:
         """Put back what `to_pytree` returned, see `ETraceAlgorithm.from_pytree`."""
-        new = values_of_tree(tree, self._values(), weights_only)
-        self._nnx.update(self.module, new[(WEIGHTS,)])
-        if not weights_only:
-            self._nnx.update(self.module, new[STATES, "module"])
-            self._traces, self._count = new[STATES, "traces"], new[STATES, "steps"]
+        self._put(values_of_tree(tree, self._values(), weights_only))
 
     def _values(self) -> dict[tuple[str, ...], Any]:
         params, variables = self._variables()
         module = {(WEIGHTS,): params, (STATES, "module"): variables}
         return {**module, (STATES, "traces"): self._traces, (STATES, "steps"): self._count}
+
+    def _put(self, values: Mapping[tuple[str, ...], Any]) -> None:
+        """Values of all these names, or of the weights alone."""
+        self._nnx.update(self.module, values[(WEIGHTS,)])
+        if (STATES, "module") in values:
+            self._nnx.update(self.module, values[STATES, "module"])
+            self._traces, self._count = values[STATES, "traces"], values[STATES, "steps"]
 
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""
@@ -284,29 +287,20 @@ class ModuleLearner:
         file = File.read(path)
         if optimizer is not False:
             check_passed(path, file.header["optimizer"], optimizer is not None)
-        optimizer = optimizer or None
+        optimizer = None if optimizer is False else optimizer
         values = file.values(self._identity(), self._saved(optimizer), optimizer is not None)
         extra = file.extra()
-        for kind in ("params", "variables"):
-            self._nnx.update(self.module, values[kind,])
-        self._traces, self._count = values["traces",], values["steps",]
+        self._put(values)
         if optimizer is not None:
             self._nnx.update(optimizer, values[OPTIMIZER,])
         return file.checkpoint(extra, optimizer)
 
     def _saved(self, optimizer: Any) -> dict[tuple[str, ...], PyTree]:
         """All that training goes on from, by name."""
-        params, variables = self._variables()
-        values: dict[tuple[str, ...], PyTree] = {
-            ("params",): params,
-            ("variables",): variables,
-            ("traces",): self._traces,
-            ("steps",): self._count,
-        }
-        if optimizer is not None:
-            self._check_optimizer(optimizer)
-            values[OPTIMIZER,] = self._nnx.state(optimizer)
-        return values
+        if optimizer is None:
+            return self._values()
+        self._check_optimizer(optimizer)
+        return {**self._values(), (OPTIMIZER,): self._nnx.state(optimizer)}
 
     def _identity(self) -> dict[str, Any]:
         net = self.online
