@@ -11,6 +11,7 @@ import importlib.util
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import brainevent
@@ -59,13 +60,15 @@ def weight(*shape: int, value: float = 0.0) -> brainstate.ParamState:
     return brainstate.ParamState(jnp.full(shape, value))
 
 
-class TwoGRU(brainstate.nn.Module):
-    def __init__(self, inputs: int, n: int):
+class GRULayers(brainstate.nn.Module):
+    def __init__(self, layers: int, inputs: int, n: int):
         super().__init__()
-        self.first, self.second = bt.nn.GRUCell(inputs, n), bt.nn.GRUCell(n, n)
+        self.layers = [bt.nn.GRUCell(n if i else inputs, n) for i in range(layers)]
 
     def update(self, x: Any) -> Any:
-        return self.second(self.first(x))
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 @jax.custom_jvp
@@ -169,7 +172,7 @@ class SparseRNN(Core):
 
 CORES: dict[str, Callable[[int, int], brainstate.nn.Module]] = {
     "gru": bt.nn.GRUCell,
-    "gru2": TwoGRU,
+    **{f"gru{k}": partial(GRULayers, k) for k in (2, 6, 24)},
     "lstm": bt.nn.LSTMCell,
     "alif": ALIF,
     "mingru": MinGRU,
@@ -198,7 +201,7 @@ def network(name: str, size: Size) -> Net:
     """A network with the same weights on every side: noise seeded by the parameter's path."""
     net = Net(name, size)
     for path, state in net.states(brainstate.ParamState).items():
-        rng = np.random.default_rng(zlib.crc32(".".join(path).encode()))
+        rng = np.random.default_rng(zlib.crc32(".".join(map(str, path)).encode()))
         state.value = jax.tree.map(lambda a, rng=rng: drawn(a, rng), state.value)
     return net
 

@@ -141,9 +141,12 @@ class Body:
 
 
 def zeros_of(shapes: PyTree) -> PyTree:
-    """Zeros of many shapes: one program, not one for each of them."""
+    """Zeros of many shapes: one program, not one for each of them, and on a CPU none."""
     leaves, tree = jax.tree.flatten(shapes)
-    return jax.tree.unflatten(tree, _zeros(tuple((a.shape, a.dtype) for a in leaves)))
+    like = tuple((a.shape, a.dtype) for a in leaves)
+    if jax.default_backend() == "cpu" and jax_core.trace_state_clean():
+        return jax.tree.unflatten(tree, jax.device_put([np.zeros(*a) for a in like]))
+    return jax.tree.unflatten(tree, _zeros(like))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -795,6 +798,17 @@ class DerivedPrimitive(Primitive):
                 return out, 0
         mapped = (*params.get("mapped", ()), axes)
         return self.bind(*operands, **{**params, "mapped": mapped}), 0
+
+
+class Inlined(Primitive):
+    """A function in the place of a primitive: where it is applied, it is called."""
+
+    def __init__(self, name: str, function: Callable[..., Array]):
+        super().__init__(name)
+        self.function = function
+
+    def bind(self, *args: Any, **params: Any) -> Array:
+        return self.function(*args)
 
 
 class Misplaced(Exception):

@@ -195,7 +195,7 @@ def run_gradient(
 ) -> tuple[list[Array], Position, PyTree]:
     """The gradient of the summed losses; the position after; the results of all calls."""
     at = replace(at, count=jnp.asarray(at.count))
-    totals = [jnp.zeros_like(p) for p in weights.trained]
+    totals: list[Array] = []
     out: list[Array] = []
     parts = _parts(stream, options.window)
     for part, window in parts:
@@ -206,6 +206,9 @@ def run_gradient(
         single = len(parts) == 1 and size == part.length
         keep = options.keep or not single  # one block of which no trace is wanted builds none
 
+        if not single and not totals:
+            totals = [jnp.zeros_like(p) for p in weights.trained]
+
         def block(carry, part, body=body, keep=keep, fresh=single and options.fresh):
             totals, at = carry
             start = True if fresh else at.count == 0
@@ -213,7 +216,9 @@ def run_gradient(
             grads, at, results = block_gradient(body, rule, weights, at, part, keep, start)
             if options.tick is not None:
                 jax.debug.callback(options.tick, part.length)
-            return ([t + g for t, g in zip(totals, grads, strict=True)], at), results
+            if totals:
+                grads = [t + g for t, g in zip(totals, grads, strict=True)]
+            return (grads, at), results
 
         (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
         out.append(_in_time(results, window, options))

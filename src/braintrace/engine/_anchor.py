@@ -11,10 +11,12 @@ reads is: it gets a dependence, on no value, on all of it.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import NotSupportedError, message
@@ -56,11 +58,14 @@ def depending_on(value: Any, *others: Any) -> Any:
     flags = [_flag(leaf) for leaf in jax.tree.leaves(others) if jnp.size(leaf)]
     if not flags:
         return value
-    flag = jax.lax.stop_gradient(sum(flags[1:], flags[0]) > 0)
-    return jax.tree.map(lambda v: jnp.where(flag, v, v), value)
+    flag = lax.stop_gradient(reduce(lax.bitwise_or, flags))
+    return jax.tree.map(lambda v: lax.select(lax.broadcast(flag, jnp.shape(v)), v, v), value)
 
 
 def _flag(leaf: Any) -> Any:
+    """A boolean that depends on an array, in few equations: there is one for each array."""
     if jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
         leaf = jax.random.key_data(leaf)
-    return (jnp.ravel(leaf)[0] == 0).astype("int32")
+    axes = range(jnp.ndim(leaf))
+    first = lax.slice(leaf, [0 for _ in axes], [1 for _ in axes])
+    return lax.convert_element_type(lax.reshape(first, ()), bool)

@@ -23,8 +23,8 @@ import numpy as np
 from .._jaxpr import (
     Atom,
     Const,
-    DerivedPrimitive,
     Equation,
+    Inlined,
     Program,
     Var,
     bind,
@@ -179,39 +179,36 @@ def _split(
     ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
     named = lambda operands: dict(zip(weights, operands, strict=True))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}
-    rows: list[Var] = []
-    cut = []
-    for start, stop in pairwise(ends):
-        take = lambda *operands, a=start, b=stop: operator.part(named(operands), axis, a, b)
-        like = jax.eval_shape(take, *shapes.values())
-        if like is None:
-            return None
-        rows.append(Var(like.shape, like.dtype))
-        cut.append(_derived(eqn, take, tuple(weights.values()), rows[-1]))
-    constant_parts = [i for i, v in enumerate(varies) if not v]
-    varying_parts = [i for i, v in enumerate(varies) if v]
-
-    def total(base, *operands):
-        pairs = zip(operands[::2], operands[1::2], strict=True)
-        return sum((operator.of_part(x, w) for x, w in pairs), base)
-
-    def alone(*operands):
-        return operator.without_input(named(operands))
-
-    atoms = lambda indices: [a for i in indices for a in (join.inputs[i], rows[i])]
-    y = eqn.outputs[0]
-    bias, base = Var(y.shape, y.dtype), Var(y.shape, y.dtype)
-    first = [
-        *cut,
-        _derived(eqn, alone, tuple(weights.values()), bias),
-        _derived(eqn, total, (bias, *atoms(constant_parts)), base),
+    parts = [
+        lambda *operands, a=start, b=stop: operator.part(named(operands), axis, a, b)
+        for start, stop in pairwise(ends)
     ]
-    evaluate_all_steps(first, values, length)
-    return _derived(eqn, total, (base, *atoms(varying_parts)), y)
+    alone = lambda *operands: operator.without_input(named(operands))
+    cut = (*parts, alone)
+    likes = jax.eval_shape(lambda *operands: [f(*operands) for f in cut], *shapes.values())
+    if any(like is None for like in likes):
+        return None
+    *rows, bias = (Var(like.shape, like.dtype) for like in likes)
+
+    def total(*arrays):
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        return sum(operator.of_part(x, w) for x, w in pairs)
+
+    def complete(base, bias, *arrays):
+        # The bias is added in the loop: one fused addition, and not another array of all steps.
+        return base + total(*arrays) + bias
+
+    meets = list(zip(varies, join.inputs, rows, strict=True))
+    fixed, moving = ([a for v, *pair in meets if v == now for a in pair] for now in (False, True))
+    y, operands = eqn.outputs[0], tuple(weights.values())
+    base = Var(y.shape, y.dtype)
+    first = [_derived(eqn, f, operands, v) for f, v in zip(cut, (*rows, bias), strict=True)]
+    evaluate_all_steps([*first, _derived(eqn, total, tuple(fixed), base)], values, length)
+    return _derived(eqn, complete, (base, bias, *moving), y)
 
 
 def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var) -> Equation:
-    primitive = DerivedPrimitive(f"{eqn.name}_part", function)
+    primitive = Inlined(f"{eqn.name}_part", function)
     return replace(eqn, primitive=primitive, inputs=inputs, outputs=(output,), params={})
 
 

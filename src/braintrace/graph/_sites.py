@@ -7,7 +7,7 @@ or they are more time: all of them move the same trace, and x, y and f gain an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -164,14 +164,16 @@ def flow_of(step: Step, unsteady: int) -> Flow:
 
 
 def find_sites(step: Step, flow: Flow) -> list[Site]:
-    """Every ETP operator of the step, in program order."""
+    """Every ETP operator of the step, in program order; those of equal layers share an operator."""
     sites = []
+    operators: dict[Hashable, Operator] = {}
     for eqn, around in located(step.program):
         varies = lambda a, around=around: flow.varies(a, around)
         primitive = _primitive(eqn, flow.trained, varies)
         if primitive is None:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
+        operator = operators.setdefault(operator.key, operator)
         masks = {k: bits_of(eqn.inputs[i], flow.trained) for k, i in operator.positions.items()}
         leaves = {k: tuple(indices_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -223,6 +223,11 @@ class Operator:
         """Bind from the atoms of an equation."""
         return Operator(primitive, params, tuple(map(shape_of, inputs)), shape_of(output))
 
+    @property
+    def key(self) -> Hashable:
+        """What all derived rules follow from: equal for the operators of equal layers."""
+        return self.primitive, tuple(self.params.items()), self.operands, self.y
+
     # ------------------------------------------------------------------ the function itself
 
     @property
@@ -308,8 +313,9 @@ class Operator:
 
     def without_input(self, weights: Weights) -> Array:
         """y of no part of the input: the bias of an operator that has parts."""
-        zeros = jnp.zeros(self.y.shape, self.y.dtype)
-        return zeros + weights["bias"].astype(self.y.dtype) if "bias" in weights else zeros
+        if "bias" not in weights:
+            return jnp.zeros((), self.y.dtype)
+        return weights["bias"].astype(self.y.dtype)
 
     def pull(self, x: Array | None, c: Array, effective: Weights) -> Weights:
         """Pull a cotangent of y back to the effective weights (those that carry a derivative)."""
