@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace.frontend import surroundings
 
 from .reference import XS, Leaky, assert_close, leaky, learner_of, squares, values
 
@@ -271,3 +272,47 @@ def test_traces_of_one_transformation_are_not_used_in_another(learner):
     want = jax.grad(lambda g: squares(leaky()(2.0 * g * XS[0])))
     for g in (1.0, 2.0):
         assert_close(derivative(g), want(g), 1e-12)
+
+
+def test_model_with_a_value_of_a_running_trace_has_no_key(learner):
+    """Also with one that the step does not read: a key would hold on to it."""
+    net, keys = learner.model4compile, []
+
+    def look(x):
+        net.unread = x
+        keys.append(surroundings(net, (XS[0],)))
+        return x
+
+    try:
+        jax.jit(look)(1.0)
+        assert keys == [None]
+        assert look(1.0) and keys[1] is not None
+    finally:
+        del net.unread
+
+
+class Pair(Leaky):
+    """Two states of one shape: `update` adds to the first and returns it."""
+
+    def init_state(self, batch_size=None, **kwargs):
+        super().init_state(batch_size)
+        self.other = brainstate.HiddenState(jnp.ones(self.n))
+
+    def update(self, x):
+        print("traced")
+        self.other.value = 0.5 * self.other.value
+        return super().update(x)
+
+
+def test_states_that_change_places_are_another_program(capsys):
+    model, bare = Pair(), Pair()
+    for net in (model, bare):
+        brainstate.nn.init_all_states(net)
+    learner = learner_of(model, XS[0])
+    learner(XS[0]), learner(XS[0]), bare(XS[0]), bare(XS[0])
+    for net in (model, bare):
+        net.h, net.other = net.other, net.h
+    capsys.readouterr()
+    assert_close(learner(XS[1]), bare(XS[1]), 1e-12)
+    assert capsys.readouterr().out.count("traced") == 2
+    assert_close(model.other.value, bare.other.value, 1e-12)
