@@ -8,12 +8,12 @@ matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from graphlib import TopologicalSorter
 from itertools import pairwise
-from operator import or_
+from operator import add, or_
 from typing import Any
 
 import jax
@@ -179,12 +179,11 @@ def _split(
     ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
     named = lambda operands: dict(zip(weights, operands, strict=True))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}
-    parts = [
+    cut: list[Callable[..., Any]] = [
         lambda *operands, a=start, b=stop: operator.part(named(operands), axis, a, b)
         for start, stop in pairwise(ends)
     ]
-    alone = lambda *operands: operator.without_input(named(operands))
-    cut = (*parts, alone)
+    cut.append(lambda *operands: operator.without_input(named(operands)))
     likes = jax.eval_shape(lambda *operands: [f(*operands) for f in cut], *shapes.values())
     if any(like is None for like in likes):
         return None
@@ -192,7 +191,7 @@ def _split(
 
     def total(*arrays):
         pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        return sum(operator.of_part(x, w) for x, w in pairs)
+        return reduce(add, (operator.of_part(x, w) for x, w in pairs))
 
     def complete(base, bias, *arrays):
         # The bias is added in the loop: one fused addition, and not another array of all steps.
