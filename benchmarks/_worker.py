@@ -41,19 +41,25 @@ class Bench:
         self.variant, self.facts = self.best(list(self.tried(mode, size)))
 
     def tried(self, mode: str, size: Size) -> Iterator[tuple[Variant, dict]]:
-        """Variants that run, with their seconds to compile and to make the first call."""
+        """Variants that run, with their seconds to compile and to make the first call.
+
+        Those of the processor, too: of all threads, whatever else the machine does.
+        """
         failure, ran = None, False
-        began = time.perf_counter()
+        clocks = lambda: np.array([time.perf_counter(), time.process_time()])
+        began = clocks()
         for variant in variants(mode, self.net, size, self.xs[0]):
-            compiled = time.perf_counter()
+            compiled = clocks()
             try:
                 self.call(variant)
             except Exception as error:
                 failure = error
             else:
-                ran, now = True, time.perf_counter()
-                yield variant, {"compile_s": compiled - began, "first_s": now - compiled}
-            began = time.perf_counter()
+                ran, now = True, clocks()
+                (compile_s, _), (first_s, _) = compiled - began, now - compiled
+                both = {"compile_s": compile_s, "first_s": first_s}
+                yield variant, {**both, "cpu_s": (now - began)[1]}
+            began = clocks()
         if not ran:
             raise failure
 
@@ -101,7 +107,7 @@ class Bench:
 def dotted(path: tuple) -> str:
     """The place of a gradient in a dict by state paths, of arrays or dicts of arrays."""
     state, *inner = (entry.key for entry in path)
-    return ".".join((*state, *inner))
+    return ".".join(map(str, (*state, *inner)))
 
 
 def states(owner: Any) -> list[Any]:
