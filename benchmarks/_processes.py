@@ -58,7 +58,7 @@ class Worker:
 
     def __init__(self, side: Side, device: str, log: Path, limit: float):
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (side.path, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": side.path,  # not ours on the side of the published package
             "JAX_PLATFORMS": {"cpu": "cpu", "gpu": "cuda"}[device],
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
