@@ -38,11 +38,14 @@ MAY_IMPORT = {
     "learner": LEARNING | {"precision", "checkpoint"},
     "show": {"precision", "errors", "learner"},
     "verify": LEARNING | {"precision", "nn", "version"},
-    "tasks": {"errors"},
+    "data": {"errors"},
+    "tasks": {"errors", "data"},
     "comparison": LEARNING | {"precision", "tasks", "version"},
     "cli": LEARNING | {"nn", "show", "verify", "tasks", "comparison", "version", "init"},
     "legacy": {"errors", "jaxpr", "ops"},
-    "public": LEARNING | {"checkpoint"} | {"nn", "nir", "show", "verify", "tasks", "comparison"},
+    "public": LEARNING
+    | {"checkpoint"}
+    | {"data", "nn", "nir", "show", "verify", "tasks", "comparison"},
     "init": {"precision", "public", "version", "legacy"},
     "main": {"cli"},
 }

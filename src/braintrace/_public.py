@@ -1,5 +1,6 @@
 """The public names, one line each; `braintrace` has them from the first use of one on."""
 
+from . import data as data
 from . import nir as nir
 from . import nn as nn
 from . import rules as rules

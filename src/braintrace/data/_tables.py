@@ -1,0 +1,100 @@
+"""Text files of sequences: CSV streams, and the .ts files of the time series archive."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from ._files import Name, existing, layout_error
+
+
+def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarray:
+    """Read a stream from a CSV file, one line per step.
+
+    Args:
+        path: the file; its first line is a header if it has no number.
+        columns: which ones, by the header's names or by number from 0; default all. All of them
+            are numbers: a column of dates has to be left out.
+
+    Returns:
+        Values, (T, C).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a column or a number is missing.
+    """
+    path = existing(path, "a stream")
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    header = rows.pop(0) if rows and not any(map(_is_number, rows[0])) else []
+    width = len(header or (rows[0] if rows else []))
+    wanted = range(width) if columns is None else columns
+    numbers = [header.index(c) if c in header else c for c in wanted]
+    if wrong := [c for c in numbers if not isinstance(c, int) or not 0 <= c < width]:
+        names = ", ".join(header) or f"0 to {width - 1}"
+        raise layout_error(path, f"there is no column {wrong[0]!r}.", f"the columns are {names}")
+    for n, row in enumerate(rows, 1 + bool(header)):
+        for c in numbers:
+            if c >= len(row) or not _is_number(row[c]):
+                name = header[c] if header else c
+                what = f"line {n} has {row[c]!r}" if c < len(row) else f"line {n} has nothing"
+                raise layout_error(
+                    path, f"{what} in column {name!r}.", "it is no number; `columns` says which "
+                    "columns are read"
+                )  # fmt: skip
+    return np.array([[float(row[c]) for c in numbers] for row in rows]).reshape(-1, len(numbers))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_ts(path: Name) -> tuple[list[np.ndarray], list[str]]:
+    """Read labelled series from a `.ts` file of the time series classification archive.
+
+    A line has the values of each channel, with colons between channels, and the label.
+
+    Args:
+        path: the file, without time stamps and missing values.
+
+    Returns:
+        Series (T, C), whose lengths may differ, and the name of the class of each.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has another layout.
+    """
+    path = existing(path, "a .ts file")
+    lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    head = [line.lower().split() for line in lines if line.startswith("@")]
+    if ["@data"] not in head or ["@timestamps", "true"] in head:
+        raise layout_error(
+            path,
+            "there is no line @data." if ["@data"] not in head else "the series have time stamps.",
+            "series without time stamps follow a line @data",
+        )
+    start = [line.lower() for line in lines].index("@data") + 1
+    series, labels = [], []
+    for n, line in enumerate(lines[start:], start + 1):
+        if line:
+            *channels, label = line.split(":")
+            try:
+                values = [[float(x) for x in channel.split(",")] for channel in channels]
+                # Channels of different lengths leave a None, which becomes NaN.
+                series.append(np.array(list(zip_longest(*values)), float))
+                if not channels or np.isnan(series[-1]).any():
+                    raise ValueError("a value is missing")
+            except ValueError as error:
+                raise layout_error(
+                    path, f"line {n} is no series: {error}.",
+                    "a line has numbers of equally long channels, and the label"
+                ) from error  # fmt: skip
+            labels.append(label)
+    return series, labels
