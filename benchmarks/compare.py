@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from braintrace.cli import main
-from braintrace.cli._names import STREAMS, TASKS
+from braintrace.cli._names import NEED_DATA, STREAMS, TASKS
 
 ROOT = Path(__file__).parents[1]
 RATES = "--lr 0.001 0.003 0.01"
@@ -28,7 +28,7 @@ REFEREE = (
     "no_trace d_rtrl rtrl pp_prop:decay_or_rank=0.5 pp_prop:decay_or_rank=0.9 "
     "pp_prop:decay_or_rank=0.99 rolling:window=8"
 )
-BATCHES = [task for task in TASKS if task not in STREAMS]
+BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA)]
 CELLS = ("rnn", "gru", "lru", "alif")
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
 PARTS = {

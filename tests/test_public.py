@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
+import braintrace.data
 import braintrace.nir
 import braintrace.nn
 import braintrace.show
@@ -19,8 +20,8 @@ import braintrace.tasks
 import braintrace.verify
 
 MODULES = (
-    *(braintrace, braintrace.nn, braintrace.nir, braintrace.show),
-    *(braintrace.tasks, braintrace.verify),
+    *(braintrace, braintrace.data, braintrace.nn, braintrace.nir),
+    *(braintrace.show, braintrace.tasks, braintrace.verify),
 )
 HOMES = {m.__name__: m for m in MODULES}
 

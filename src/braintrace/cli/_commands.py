@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ._names import CELLS, TASKS, task_table
+from ._names import CELLS, NEED_DATA, TASKS, task_table
 from ._parser import (
     HIDDEN,
     OPTIMIZERS,
@@ -124,6 +124,8 @@ def _compare(commands: Commands) -> None:
            help="steps between two updates (default: one update per sequence)")  # fmt: skip
     option("--threshold", type=float, metavar="SCORE", help="report the updates until the "
            "validation score is past it (default: half way from chance to the best)")  # fmt: skip
+    option("--data", type=Path, metavar="DIR",
+           help="where shd_train.h5 and shd_test.h5 are, for the task shd")  # fmt: skip
     option("--add", action="store_true", help="add rows to the record in DIR")
     option("--seeds", type=positive, metavar="N", help=f"how many, from 0 on (default: {SEEDS})")
     _out(option, "JSON and PNG files")
@@ -134,6 +136,8 @@ def _compare(commands: Commands) -> None:
 def _check_compare(options: argparse.Namespace) -> None:
     if not options.task and not options.list:
         options.parser.error(f"name a task: {', '.join(TASKS)}, or all")
+    if options.data and not {*NEED_DATA, "all"} & {*options.task}:
+        options.parser.error(f"--data is for the task {' or '.join(NEED_DATA)}")
 
 
 def _explain(commands: Commands) -> None:

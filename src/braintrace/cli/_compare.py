@@ -20,7 +20,7 @@ from ..comparison._rules import BASELINES, DEFAULTS, parse
 from ..comparison._sequences import sequences_of
 from ..tasks import MAKE, Task
 from ._commands import SEEDS
-from ._names import CELLS, RULES, TASKS
+from ._names import CELLS, NEED_DATA, RULES, TASKS
 from ._network import Network
 from ._source import Failure, Mistake, find, load_module, make_value
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     except (Mistake, Failure) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, Mistake) else 1
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         options.parser.error(str(error))
     finally:
         sys.path[:] = search_path
@@ -94,14 +94,17 @@ def _blamed(file: str | None) -> Iterator[None]:
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     words = list(dict.fromkeys(options.task))
-    for word in TASKS if "all" in words else words:
+    if "all" in words:
+        words = [name for name in TASKS if options.data or name not in NEED_DATA]
+    for word in words:
         file = None
         if word in TASKS:
             defaults = TASKS[word]
             sizes = {n: getattr(defaults, n) for n in ("units", "batch", "updates")}
             sizes |= {"seeds": SEEDS} | (QUICK if options.quick else {})
             length = options.length or (defaults.quick if options.quick else defaults.length)
-            task, cell, rates = MAKE[word](length), defaults.cell, [defaults.lr]
+            data = {"data": options.data} if word in NEED_DATA else {}
+            task, cell, rates = MAKE[word](length, **data), defaults.cell, [defaults.lr]
         else:
             if options.length:
                 raise ValueError(f"--length is for built-in tasks, {word} has its own.")

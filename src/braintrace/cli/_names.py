@@ -30,12 +30,18 @@ TASKS = {
     "mackey_glass": Defaults("chaotic time series", "gru", 200, 16, 32, 32, 800, 3e-3),
     "digits": Defaults("real handwritten digits by rows", "gru", 8, 8, 32, 32, 2000, 3e-3),
     "text": Defaults("next character of English text", "gru", 96, 16, 64, 32, 1500, 5e-3),
+    "pixels": Defaults("real handwritten digits by pixels", "gru", 64, 64, 32, 32, 2000, 3e-3),
+    "vowels": Defaults("speech: who of nine speakers", "gru", 32, 16, 32, 32, 1000, 3e-3),
+    "motions": Defaults("wearable sensors: which activity", "gru", 96, 16, 32, 16, 500, 3e-3),
+    "shd": Defaults("spoken digits as spikes, with --data", "alif", 96, 16, 64, 32, 2000, 3e-3),
     # Streams: an update at every step, so that there are as many as steps.
     "adapt_sine": Defaults("frequency shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
     "adapt_lorenz": Defaults("parameter shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
     "delayed": Defaults("answer 50 steps later, a stream", "gru", 12000, 240, 32, 1, 12000, 3e-3),
+    "electricity": Defaults("device readings, a stream", "gru", 2000, 80, 32, 1, 2000, 3e-3),
 }
-STREAMS = ("adapt_sine", "adapt_lorenz", "delayed")
+STREAMS = ("adapt_sine", "adapt_lorenz", "delayed", "electricity")
+NEED_DATA = ("shd",)  # tasks whose files the user has: --data
 CELLS = {
     "gru": "gated recurrent unit",
     "lstm": "long short-term memory",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from .._errors import unknown
-from ._names import ALIASES, CELLS, RULES, STREAMS, TASKS
+from ._names import ALIASES, CELLS, NEED_DATA, RULES, STREAMS, TASKS
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 # Options of an old spelling: they work, and help does not show them.
@@ -105,7 +105,8 @@ def _one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
 
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
 cell = _one_of("cell", CELLS)
-task = _one_of("task", [name for name in TASKS if name not in STREAMS])  # for `train`
+# For `train`, which neither scores streams nor stores where data is.
+task = _one_of("task", [name for name in TASKS if name not in (*STREAMS, *NEED_DATA)])
 optimizer = _one_of("optimizer", OPTIMIZERS)
 
 

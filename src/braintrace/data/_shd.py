@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,6 +31,11 @@ def read_shd(path: Name, indices: Sequence[int] | None = None) -> list[Events]:
         FileNotFoundError: there is no such file.
         ValueError: the file has another layout.
     """
+    return list(recordings(path, indices))
+
+
+def recordings(path: Name, indices: Sequence[int] | None = None) -> Iterator[Events]:
+    """One after the other: all of SHD at once takes a gigabyte."""
     try:
         import h5py
     except ModuleNotFoundError as error:
@@ -44,9 +49,10 @@ def read_shd(path: Name, indices: Sequence[int] | None = None) -> list[Events]:
         ) from error
     with file:
         if missing := [key for key in _KEYS if key not in file]:
+            present = ", ".join(sorted(file)) or "nothing"
             raise layout_error(
                 path,
-                f"the file has no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}.",
+                f"the file has no {', '.join(missing)}, but {present}.",
                 f"files of SHD and SSC have {', '.join(_KEYS)}",
             )
         times, units, labels = (file[key] for key in _KEYS)
@@ -58,7 +64,8 @@ def read_shd(path: Name, indices: Sequence[int] | None = None) -> list[Events]:
                 "a recording has one of each",
             )
         chosen = range(len(labels)) if indices is None else indices
-        return [_recording(path, i, times[i], units[i], int(labels[i])) for i in chosen]
+        for i in chosen:
+            yield _recording(path, i, times[i], units[i], int(labels[i]))
 
 
 def _recording(path: Name, i: int, times: np.ndarray, units: np.ndarray, label: int) -> Events:

@@ -31,11 +31,13 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
         rows = [row for row in csv.reader(file) if row]
     header = rows.pop(0) if rows and not any(map(_is_number, rows[0])) else []
     width = len(header or (rows[0] if rows else []))
+    places: dict[str | int, int] = {c: c for c in range(width)}
+    places |= {name: c for c, name in enumerate(header)}
     wanted = range(width) if columns is None else columns
-    numbers = [header.index(c) if c in header else c for c in wanted]
-    if wrong := [c for c in numbers if not isinstance(c, int) or not 0 <= c < width]:
+    if missing := [c for c in wanted if c not in places]:
         names = ", ".join(header) or f"0 to {width - 1}"
-        raise layout_error(path, f"there is no column {wrong[0]!r}.", f"the columns are {names}")
+        raise layout_error(path, f"there is no column {missing[0]!r}.", f"the columns are {names}")
+    numbers = [places[c] for c in wanted]
     for n, row in enumerate(rows, 1 + bool(header)):
         for c in numbers:
             if c >= len(row) or not _is_number(row[c]):

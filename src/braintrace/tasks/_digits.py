@@ -1,15 +1,14 @@
-"""Handwritten digits, row by row: the real 8 x 8 images that ship with scikit-learn."""
+"""Handwritten digits, by rows or by pixels: the real 8 x 8 images that ship with scikit-learn."""
 
 from __future__ import annotations
 
 from functools import cache
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._errors import MissingExtra
-from ._task import ACCURACY, Array, Batch, SequenceTask
+from ._stored import StoredTask
+from ._task import ACCURACY
 
 ROWS = 8
 
@@ -39,35 +38,30 @@ def images() -> dict[str, Split]:
     return {"train": train, "validation": validation, "test": test}
 
 
-class Digits(SequenceTask):
+class Digits(StoredTask):
     """Name the digit after its last row; every class has its share of the test."""
 
     name = "digits"
     title = f"handwritten digits, {ROWS} rows of {ROWS} pixels"
     inputs, outputs, asked = ROWS, 10, 1
+    steps, element = ROWS, "row"
     measure = ACCURACY
 
     def __init__(self, length: int):
-        if length != ROWS:
-            raise ValueError(f"digits has {ROWS} steps, one per row: leave --length out.")
-        super().__init__(length)
-        labels = images()["test"][1]
-        self.chance = float(np.bincount(labels).max() / len(labels))
+        if length != self.steps:
+            raise ValueError(
+                f"{self.name} has {self.steps} steps, one per {self.element}: leave --length out."
+            )
+        splits = {
+            name: (pixels.reshape(len(pixels), self.steps, -1).swapaxes(0, 1), labels)
+            for name, (pixels, labels) in images().items()
+        }
+        super().__init__(length, splits)
 
-    def batch(self, key: Array, size: int) -> Batch:
-        train, labels = images()["train"]
-        index = jax.random.randint(key, (size,), 0, len(train))
-        return self._rows(jnp.asarray(train, float)[index], jnp.asarray(labels)[index])
 
-    def validation(self, size: int) -> Batch:
-        return self._first("validation", size)
+class Pixels(Digits):
+    """Name the digit after its last pixel, row by row and from left to right."""
 
-    def test(self, size: int) -> Batch:
-        return self._first("test", size)
-
-    def _first(self, split: str, size: int) -> Batch:
-        pixels, labels = images()[split]
-        return self._rows(jnp.asarray(pixels[:size], float), jnp.asarray(labels[:size]))
-
-    def _rows(self, pixels: Array, labels: Array) -> Batch:
-        return pixels.swapaxes(0, 1), jnp.broadcast_to(labels, (ROWS, len(labels)))
+    name = "pixels"
+    title = f"handwritten digits, {ROWS * ROWS} pixels one by one"
+    inputs, steps, element = 1, ROWS * ROWS, "pixel"
