@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from braintrace.cli import main
-from braintrace.cli._names import STREAMS, TASKS
+from braintrace.cli._names import NEED_DATA, STREAMS, TASKS
 from braintrace.tasks import MAKE, _digits, _mackey_glass, _text
 
 from ..cli.test_demo import hide
+from .recordings import small_shd
 
 KEY = jax.random.key(0)
 
 
 @cache
 def make(name, length=None):
-    return MAKE[name](length or TASKS[name].length)
+    data = {"data": small_shd()} if name in NEED_DATA else {}
+    return MAKE[name](length or TASKS[name].length, **data)
 
 
 @cache
