@@ -33,7 +33,7 @@ TASKS = {
     "pixels": Defaults("real handwritten digits by pixels", "gru", 64, 64, 32, 32, 2000, 3e-3),
     "vowels": Defaults("speech: who of nine speakers", "gru", 32, 16, 32, 32, 1000, 3e-3),
     "motions": Defaults("wearable sensors: which activity", "gru", 96, 16, 32, 16, 500, 3e-3),
-    "shd": Defaults("spoken digits as spikes, with --data", "alif", 96, 16, 64, 32, 2000, 3e-3),
+    "shd": Defaults("spoken digits as spikes (--data)", "alif", 96, 16, 64, 32, 2000, 3e-3),
     # Streams: an update at every step, so that there are as many as steps.
     "adapt_sine": Defaults("frequency shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
     "adapt_lorenz": Defaults("parameter shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),

@@ -1,6 +1,6 @@
 """Tasks that rules are compared on: what a task is, and the built-in ones by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable as _Callable
 
 from ._adapt import AdaptLorenz as AdaptLorenz
 from ._adapt import AdaptSine as AdaptSine
@@ -27,7 +27,7 @@ _TASKS: tuple[type[SequenceTask], ...] = (
     *(Pixels, JapaneseVowels, BasicMotions, SHD),
     *(AdaptSine, AdaptLorenz, Delayed, Electricity),
 )
-MAKE: dict[str, Callable[..., SequenceTask]] = {task.name: task for task in _TASKS}
+MAKE: dict[str, _Callable[..., SequenceTask]] = {task.name: task for task in _TASKS}
 
 # Public names live here, whatever file defines them: help, pickles and tracebacks say so.
 for _name, _value in list(globals().items()):
