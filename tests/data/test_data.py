@@ -83,6 +83,15 @@ def test_nmnist_counts_are_those_of_a_histogram(tmp_path):
     np.testing.assert_array_equal(single[:, 0], binned.sum(1))
 
 
+def test_nmnist_times_go_on_after_an_overflow(tmp_path):
+    path = tmp_path / "9" / "a.bin"
+    write_nmnist(path, [1, 0, 2, 0, 3], [4, 240, 5, 240, 6], [0, 0, 1, 0, 1], [10, 9, 20, 9, 30])
+    (events,) = data.read_nmnist(path)
+    np.testing.assert_allclose(events.times, [10e-6, 8212e-6, 16414e-6])
+    expected = np.ravel_multi_index(([0, 1, 1], [4, 5, 6], [1, 2, 3]), (2, 34, 34))
+    np.testing.assert_array_equal(events.channels, expected)
+
+
 def packet(kind, body, count, overflow=0, size=8):
     return struct.pack("<hhiiiiii", kind, 1, size, 4, overflow, count, count, count) + body
 
@@ -109,7 +118,7 @@ def test_dvs_gesture_is_cut_by_its_labels(tmp_path):
     valid = rng.integers(0, 10, 600) > 0
     path = write_aedat(tmp_path / "user01_led.aedat", x, y, polarity, time, valid)
     start, end = time[100] + 1, time[400]
-    table = f"class,startTime_usec,endTime_usec\n3,{start},{end}\n11,{end},{time[-1] + 1}\n"
+    table = f"class,startTime_usec,endTime_usec\n3,{start},{end}\n11, {end}, {time[-1] + 1}\n\n"
     (tmp_path / "user01_led_labels.csv").write_text(table)
     first, second = data.read_dvs_gesture(path)
     assert (first.label, second.label) == (2, 10)

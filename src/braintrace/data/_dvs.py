@@ -11,6 +11,7 @@ from ._events import Events
 from ._files import Name, existing, layout_error
 
 NMNIST, DVS128 = (2, 34, 34), (2, 128, 128)  # polarity, y, x
+OVERFLOW = 240  # the row of what is no event of a pixel
 HEADER = struct.Struct("<hhiiiiii")  # of a packet: type, source, size, offset, overflow, ...
 POLARITY = 1  # the type of packets that have events of pixels
 
@@ -18,7 +19,8 @@ POLARITY = 1  # the type of packets that have events of pixels
 def read_nmnist(path: Name) -> list[Events]:
     """Read N-MNIST: one `.bin` file, or a folder of them in folders by digit.
 
-    An event has 40 bits: x (8), y (8), polarity (1), time in microseconds (23).
+    An event has 40 bits: x (8), y (8), polarity (1), time in microseconds (23). One with y = 240 is
+    none of a pixel: it adds 2**13 microseconds to the times from there on.
 
     Args:
         path: `Train/5/00001.bin`, or `Train` for all of them.
@@ -45,8 +47,10 @@ def _nmnist(path: Path) -> Events:
     x, y, high, middle, low = data.reshape(-1, 5).astype(np.int64).T
     folder = path.absolute().parent.name
     label = int(folder) if folder in tuple("0123456789") else None
-    times = (high & 127) << 16 | middle << 8 | low
-    return _camera(path, times, high >> 7, y, x, NMNIST, label)
+    overflow = y == OVERFLOW
+    times = ((high & 127) << 16 | middle << 8 | low) + (np.cumsum(overflow) << 13)
+    parts = (part[~overflow] for part in (times, high >> 7, y, x))
+    return _camera(path, *parts, shape=NMNIST, label=label)
 
 
 def read_dvs_gesture(path: Name, labels: Name | None = None) -> list[Events]:
@@ -68,25 +72,24 @@ def read_dvs_gesture(path: Name, labels: Name | None = None) -> list[Events]:
     path = existing(path, "DVS128 Gesture")
     table = existing(labels or path.with_name(f"{path.stem}_labels.csv"), "the table of labels")
     time, polarity, y, x = _aedat(path)
-    names, *lines = table.read_text("utf-8").split() or [""]
-    if names.split(",") != ["class", "startTime_usec", "endTime_usec"]:
+    names, *lines = table.read_text("utf-8").splitlines() or [""]
+    if [name.strip() for name in names.split(",")] != ["class", "startTime_usec", "endTime_usec"]:
         raise layout_error(
             table,
             f"the first line is {names!r}.",
             "the table of labels has the columns class,startTime_usec,endTime_usec",
         )
     recordings = []
-    for line in lines:
+    for line in filter(str.strip, lines):
         try:
             label, start, end = map(int, line.split(","))
         except ValueError as error:
             raise layout_error(
                 table, f"a line is {line!r}.", "a line has three whole numbers"
             ) from error
-        part = (time >= start) & (time < end)
-        recordings.append(
-            _camera(path, time[part] - start, polarity[part], y[part], x[part], DVS128, label - 1)
-        )
+        inside = (time >= start) & (time < end)
+        parts = (part[inside] for part in (time - start, polarity, y, x))
+        recordings.append(_camera(path, *parts, shape=DVS128, label=label - 1))
     return recordings
 
 
@@ -129,6 +132,7 @@ def _camera(
     polarity: np.ndarray,
     y: np.ndarray,
     x: np.ndarray,
+    *,
     shape: tuple[int, int, int],
     label: int | None,
 ) -> Events:
