@@ -7,7 +7,7 @@ cut; a step is a call of one. All of it is a pure function of arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import jax
@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import PyTree
-from ..engine import TimeLoop
+from ..engine import LaterTraces, TimeLoop
 from ..graph import HiddenParamOpRelation as Relation
-from ..rules import Rule
+from ..rules import Rule, in_parts
 from ._blocks import calls_per_block, joined, scan_blocks
 
 Array = jax.Array
 Tick = Callable[[int], None]
-WAITING = 8  # steps that wait beside a trace before they are folded in
+WAITING = 16  # steps that wait beside a trace before they are folded in
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +75,8 @@ class Options:
         memory_budget: bytes that the values of one block may take.
         keep: whether the traces afterwards are wanted.
         tick: called on the host after every block with the number of calls in it.
-        fresh: whether the traces before the first step are zero for certain.
+        fresh: whether the traces before the first step are zero for certain; None if it is not to
+            be looked up either.
         mean: whether gradients are divided by the number of steps, or the sum of the mask.
         per_call: in windows, the leaves of results with one entry per call; others have one per
             step.
@@ -87,7 +88,7 @@ class Options:
     memory_budget: int | None = None
     keep: bool = True
     tick: Tick | None = None
-    fresh: bool = False
+    fresh: bool | None = False
     mean: bool = False
     per_call: frozenset[int] = frozenset()
     norms: bool = False
@@ -125,6 +126,12 @@ class Mode:
     keep: bool = True
     fresh: Any = None
     substitute: Array | None = None
+    later: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As arguments of `engine.run_block`."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 class Body(Protocol):
@@ -209,11 +216,12 @@ def run_gradient(
         if not single and not totals:
             totals = [jnp.zeros_like(p) for p in weights.trained]
 
-        def block(carry, part, body=body, keep=keep, fresh=single and options.fresh):
+        def block(carry, part, body=body, keep=keep, single=single):
             totals, at = carry
-            start = True if fresh else at.count == 0
+            fresh = options.fresh if single else None  # a branch in a loop makes a GPU wait
+            fresh = at.count == 0 if fresh is False else fresh
             rule = body.record if record is None else record
-            grads, at, results = block_gradient(body, rule, weights, at, part, keep, start)
+            grads, at, results = block_gradient(body, rule, weights, at, part, keep, fresh)
             if options.tick is not None:
                 jax.debug.callback(options.tick, part.length)
             if totals:
@@ -241,7 +249,7 @@ def run_updates(
     Returns:
         trained parameters, the optimizer's own state, the position after, results of all calls.
     """
-    every, inner = updates.every, replace(options, keep=True, fresh=False)
+    every, inner = updates.every, replace(options, keep=True, fresh=None)
     body = bodies(options.window if options.window is None else min(options.window, every))
 
     def once(record: Rule | None) -> Callable:
@@ -272,7 +280,7 @@ def run_updates(
 
     at = replace(at, count=jnp.asarray(at.count))
     carry, out = (weights.trained, own, at), []
-    group = _waiting(body, every) * every
+    group = min(_waiting(body, every), stream.length // every) * every
     grouped = stream.length // group * group if group > every else 0
     parts = ((0, grouped, group, several), (grouped, stream.length, every, once(None)))
     for start, stop, size, block in parts:
@@ -301,7 +309,7 @@ def block_gradient(
         active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)
         if own_signal or not body.adds_constants:
             substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
-    mode = Mode(keep, fresh, substitute)
+    mode = Mode(keep, fresh, substitute, later=in_parts(at.traces))
 
     def total(trained: list[Array]) -> tuple[Array, PyTree]:
         now = replace(weights, trained=trained)
@@ -311,6 +319,8 @@ def block_gradient(
         return jnp.sum(losses), (new, results)
 
     grads, (new, results) = jax.grad(total, has_aux=True)(weights.trained)
+    if isinstance(new.traces, LaterTraces):
+        new = replace(new, traces=new.traces.after(grads, fresh))
     if active is not None:
         grads = [_counted(g, active.any(), own_signal) for g in grads]
     return grads, new, results

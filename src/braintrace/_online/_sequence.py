@@ -65,8 +65,7 @@ def run_steps(
     arguments, leaves = (*arrays.inputs, *weights.fixed), tuple(jax.tree.leaves(extra))
     hidden, others = map(tuple, at.states)
     values = Values(plan.consts, arguments, tuple(weights.trained), hidden, others, leaves)
-    how = {"keep": mode.keep, "fresh": mode.fresh, "substitute": mode.substitute}
-    ran = run_block(plan.graph, record, values, at.traces, axes, **how)
+    ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))
     return ran, Position(states, ran.traces, lax.stop_gradient(at.count + length))

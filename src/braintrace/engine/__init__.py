@@ -30,6 +30,7 @@ from ._rule import Signals as Signals
 from ._rule import Steps as Steps
 from ._rule import zeros_like_traces as zeros_like_traces
 from ._run_block import BlockResult as BlockResult
+from ._run_block import LaterTraces as LaterTraces
 from ._run_block import run_block as run_block
 from ._samples import has_samples as has_samples
 from ._signals import OWN as OWN

@@ -24,11 +24,44 @@ from ._anchor import depending_on, floating_of, once
 from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
 from ._kernel import as_running
 from ._recurrence import StepValues, unroll
-from ._rule import Arrived, Fresh, Rule, SignalSource, Trace
+from ._rule import Arrived, Fresh, Rule, SignalSource, Steps, Trace
 from ._signals import signal_source
 from ._values import Block, TimeAxes, Values, map_steps, merged, timed_of
 
 Array = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class LaterTraces:
+    """Traces to be advanced once the gradients of the block have read them, in their own memory."""
+
+    traces: list[Trace]
+    path: Values
+    ys: dict[int, Array]
+    observed: Any
+    graph: Graph
+    rule: Rule
+    axes: TimeAxes
+
+    def after(self, gradients: Sequence[Array], fresh: Fresh) -> list[Trace]:
+        """The traces after the block.
+
+        XLA copies an array that a loop writes and that is also read, unless the order is certain:
+        the tails get a zero that comes from the gradients.
+        """
+        late = [jnp.real(g.ravel()[0]) > jnp.inf for g in gradients if g.size]
+        zero = sum(late[1:], late[0]) if late else jnp.zeros((), bool)
+        put = lambda s: s._replace(f=s.f + zero.astype(s.f.dtype)) if isinstance(s, Steps) else s
+        observed = jax.tree.map(put, self.observed, is_leaf=lambda s: isinstance(s, Steps))
+        block = Block(self.path, self.axes, self.ys)
+        return self.rule.advance(self.graph, block, self.traces, observed, fresh)
+
+
+jax.tree_util.register_dataclass(
+    LaterTraces,
+    data_fields=["traces", "path", "ys", "observed"],
+    meta_fields=["graph", "rule", "axes"],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +76,7 @@ class BlockResult:
     outs: list[Array]
     before: Values
     after: Values
-    traces: list[Trace]
+    traces: list[Trace] | LaterTraces
     credited: tuple[list[Array], Values]
 
 
@@ -57,6 +90,7 @@ def run_block(
     keep: bool = True,
     fresh: Fresh = None,
     substitute: Array | None = None,
+    later: bool = False,
 ) -> BlockResult:
     """Run the model through a block of steps.
 
@@ -70,6 +104,8 @@ def run_block(
         fresh: whether the traces are zero; None if it is uncertain.
         substitute: the index of the window (or step) to evaluate in place of each one where losses
             are counted, if some are not: what they compute must not count, even if it is NaN.
+        later: whether the caller advances the traces (`LaterTraces`), if the steps are taken at
+            once.
     """
     before: list[Trace] = lax.stop_gradient(list(traces))
     in_order = (graph.effects or graph.unmapped) and axes.window is None
@@ -79,7 +115,11 @@ def run_block(
         axes, substitute = replace(axes, window=axes.length), None
     block = _unrolled(graph, lax.stop_gradient(values), axes)
     observed = rule.observe(graph, block, before)
-    after = rule.advance(graph, block, before, observed, fresh) if keep else before
+    after: list[Trace] | LaterTraces = before
+    if keep and later:
+        after = LaterTraces(before, block.path, block.ys, observed, graph, rule, axes)
+    elif keep:
+        after = rule.advance(graph, block, before, observed, fresh)
     memory = _Memory(graph, rule, before, observed, fresh)
     flat = _results(memory, values, block, None)
     outs, new = after_step(graph, values, flat)

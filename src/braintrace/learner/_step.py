@@ -259,17 +259,11 @@ class SplitBody(_Body):
         window = None if self.single else size
         axes = TimeAxes(count * size, timed[0], timed[1], window, timed[2], marker.names)
 
+        if self.is_mapped:
+            mode = replace(mode, later=False)
+
         def run(arrays: Values, traces: list[PyTree]) -> BlockResult:
-            return run_block(
-                marker.graph,
-                record,
-                arrays,
-                traces,
-                axes,
-                keep=mode.keep,
-                fresh=mode.fresh,
-                substitute=mode.substitute,
-            )
+            return run_block(marker.graph, record, arrays, traces, axes, **mode.options)
 
         if not self.is_mapped:
             return run(arrays, traces)

@@ -5,6 +5,7 @@ from ..engine import Feedback as Feedback
 from ..engine import Rule as Rule
 from ..engine import Signals as Signals
 from ..engine import Steps as Steps
+from ._block import in_parts as in_parts
 from ._config import ETraceConfig as ETraceConfig
 from ._config import check_config as check_config
 from ._family import MEMORY_LIMIT as MEMORY_LIMIT

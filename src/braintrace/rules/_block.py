@@ -18,6 +18,7 @@ from ._options import TraceDtype
 Array = jax.Array
 
 _UNROLL = 8  # steps of an element-wise recurrence that become one kernel on a GPU
+PART_BYTES = 1 << 25  # of a product that is added to a trace: less stays in the cache of a GPU
 
 
 def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, Any]:
@@ -50,17 +51,35 @@ def pull(r: Relation, x: Any, c: Array, weights: Grads) -> Grads:
     return r.operator.pull_all(x, c, weights, r.keys)
 
 
-def grown(r: Relation, x: Any, v: Array, weights: Grads, dtypes: dict) -> Grads:
-    """The sum over the leading axis of v (x) x, in the coordinates of the trace."""
+Add = Callable[[Array, Array | None, Array], Array]  # (trace, D, sum over steps) -> trace
+
+
+def grown(
+    r: Relation, x: Any, v: Array, weights: Grads, eps: Grads, D: Array | None, add: Add
+) -> Grads:
+    """The traces `eps` and the sum over the leading axis of v (x) x, put together by `add`.
+
+    `D` and the sum are in the coordinates of the trace.
+    """
     op, lead = r.operator, len(r.slots.lanes)
     first = jax.tree.map(lambda a: a[0], x)
     constant = set(r.keys) if x is None or v.shape[0] == 1 else op.constant_keys & set(r.keys)
     same = op.features(first, weights, r.keys) if constant else {}
-    out = {k: same[k][..., None] * op.spread(k, v.sum(0), lead) for k in constant}
-    for k in (k for k in r.keys if k not in constant):
+    dtypes = dtypes_of(r, weights)
+    out = {}
+    for k in r.keys:
+        spread = None if D is None else op.spread(k, D, lead)
+
+        def added(eps, D, total, dtype=dtypes[k]):
+            total = total if jnp.issubdtype(dtype, jnp.complexfloating) else total.real
+            return add(eps, D, total.astype(dtype))
+
+        if k in constant:
+            out[k] = added(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
+            continue
         total = op.sum_steps(k, x, v)
         if total is not None:
-            out[k] = total
+            out[k] = added(eps[k], spread, total)
             continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
@@ -70,15 +89,14 @@ def grown(r: Relation, x: Any, v: Array, weights: Grads, dtypes: dict) -> Grads:
             return one.reshape((1,) * (len(axes) - one.ndim) + one.shape)
 
         one = jax.eval_shape(of, first)
-        shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
         if _is_product(one.shape, axes):
-            out[k] = _product(jax.vmap(of)(x), tail, lead).reshape(shape)
+            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, added)
         else:
+            shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
             zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
-            add = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
-            out[k] = jax.lax.scan(add, zero, (x, tail))[0]
-    complex_ = {k: jnp.issubdtype(dtypes[k], jnp.complexfloating) for k in r.keys}
-    return {k: (out[k] if complex_[k] else out[k].real).astype(dtypes[k]) for k in r.keys}
+            plus = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
+            out[k] = added(eps[k], spread, jax.lax.scan(plus, zero, (x, tail))[0])
+    return out
 
 
 def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -86,6 +104,41 @@ def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
     own = prod(n for n, m in zip(one, other, strict=True) if m == 1)
     shared = prod(n for n, m in zip(one, other, strict=True) if n == m)
     return own > 1 and prod(one) <= 4 * max(own * shared, 1)
+
+
+def _products_added(
+    eps: Array, D: Array | None, features: Array, tail: Array, lead: int, add: Add
+) -> Array:
+    """A trace with `_product` added: where that is large, in parts, in the memory of the trace.
+
+    Then no second array of the size of the trace is needed; a part is a few samples, usually.
+    """
+    own = np.broadcast_shapes(features.shape[1:], tail.shape[1 + lead : -1])
+    shape = (*tail.shape[1 : 1 + lead], *own, tail.shape[-1])
+    axis = next((a for a in range(lead, len(shape) - 1) if shape[a] > 1), 0)
+    count = shape[axis]
+    most = min(count, max(1, count * PART_BYTES // max(1, eps.size * eps.dtype.itemsize)))
+    if most == count or shape != eps.shape:
+        return add(eps, D, _product(features, tail, lead).reshape(shape))
+    size = max(n for n in range(1, most + 1) if count % n == 0)
+
+    def part(a: Array | None, axis: int, i: Array) -> Array | None:
+        if a is None or a.shape[axis] == 1:
+            return a
+        return jax.lax.dynamic_slice_in_dim(a, i * size, size, axis)
+
+    def body(i, eps):
+        old = part(eps, axis, i)
+        new = _product(part(features, 1 + axis - lead, i), part(tail, 1 + axis, i), lead)
+        new = add(old, part(D, axis, i), new.reshape(old.shape))
+        return jax.lax.dynamic_update_slice_in_dim(eps, new, i * size, axis)
+
+    return jax.lax.fori_loop(0, count // size, body, eps)
+
+
+def in_parts(traces: Any) -> bool:
+    """Whether one of these traces is so large that what is added to it is computed in parts."""
+    return any(a.size * a.dtype.itemsize > PART_BYTES for a in jax.tree.leaves(traces))
 
 
 def _product(features: Array, tail: Array, lead: int) -> Array:
@@ -174,7 +227,11 @@ def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
         dtype = jnp.result_type(*pair)
         return pair[0].astype(dtype) * pair[1].astype(dtype)
 
-    if jax.default_backend() != "cpu":
+    import os
+    inner = os.environ.get("BT_INNER","sum")
+    unroll = 1
+    if inner.startswith("scan"): unroll=int(inner[4:])
+    elif jax.default_backend() != "cpu":
         return [product(pair).sum((0, -1)) for pair in pairs]
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
     out: list[Any] = [None] * len(pairs)
@@ -183,7 +240,7 @@ def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
         own = [tuple(pairs[i]) for i in here]
         zeros = [jnp.zeros(pair[1].shape[1:], jnp.result_type(*pair)) for pair in own]
         add = lambda totals, now: (jax.tree.map(jnp.add, totals, list(map(product, now))), None)
-        for i, total in zip(here, jax.lax.scan(add, zeros, own)[0], strict=True):
+        for i, total in zip(here, jax.lax.scan(add, zeros, own, unroll=unroll)[0], strict=True):
             out[i] = summed(total)
     return out
 

@@ -33,11 +33,6 @@ from ._linear import at_output, later, moved, onward, times
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
-Recall = Callable[
-    [Sequence[Relation], Sequence[Any], Sequence[Array], Sequence[Grads]], list[Grads]
-]
-
-
 def per_weight(
     trace_dtype: TraceDtype = None,
     *,
@@ -69,24 +64,24 @@ def per_weight(
         shape = lambda k: (*r.slots.lanes, *r.operator.trace_shape(k), copies * r.slots.width)
         return {k: stored(jnp.zeros(shape(k), dtypes[k])) for k in r.keys}
 
-    def grow(r: Relation, eps: Grads, D: Array, new: Grads, fresh: Fresh) -> Grads:
-        """D eps + new; which of two at run time would copy the traces."""
-        lead, few = len(r.slots.lanes), r.slots.table is None
-        out = {}
-        for k in r.keys:
-            total = jnp.broadcast_to(new[k], eps[k].shape)
-            if fresh is not True:
-                old = eps[k].astype(new[k].dtype)
-                total = mix(r.operator.spread(k, D, lead), old, few) + new[k]
-            out[k] = stored(total if most is None else jnp.clip(total, -most, most))
-        return out
+    def grow(r: Relation, eps: Grads, D: Array, x: Any, v: Array, w: Grads, fresh: Fresh) -> Grads:
+        """D eps + v (x) x; which of two at run time would copy the traces."""
+        few = r.slots.table is None
+
+        def add(eps: Array, D: Array | None, new: Array) -> Array:
+            total = jnp.broadcast_to(new, eps.shape)
+            if D is not None:
+                total = mix(D, eps.astype(new.dtype), few) + new
+            return stored(total if most is None else jnp.clip(total, -most, most))
+
+        return grown(r, x, v, w, eps, None if fresh is True else D, add)
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
         out = []
         for (r, eps, s, w), (total, v) in zip(blocks, onward(blocks, True), strict=True):
             v = folded(r, v)
             x = taken(r, folded(r, s.x), False, folded(r, s.f))
-            out.append(grow(r, eps, total, grown(r, x, v, w, dtypes_of(r, w)), fresh))
+            out.append(grow(r, eps, total, x, v, w, fresh))
         return out
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
@@ -95,8 +90,7 @@ def per_weight(
             # The operator is affine, so its derivative by the weights reads none of them.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
             v = folded(r, p["v"])
-            new = grown(r, _waiting_inputs(r, p, v), v, w, dtypes_of(r, w))
-            out.append(grow(r, p["base"], p["M"], new, None))
+            out.append(grow(r, p["base"], p["M"], _waiting_inputs(r, p, v), v, w, None))
         return out
 
     steps_kept, placed = kept, lambda signals: signals
@@ -110,9 +104,9 @@ def per_weight(
         folds=True,
         approximates=_words(kept, feedback, kappa),
     )
-    waiting = relation_rule(RelationFunctions(init, _wait, _credit(_recall_waiting, placed)), **how)
+    waiting = relation_rule(RelationFunctions(init, _wait, _credit_waiting(placed)), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
-    functions = RelationFunctions(init, advance, _credit(contract, placed))
+    functions = RelationFunctions(init, advance, _credit(placed))
     return relation_rule(functions, pending=pending, **how)
 
 
@@ -125,8 +119,8 @@ def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
     return "; ".join(text for applies, text in words if applies) or None
 
 
-def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
-    """The gradients of a block; `recall` is what a cotangent at its entry makes of the trace."""
+def _credit(placed: Callable[[Signals], Signals]):
+    """The gradients of a block."""
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
@@ -140,7 +134,7 @@ def _credit(recall: Recall, placed: Callable[[Signals], Signals]):
         def with_past() -> list[Grads]:
             relations, traces, _, weights = zip(*blocks, strict=True)
             first = [entry for entry, _ in behind]
-            return jax.tree.map(jnp.add, now, recall(relations, traces, first, weights))
+            return jax.tree.map(jnp.add, now, contract(relations, traces, first, weights))
 
         return either(fresh, lambda: now, with_past) if blocks else now
 
@@ -177,38 +171,51 @@ def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:
     out = []
     for (r, p, s, _), (total, moved_f) in zip(blocks, onward(blocks, False), strict=True):
         v = jax.vmap(partial(moved, r, total))(p["v"])
-        put = lambda a, b, p=p: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), p["count"], 0)
         new = {
-            **p,
             "M": times(total, p["M"]),
-            "v": put(v, moved_f),
+            "v": _put(p, v, moved_f),
             "count": p["count"] + s.f.shape[0],
         }
-        if s.x is not None:
-            new["x"] = jax.tree.map(put, p["x"], s.x)
-        out.append(new)
+        out.append({**p, **_recorded(p, s.x), **new})
     return out
 
 
-def _recall_waiting(
-    relations: Sequence[Relation],
-    traces: Sequence[dict],
-    cotangents: Sequence[Array],
-    weights: Sequence[Grads],
-) -> list[Grads]:
-    all_of = list(zip(relations, traces, cotangents, weights, strict=True))
-    back = [mix(jnp.swapaxes(p["M"], -1, -2), q, r.slots.table is None) for r, p, q, _ in all_of]
-    old = contract(relations, [p["base"] for p in traces], back, weights)
-    for (r, p, q, w), grads in zip(all_of, old, strict=True):
-        c = folded(r, at_output(r, p["v"], q[None], False))
-        new = pull(r, _waiting_inputs(r, p, c), c, w)
-        grads.update({k: grads[k] + new[k].astype(grads[k].dtype) for k in r.keys})
-    return old
+def _credit_waiting(placed: Callable[[Signals], Signals]):
+    """The same where steps wait: those of the block are entries beside the trace like others."""
+
+    def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
+        signals = [placed(s) for s in signals]
+        behind = later(blocks, signals)
+        relations, traces, _, weights = zip(*blocks, strict=True) if blocks else ((),) * 4
+        back = [
+            mix(jnp.swapaxes(b.trace["M"], -1, -2), first, b.relation.slots.table is None)
+            for b, (first, _) in zip(blocks, behind, strict=True)
+        ]
+        out = contract(relations, [p["base"] for p in traces], back, weights)
+        for (r, p, s, w), got, (first, q), grads in zip(blocks, signals, behind, out, strict=True):
+            now = got.ct + at_output(r, s.f, q, got.masked)
+            c = at_output(r, p["v"], first[None], got.masked)
+            c = folded(r, _put(p, c.astype(jnp.result_type(c, now)), now))
+            x = _waiting_inputs(r, {**p, **_recorded(p, s.x)}, c, got.masked)
+            new = pull(r, x, c, w)
+            grads.update({k: grads[k] + new[k].astype(grads[k].dtype) for k in r.keys})
+        return out
+
+    return credit
 
 
-def _waiting_inputs(r: Relation, p: dict, c: Array) -> Any:
+def _put(p: dict, waiting: Array, now: Array) -> Array:
+    """The steps of a block after those that wait."""
+    return lax.dynamic_update_slice_in_dim(waiting, now.astype(waiting.dtype), p["count"], 0)
+
+
+def _recorded(p: dict, x: Any) -> dict:
+    return {} if x is None else {"x": jax.tree.map(partial(_put, p), p["x"], x)}
+
+
+def _waiting_inputs(r: Relation, p: dict, c: Array, masked: bool = False) -> Any:
     """The inputs of the buffered steps; free places hold zeros."""
     if "x" not in p:
         return None
     x = folded(r, p["x"])
-    return x if r.operator.is_linear else taken(r, x, True, c)
+    return taken(r, x, masked or not r.operator.is_linear, c)
