@@ -3,8 +3,9 @@
 from ._advice import Problem as Problem
 from ._advice import advise as advise
 from ._advice import traces_of as traces_of
+from ._blocks import StepBytes as StepBytes
 from ._blocks import step_bytes as step_bytes
-from ._blocks import varying_bytes as varying_bytes
+from ._blocks import stored_bytes as stored_bytes
 from ._checks import Wording as Wording
 from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask

@@ -18,7 +18,7 @@ from .._jaxpr import PyTree
 from ..engine import LaterTraces, TimeLoop
 from ..graph import HiddenParamOpRelation as Relation
 from ..rules import Rule, in_parts
-from ._blocks import calls_per_block, joined, scan_blocks
+from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
 
 Array = jax.Array
 Tick = Callable[[int], None]
@@ -140,7 +140,7 @@ class Body(Protocol):
     Attributes:
         record: the rule.
         relations: what has a trace; empty where traces are not to wait.
-        step_bytes: memory that the values of one step take.
+        step_bytes: what one step takes.
         one_by_one: whether calls are taken one after another.
         own_signal: whether a call has a gradient that does not come from its loss.
         adds_constants: whether a backward rule around the model adds a constant to a cotangent: it
@@ -152,7 +152,7 @@ class Body(Protocol):
     @property
     def relations(self) -> Sequence[Relation]: ...
     @property
-    def step_bytes(self) -> int: ...
+    def step_bytes(self) -> StepBytes: ...
     @property
     def one_by_one(self) -> bool: ...
     @property

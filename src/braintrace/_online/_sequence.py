@@ -15,7 +15,7 @@ from ..engine import OWN, BlockResult, TimeAxes, Values, map_steps, run_block
 from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
 from ..rules import Rule
-from ._blocks import step_bytes
+from ._blocks import StepBytes, step_bytes
 from ._loop import Bodies, Mode, Position, Stream, Weights
 from ._plan import Plan
 
@@ -99,7 +99,7 @@ class PlanBody:
         return self.plan.graph.relations
 
     @cached_property
-    def step_bytes(self) -> int:
+    def step_bytes(self) -> StepBytes:
         return step_bytes(self.plan.graph)
 
     @cached_property

@@ -35,6 +35,7 @@ from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
 from ._step import Leaf as Leaf
 from ._step import Path as Path
+from ._sites import Site as Site
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed

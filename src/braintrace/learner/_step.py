@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import Atom, PyTree, Var, evaluate, fingerprint
-from .._online import Mode, Position, Weights, step_bytes, varying_bytes
+from .._online import Mode, Position, StepBytes, Weights, step_bytes, stored_bytes
 from ..engine import (
     BlockResult,
     StepValues,
@@ -81,7 +81,7 @@ class CallBody(_Body):
     relations: tuple[Relation, ...] = ()
     one_by_one: bool = True
     adds_constants: bool = True
-    step_bytes: int = 1
+    step_bytes: StepBytes = StepBytes(1)
 
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
@@ -132,11 +132,12 @@ class SplitBody(_Body):
         return self.split.penalised
 
     @cached_property
-    def step_bytes(self) -> int:
+    def step_bytes(self) -> StepBytes:
         call = self.split.call
         params = {a for a in operands(call, call.inputs).params if isinstance(a, Var)}
         samples = call.outputs[0].shape[0] if self.is_mapped and call.outputs else 1
-        return samples * step_bytes(self.marker.graph) + varying_bytes(self.traced.program, params)
+        around = stored_bytes(self.traced.program, params)
+        return step_bytes(self.marker.graph) * samples + around
 
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode

@@ -18,7 +18,8 @@ from ._options import TraceDtype
 Array = jax.Array
 
 _UNROLL = 8  # steps of an element-wise recurrence that become one kernel on a GPU
-PART_BYTES = 1 << 25  # of a product that is added to a trace: less stays in the cache of a GPU
+PART_BYTES = 1 << 25  # a product that is added to a trace of more than this is computed in parts
+PARTS = 4
 
 
 def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, Any]:
@@ -111,16 +112,15 @@ def _products_added(
 ) -> Array:
     """A trace with `_product` added: where that is large, in parts, in the memory of the trace.
 
-    Then no second array of the size of the trace is needed; a part is a few samples, usually.
+    Then no second array of the size of the trace is needed; a part is some of the samples, usually.
     """
     own = np.broadcast_shapes(features.shape[1:], tail.shape[1 + lead : -1])
     shape = (*tail.shape[1 : 1 + lead], *own, tail.shape[-1])
-    axis = next((a for a in range(lead, len(shape) - 1) if shape[a] > 1), 0)
-    count = shape[axis]
-    most = min(count, max(1, count * PART_BYTES // max(1, eps.size * eps.dtype.itemsize)))
-    if most == count or shape != eps.shape:
+    axis = next((a for a in range(lead, len(shape) - 1) if shape[a] > 1), None)
+    if D is None or axis is None or shape != eps.shape or not in_parts(eps):
         return add(eps, D, _product(features, tail, lead).reshape(shape))
-    size = max(n for n in range(1, most + 1) if count % n == 0)
+    count = shape[axis]
+    size = max(n for n in range(1, -(-count // PARTS) + 1) if count % n == 0)
 
     def part(a: Array | None, axis: int, i: Array) -> Array | None:
         if a is None or a.shape[axis] == 1:
@@ -137,8 +137,12 @@ def _products_added(
 
 
 def in_parts(traces: Any) -> bool:
-    """Whether one of these traces is so large that what is added to it is computed in parts."""
-    return any(a.size * a.dtype.itemsize > PART_BYTES for a in jax.tree.leaves(traces))
+    """Whether one of these traces is so large that what is added to it is computed in parts.
+
+    Not where there are several devices: the samples may lie on all of them.
+    """
+    large = any(a.size * a.dtype.itemsize > PART_BYTES for a in jax.tree.leaves(traces))
+    return large and jax.device_count() == 1
 
 
 def _product(features: Array, tail: Array, lead: int) -> Array:
@@ -227,11 +231,7 @@ def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
         dtype = jnp.result_type(*pair)
         return pair[0].astype(dtype) * pair[1].astype(dtype)
 
-    import os
-    inner = os.environ.get("BT_INNER","sum")
-    unroll = 1
-    if inner.startswith("scan"): unroll=int(inner[4:])
-    elif jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":
         return [product(pair).sum((0, -1)) for pair in pairs]
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
     out: list[Any] = [None] * len(pairs)
@@ -240,7 +240,7 @@ def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
         own = [tuple(pairs[i]) for i in here]
         zeros = [jnp.zeros(pair[1].shape[1:], jnp.result_type(*pair)) for pair in own]
         add = lambda totals, now: (jax.tree.map(jnp.add, totals, list(map(product, now))), None)
-        for i, total in zip(here, jax.lax.scan(add, zeros, own, unroll=unroll)[0], strict=True):
+        for i, total in zip(here, jax.lax.scan(add, zeros, own)[0], strict=True):
             out[i] = summed(total)
     return out
 

@@ -33,6 +33,7 @@ from ._linear import at_output, later, moved, onward, times
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
 
+
 def per_weight(
     trace_dtype: TraceDtype = None,
     *,

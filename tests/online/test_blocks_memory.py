@@ -1,0 +1,135 @@
+"""The memory of a block: its estimate, the size that is chosen by it, and traces in place."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+
+import braintrace
+from braintrace._online import _blocks
+from braintrace._online._blocks import StepBytes, calls_per_block, step_bytes
+from braintrace.rules import _block as rules_block
+
+N, B, T = 24, 8, 48
+CELL, LOSS = jnp.zeros((B, N)), lambda out, y: jnp.mean((out - y) ** 2)
+
+
+def draw(*shape):
+    rng = np.random.default_rng(shape)
+    return jnp.asarray(rng.normal(size=shape)) / np.sqrt(shape[0])
+
+
+def gated(p, h, x):
+    both = jnp.concatenate([x, h], -1)
+    z, c = jax.nn.sigmoid(both @ p["z"]), jnp.tanh(both @ p["c"])
+    h = (1 - z) * h + z * c
+    return h, h @ p["o"]
+
+
+def adaptive(p, state, x):
+    v, a = state
+    z = jax.nn.sigmoid(4 * (v - 0.5 - a))
+    v = 0.9 * v + x @ p["w"] + z @ p["u"] - z
+    return (v, 0.95 * a + 0.05 * z), v @ p["o"]
+
+
+SYNAPSES = scipy.sparse.random(N, N, density=1.0, rng=np.random.default_rng(0)).tocoo()
+
+
+def feed_forward(p, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.sparse_matmul(x, p["s"], sparse_mat=SYNAPSES))
+    return h, h @ p["o"]
+
+
+def recurrent(p, h, x):
+    return (new := jnp.tanh(x + braintrace.sparse_matmul(h, p["s"], sparse_mat=SYNAPSES))), new
+
+
+CELLS = {
+    "gated": (gated, {"z": draw(2 * N, N), "c": draw(2 * N, N), "o": draw(N, N)}, CELL),
+    "adaptive": (adaptive, {k: draw(N, N) for k in "wuo"}, (CELL, CELL)),
+    "feed-forward": (feed_forward, {"s": draw(N * N), "o": draw(N, N)}, CELL),
+    "recurrent": (recurrent, {"s": draw(N * N)}, CELL),
+}
+
+
+def learner(cell, rule="d_rtrl", **options):
+    step, params, state = CELLS[cell]
+    net = braintrace.online(step, rule, **options)
+    return net, params, net.init(params, state, CELL)
+
+
+def compiled(net, params, carry, size, xs):
+    return jax.jit(net.grad(LOSS, block_size=size)).lower(params, carry, xs, xs).compile()
+
+
+def temporaries(program):
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def plan_of(net):
+    (plan,) = net._plans.values()
+    return plan
+
+
+@pytest.mark.parametrize(
+    "cell, rule", [("gated", "d_rtrl"), ("adaptive", "d_rtrl"), ("feed-forward", "pp_prop")]
+)
+def test_estimate_of_a_step_is_what_it_takes(cell, rule):
+    options = {"decay_or_rank": 0.9} if rule == "pp_prop" else {}
+    net, params, carry = learner(cell, rule, **options)
+    xs = jnp.zeros((T, B, N))
+    short, long = (temporaries(compiled(net, params, carry, size, xs)) for size in (8, 24))
+    ratio = step_bytes(plan_of(net).graph).stored / ((long - short) / 16)
+    assert 1 / 1.5 < ratio < 1.5, ratio
+
+
+def test_operator_in_a_loop_computes_inside_for_one_step_at_a_time():
+    inside = {}
+    for cell in ("feed-forward", "recurrent"):
+        net, _, _ = learner(cell, "pp_prop", decay_or_rank=0.9)
+        inside[cell] = step_bytes(plan_of(net).graph)
+    products = 8 * N * N * B
+    assert inside["feed-forward"].stored > products > inside["recurrent"].stored
+    assert inside["recurrent"].moved > products
+
+
+def test_blocks_fit_and_pay(monkeypatch):
+    sizes = lambda step, traces=1 << 30, budget=None, **options: calls_per_block(
+        step,
+        1,
+        1 << 14,
+        [jax.ShapeDtypeStruct((traces // 4,), jnp.float32)],
+        None,
+        budget,
+        **options,
+    )
+    small = StepBytes(1 << 10, 1 << 10)
+    assert sizes(small) == 256 and sizes(small, 1 << 10) == 32
+    assert sizes(StepBytes(1 << 28), 1 << 32) == 16  # at least
+    assert sizes(StepBytes(1 << 20), budget=1 << 23) == 8  # unless the user says
+    assert sizes(StepBytes(1 << 24), 1 << 28) == 32  # 48 fit
+    assert sizes(StepBytes(1 << 24), 1 << 28, shards=4) == 128
+    assert sizes(small, keep=False) == 1 << 14 and sizes(small, 1 << 10, keep=False) == 32
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(_blocks, "_budget", lambda: 1 << 34)
+    assert sizes(small) == 1 << 14 and sizes(StepBytes(1 << 23, 1 << 23)) == 256
+    assert sizes(StepBytes(1 << 23, 1 << 29), traces=0) == 16  # a step is as long as all else
+
+
+def test_traces_of_several_blocks_are_advanced_in_their_own_memory(monkeypatch):
+    xs = jnp.asarray(np.random.default_rng(2).normal(size=(8, B, N)))
+    net, params, carry = learner("adaptive")
+    outs, memory = [], []
+    for most in (1 << 25, 0):  # of a trace that is not advanced in parts
+        monkeypatch.setattr(rules_block, "PART_BYTES", most)
+        program = compiled(net, params, carry, 2, xs)
+        outs.append(program(params, carry, xs, xs))
+        memory.append(temporaries(program))
+    close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
+    jax.tree.map(close, *outs)
+    largest = max(a.nbytes for a in jax.tree.leaves(carry.traces))
+    assert memory[1] < memory[0] - largest, (memory, largest)
