@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 import braintrace
-from braintrace._online import _blocks
 from braintrace.engine import Engine, _kernel, recorded, scan_time
 
 T, B, N = 7, 2, 3
@@ -272,14 +271,6 @@ def test_several_gpus_keep_their_scans_unless_each_runs_its_own(monkeypatch):
     one = lambda x: seen.append(reason(Engine.AUTO)) or x
     jax.make_jaxpr(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(2))
     assert seen == [None]
-
-
-def test_blocks_of_small_steps_are_longer_on_a_gpu(monkeypatch):
-    sizes = lambda size: _blocks.calls_per_block(size, 1, 1 << 14, [jnp.zeros(size)], None, 1 << 40)
-    assert (sizes(1 << 10), sizes(1 << 20)) == (256, 256)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert (sizes(1 << 10), sizes(1 << 20), sizes(1 << 24)) == (1 << 14, 2048, 256)
-    assert (sizes(6 << 20), sizes(9 << 20)) == (512, 256)
 
 
 def test_an_unknown_engine_is_refused():

@@ -98,15 +98,10 @@ def test_operator_in_a_loop_computes_inside_for_one_step_at_a_time():
 
 
 def test_blocks_fit_and_pay(monkeypatch):
-    sizes = lambda step, traces=1 << 30, budget=None, **options: calls_per_block(
-        step,
-        1,
-        1 << 14,
-        [jax.ShapeDtypeStruct((traces // 4,), jnp.float32)],
-        None,
-        budget,
-        **options,
-    )
+    def sizes(step, traces=1 << 30, budget=None, **options):
+        held = [jax.ShapeDtypeStruct((traces,), jnp.int8)]
+        return calls_per_block(step, 1, 1 << 14, held, None, budget, **options)
+
     small = StepBytes(1 << 10, 1 << 10)
     assert sizes(small) == 256 and sizes(small, 1 << 10) == 32
     assert sizes(StepBytes(1 << 28), 1 << 32) == 16  # at least

@@ -27,8 +27,8 @@ LEAST_STEPS = 16
 # What XLA stores of the values of a step and of its tangents, the rest is fused: 0.21 to 0.42 of
 # them for the cells of the benchmarks.
 STORED = 0.3
-# A block takes a GPU as long as it takes to move so many bytes, besides three times the traces; it is
-# long enough if its steps move so many times as much.
+# A block takes a GPU as long as it takes to move so many bytes, besides three times the traces;
+# it is long enough if its steps move so many times as much.
 PER_BLOCK, TIMES = 1 << 29, 12
 
 

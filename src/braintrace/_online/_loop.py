@@ -31,7 +31,7 @@ class Position:
     """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
 
     states: PyTree
-    traces: list[PyTree]
+    traces: PyTree  # a list; or `LaterTraces`, until the gradients of a block are there
     count: Any
 
 
@@ -142,6 +142,7 @@ class Body(Protocol):
         relations: what has a trace; empty where traces are not to wait.
         step_bytes: what one step takes.
         one_by_one: whether calls are taken one after another.
+        call_steps: steps of the model in a call of the step function.
         own_signal: whether a call has a gradient that does not come from its loss.
         adds_constants: whether a backward rule around the model adds a constant to a cotangent: it
             counts in its own call only, so that no other call may be evaluated in its place.
@@ -155,6 +156,8 @@ class Body(Protocol):
     def step_bytes(self) -> StepBytes: ...
     @property
     def one_by_one(self) -> bool: ...
+    @property
+    def call_steps(self) -> int: ...
     @property
     def own_signal(self) -> bool: ...
     @property
@@ -270,7 +273,8 @@ def run_updates(
         trained, own, at = carry
         length, pending = part.length, body.record.pending
         assert pending is not None  # see `_waiting`
-        opened = pending.open(body.relations, at.traces, length)
+        steps = length * (body.call_steps if options.window is None else 1)
+        opened = pending.open(body.relations, at.traces, steps)
         blocks = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), part)
         carry = (trained, own, replace(at, traces=opened))
         (trained, own, at), results = lax.scan(once(pending.rule), carry, blocks)

@@ -80,6 +80,7 @@ class PlanBody:
     window: int | None
     targets: PyTree = ()  # shapes of those of one step
     masked: bool = False
+    call_steps: int = 1
 
     @property
     def one_by_one(self) -> bool:

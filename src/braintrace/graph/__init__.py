@@ -31,11 +31,11 @@ from ._reach import reach as reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
 from ._relations import PathClassification as PathClassification
+from ._sites import Site as Site
 from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
 from ._step import Leaf as Leaf
 from ._step import Path as Path
-from ._sites import Site as Site
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed

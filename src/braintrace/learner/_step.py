@@ -74,6 +74,9 @@ class _Body:
     place: int
 
 
+NOT_COUNTED = StepBytes(1)  # calls that are taken one by one
+
+
 @dataclass(frozen=True, eq=False)
 class CallBody(_Body):
     """A step function traced with its real calls of the learner; traces are among its states."""
@@ -81,7 +84,8 @@ class CallBody(_Body):
     relations: tuple[Relation, ...] = ()
     one_by_one: bool = True
     adds_constants: bool = True
-    step_bytes: StepBytes = StepBytes(1)
+    step_bytes: StepBytes = NOT_COUNTED
+    call_steps: int = 1
 
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
@@ -117,6 +121,10 @@ class SplitBody(_Body):
     @property
     def marker(self) -> Marker:
         return self.split.call.params["marker"]
+
+    @property
+    def call_steps(self) -> int:
+        return self.marker.length or 1
 
     @property
     def is_mapped(self) -> bool:

@@ -122,10 +122,9 @@ def _products_added(
     count = shape[axis]
     size = max(n for n in range(1, -(-count // PARTS) + 1) if count % n == 0)
 
-    def part(a: Array | None, axis: int, i: Array) -> Array | None:
-        if a is None or a.shape[axis] == 1:
-            return a
-        return jax.lax.dynamic_slice_in_dim(a, i * size, size, axis)
+    def part(a: Array, axis: int, i: Array) -> Array:
+        whole = a.shape[axis] == 1
+        return a if whole else jax.lax.dynamic_slice_in_dim(a, i * size, size, axis)
 
     def body(i, eps):
         old = part(eps, axis, i)
