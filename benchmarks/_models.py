@@ -29,15 +29,16 @@ DENSITY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Units, samples, steps."""
+    """Units, samples, steps; inputs, if not a quarter as many as units."""
 
     n: int
     b: int
     t: int
+    i: int = 0
 
     @property
     def inputs(self) -> int:
-        return max(8, self.n // 4)
+        return self.i or max(8, self.n // 4)
 
 
 class Core(brainstate.nn.Module):

@@ -3,12 +3,13 @@
     ours:d_rtrl   [:block=K | :step] [:drop]     peer:d_rtrl
     ours:window=W [:block=K | :step] [:drop]     peer:window=W
     ours:pp_prop  [:block=K | :step] [:drop]     peer:pp_prop
-    ours:online, ours:step                       peer:step
+    ours:online [:bf16], ours:step               peer:step
     bptt          [:checkpoint]
 
 `window=W` is D-RTRL in windows of W steps. As an option, `step` advances the traces at every step;
-`drop` does not keep them. As modes, `online` and `step` update the core's weights at every step, by
-`etrace_train` and by a loop of single gradients; their result is how far the weights moved.
+`drop` does not keep them, `bf16` stores them in half the bytes. As modes, `online` and `step`
+update the core's weights at every step, by `etrace_train` and by a loop of single gradients; their
+result is how far the weights moved.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 from _models import Net, Size, loss
 
 import braintrace as bt
@@ -55,6 +57,8 @@ def variants(mode: str, net: Net, size: Size, x: Any) -> Iterator[Variant]:
     training = {"online": trained, "step": descended}.get(words[0])
     rule = "pp_prop" if "pp_prop" in options else "d_rtrl"
     make: dict[str, Any] = {"decay_or_rank": DECAY} if rule == "pp_prop" else {}
+    if "bf16" in options:
+        make["trace_dtype"] = jnp.bfloat16
     tried: list[dict[str, bool]] = [{}]
     if "window" in options:
         make["vjp_method"] = "multi-step"

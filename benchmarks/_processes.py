@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,14 @@ class Workload:
     n: int
     b: int
     t: int
+    i: int = 0  # inputs, if not a quarter as many as units
 
     def __str__(self) -> str:
-        return f"{self.model} N={self.n} B={self.b} T={self.t}"
+        inputs = f" I={self.i}" if self.i else ""
+        return f"{self.model} N={self.n} B={self.b} T={self.t}{inputs}"
 
     def request(self) -> dict[str, Any]:
-        return {"model": self.model, "n": self.n, "b": self.b, "t": self.t}
+        return asdict(self)
 
 
 @dataclass(slots=True)

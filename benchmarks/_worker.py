@@ -3,9 +3,9 @@
 Requests are JSON lines on stdin, answers JSON lines on what was stdout; whatever else is printed
 goes to stderr.
 
-    {"job": "setup", "model": "gru", "n": 32, "b": 4, "t": 16, "mode": "bptt", "save": "g.npz"}
+    {"job": "setup", "model": "gru", "n": 32, "b": 4, "t": 16, "i": 0, "mode": "bptt", "save": "g"}
     {"job": "time"}        one warm repetition
-    {"job": "roofline", "n": 32, "b": 4, "t": 16}
+    {"job": "roofline", "n": 32, "b": 4, "t": 16, "i": 0}
     {"job": "versions"}
     {"job": "quit"}
 """
@@ -154,7 +154,7 @@ def resident(field: str) -> int:
 
 
 def answer(request: dict[str, Any], bench: Bench | None) -> tuple[dict[str, Any], Bench | None]:
-    size = Size(request["n"], request["b"], request["t"]) if "n" in request else None
+    size = Size(*(request[k] for k in "nbti")) if "n" in request else None
     match request["job"]:
         case "setup":
             bench = Bench(request["model"], size, request["mode"])
