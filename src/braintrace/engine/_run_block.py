@@ -51,7 +51,13 @@ class LaterTraces:
         """
         late = [jnp.real(g.ravel()[0]) > jnp.inf for g in gradients if g.size]
         zero = sum(late[1:], late[0]) if late else jnp.zeros((), bool)
-        put = lambda s: s._replace(f=s.f + zero.astype(s.f.dtype)) if isinstance(s, Steps) else s
+
+        def put(s: Any) -> Any:
+            if not isinstance(s, Steps):
+                return s
+            f, slots = jax.tree.map(lambda a: a + zero.astype(a.dtype), (s.f, s.slots))
+            return s._replace(f=f, slots=slots)
+
         observed = jax.tree.map(put, self.observed, is_leaf=lambda s: isinstance(s, Steps))
         block = Block(self.path, self.axes, self.ys)
         return self.rule.advance(self.graph, block, self.traces, observed, fresh)

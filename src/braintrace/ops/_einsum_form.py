@@ -69,13 +69,14 @@ class EinsumForm:
         index = lambda letters: [place[l] for l in letters]
         x = jax.vmap(self._summed)(x)
         dtype = jnp.result_type(x, c)
-        out = jnp.einsum(
-            x.astype(dtype),
-            [0, *index(self._unsummed)],
-            c.astype(dtype),
-            [0, *index(self.y)],
-            index(self.w),
-        )
+        of_x, of_c = self._unsummed, self.y
+        # One axis of all steps and samples: XLA's CPU products over two transpose copies of both.
+        # On several devices the samples may be divided among them.
+        while of_x and of_x[0] == of_c[:1] and of_x[0] not in self.w and jax.device_count() == 1:
+            of_x, of_c = of_x[1:], of_c[1:]
+            x, c = (a.reshape((-1, *a.shape[2:])) for a in (x, c))
+        left, right = [0, *index(of_x)], [0, *index(of_c)]
+        out = jnp.einsum(x.astype(dtype), left, c.astype(dtype), right, index(self.w))
         return _as_gradient(out, like)
 
     @property

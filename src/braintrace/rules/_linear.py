@@ -45,7 +45,7 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
         return []
     few = [b.relation.slots.table is None for b, _ in firsts.values()]
     single = [b.steps.D.shape[-1] == 1 for b, _ in firsts.values()]
-    D = [slim(jnp.swapaxes(b.steps.D, -1, -2), 2) for b, _ in firsts.values()]
+    D = [slim(b.steps.D, 2) for b, _ in firsts.values()]
     length = blocks[0].steps.f.shape[0]
     same, varying = constant(D)
     lam = [slim(each_step(s.lam, s.every, length), 1) for _, s in firsts.values()]
@@ -53,7 +53,8 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
     masked = signals[0].masked
 
     def back_by(d, q, few, single):
-        out = (d * q if single else mix(d, q, few)).astype(q.dtype)
+        # Transposed here: that of all steps at once would be a copy.
+        out = (d * q if single else mix(jnp.swapaxes(d, -1, -2), q, few)).astype(q.dtype)
         if not masked:
             return out
         return jnp.where(q == 0 if single else (q == 0).all(-1, keepdims=True), 0, out)
