@@ -14,6 +14,7 @@ from .._errors import dotted
 from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of, zeros_of
 from ..engine import Engine, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
+from ..ops import compiled as jitted
 from ..report import CompilationReport, uses_of
 from ..rules import LearningRule
 from ._advice import Problem, advise, analysed, traces_of
@@ -76,7 +77,7 @@ class Plan:
         """`function`, compiled once for equal keys, for as long as its owner is held."""
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
-            compiled[key] = jax.jit(recorded(function, self.engine))
+            compiled[key] = jitted(recorded(function, self.engine), self.graph.structures)
         return compiled[key]
 
     def report(self) -> CompilationReport:

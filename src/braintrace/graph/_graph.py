@@ -13,6 +13,7 @@ import numpy as np
 
 from .._control import opened, quiet
 from .._jaxpr import Equation, Program, cannot_be_mapped, deep_equations, evaluate, is_traced
+from ..ops import Structure
 from ._affine import explicit
 from ._channels import meet, stays_apart
 from ._diagnostics import CompilationRecord
@@ -100,6 +101,12 @@ class Graph:
     def effects(self) -> bool:
         """Whether the step has side effects."""
         return any(e.effects for e in deep_equations(self.step.program))
+
+    @property
+    def structures(self) -> list[Structure]:
+        """Of the sparse operators in the step."""
+        params = (e.params.get("structure") for e in deep_equations(self.step.program))
+        return list(dict.fromkeys(s for s in params if isinstance(s, Structure)))
 
     @property
     def unmapped(self) -> bool:

@@ -21,6 +21,7 @@ from ..frontend import (
     surroundings,
 )
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
+from ..ops import compiled
 
 Array = jax.Array
 
@@ -155,8 +156,8 @@ class ETraceGraphExecutor:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
         key = (key, donate, self.engine)
         if key not in self._runs:
-            run = recorded(run, self.engine)
-            _store(self._runs, key, jax.jit(run, donate_argnums=donate))
+            structures = self.graph.analysis.structures
+            _store(self._runs, key, compiled(recorded(run, self.engine), structures, donate))
         return self._runs[key]
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:

@@ -23,4 +23,5 @@ from ._sparse import etp_sp_mm as etp_sp_mm
 from ._sparse import etp_sp_mv as etp_sp_mv
 from ._sparse import sparse_matmul as sparse_matmul
 from ._structure import Structure as Structure
+from ._structure import compiled as compiled
 from ._ties import tied_axes as tied_axes

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from .._errors import value_error
+from .._jaxpr import DerivedPrimitive
 from ._einsum_form import weight_and_bias, with_bias_features
-from ._operator import ETPPrimitive, Rules, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shapes, Weights
 from ._structure import Structure, structure_of
 from ._twin import twins
 from ._units import (
@@ -28,20 +28,55 @@ from ._units import (
 )
 
 
+def _rows_of(array: Array, index: Array, is_padded: bool = False) -> Array:
+    """Rows of an array; with padding, 0 for those outside of it."""
+    if is_padded:
+        return array.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 def _presynaptic(x: Array, structure: Structure) -> Array:
     # The input at every non-zero, which come first; 0 at entries that only pad the data vector.
-    return jnp.moveaxis(x, -1, 0).at[structure.rows].get(mode="fill", fill_value=0)
+    return _rows_of(jnp.moveaxis(x, -1, 0), structure.arrays[0], structure.is_padded)
 
 
-def _multiply(
-    x: Array, weight: Array, bias: Array | None = None, *, structure: Structure, **static: object
-) -> Array:
+def _product(x: Array, weight: Array, *others: Array, out: int, is_padded: bool, in_order: bool):
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
+    *bias, rows, cols = others
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
-    products = _presynaptic(x, structure) * weight
-    out = jnp.zeros((structure.shape[1], *x.shape[:-1]), products.dtype)
-    y = jnp.moveaxis(out.at[structure.cols].add(products, mode="promise_in_bounds"), 0, -1)
-    return y if bias is None else y + bias
+    products = _rows_of(jnp.moveaxis(x, -1, 0), rows, is_padded) * weight
+    y = jnp.zeros((out, *x.shape[:-1]), products.dtype)
+    how: dict[str, Any] = dict(mode="promise_in_bounds", wrap_negative_indices=False)
+    y = jnp.moveaxis(y.at[cols].add(products, indices_are_sorted=in_order, **how), 0, -1)
+    return y + bias[0] if bias else y
+
+
+def _facts(structure: Structure) -> dict[str, Any]:
+    return dict(
+        out=structure.shape[1], is_padded=structure.is_padded, in_order=structure.in_order
+    )
+
+
+def _multiply(x: Array, *others: Array, structure: Structure, **static: object) -> Array:
+    return _product(x, *others, structure.rows, structure.cols, **_facts(structure))
+
+
+product = DerivedPrimitive("sparse_product", _product)
+product.twin = lambda operands, axes, params: (
+    product.bind(jnp.moveaxis(operands[0], axes[0], 0), *operands[1:], **params)
+    if axes[0] is not None and all(a is None for a in axes[1:])
+    else None
+)
+
+
+class _Sparse(ETPPrimitive):
+    """Where the indices are arguments of the program, the product reads those."""
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        indices = params["structure"].arguments
+        if indices is None or params.get("mapped"):
+            return super().bind(*args, **params)
+        return product.bind(*args, *indices, **_facts(params["structure"]))
 
 
 def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: object) -> Weights:
@@ -62,21 +97,24 @@ def _sampled(x: Array, v: Array, structure: Structure) -> Array:
     """
     lanes = v.ndim - x.ndim - 1
     axes = [0, 1, *range(2 + lanes, v.ndim - 1)]
+    rows, cols = structure.arrays
 
-    def chunk(where: tuple[Array, Array]) -> Array:
-        rows, cols = where
-        here = x.at[rows].get(mode="fill", fill_value=0)
-        return jnp.einsum(here, axes, v[cols], [*range(v.ndim)], [0, *range(2, v.ndim)])
+    def chunk(rows: Array, cols: Array) -> Array:
+        here = _rows_of(x, rows, structure.is_padded)
+        return jnp.einsum(here, axes, _rows_of(v, cols), [*range(v.ndim)], [0, *range(2, v.ndim)])
 
     size = max(1, _gathered() // max(1, prod(v.shape[1:])))
-    rows, cols = structure.rows, structure.cols
-    if size >= len(rows):
-        return chunk((jnp.asarray(rows), jnp.asarray(cols)))
-    padding = -len(rows) % size
-    rows = np.pad(rows, (0, padding), constant_values=structure.shape[0]).reshape(-1, size)
-    cols = np.pad(cols, (0, padding)).reshape(-1, size)
-    out = jax.lax.map(chunk, (jnp.asarray(rows), jnp.asarray(cols)))
-    return out.reshape(-1, *out.shape[2:])[: structure.size]
+    if size >= structure.size:
+        return chunk(rows, cols)
+
+    def step(i: Array, out: Array) -> Array:
+        start = jnp.minimum(i * size, structure.size - size)  # the last one overlaps
+        part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
+        return jax.lax.dynamic_update_slice_in_dim(out, chunk(part(rows), part(cols)), start, 0)
+
+    one = jax.eval_shape(chunk, rows[:1], cols[:1])
+    out = jnp.zeros((structure.size, *one.shape[1:]), one.dtype)
+    return jax.lax.fori_loop(0, -(-structure.size // size), step, out)
 
 
 def _sum_steps(
@@ -109,9 +147,10 @@ def _primitive(name: str, rank: int) -> ETPPrimitive:
         # A non-zero is tied to the one output unit of its column.
         if key != "weight":
             return None
-        return jnp.take(values, structure.cols, axis=lead + rank - 1)
+        values = jnp.moveaxis(values, lead + rank - 1, 0)
+        return jnp.moveaxis(_rows_of(values, structure.arrays[1]), 0, lead + rank - 1)
 
-    return register_primitive(
+    return _Sparse(
         name,
         _multiply,
         batched=rank == 2,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._errors import type_error
+
+Indices = tuple[jax.Array, jax.Array]
+_arguments: ContextVar[dict[Structure, Indices]] = ContextVar("indices that are arguments")
 
 
 class Structure:
@@ -17,33 +25,71 @@ class Structure:
     only pad the data vector have a row outside the matrix and column 0.
     """
 
-    __slots__ = ("_hash", "_key", "cols", "rows", "shape")
+    __slots__ = ("_arrays", "_key", "cols", "in_order", "is_padded", "rows", "shape")
 
     def __init__(self, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]):
         padding = (rows < 0) | (rows >= shape[0]) | (cols < 0) | (cols >= shape[1])
         self.rows = np.where(padding, shape[0], rows).astype(np.int32)
         self.cols = np.where(padding, 0, cols).astype(np.int32)
         self.shape = shape
-        self._key = (shape, self.rows.tobytes(), self.cols.tobytes())
-        self._hash = hash(self._key)
+        self.is_padded = bool(padding.any())
+        self.in_order = bool((self.cols[1:] >= self.cols[:-1]).all())  # by column
+        content = hashlib.blake2b(self.rows)
+        content.update(self.cols)
+        self._key = (shape, content.digest())
+        self._arrays: Indices | None = None
 
     @property
     def size(self) -> int:
         """Length of the data vector."""
         return len(self.rows)
 
+    @property
+    def arguments(self) -> Indices | None:
+        """Rows and columns as arguments of the program that is being traced, see `compiled`."""
+        return _arguments.get({}).get(self)
+
+    @property
+    def arrays(self) -> Indices:
+        """Rows and columns for a program: its arguments, or else constants."""
+        return self.arguments or (jnp.asarray(self.rows), jnp.asarray(self.cols))
+
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, Structure) and self._hash == other._hash and self._key == other._key
-        )
+        return isinstance(other, Structure) and self._key == other._key
 
     def __repr__(self) -> str:
         return f"Structure(shape={self.shape}, size={self.size})"
+
+
+def compiled(run: Callable, structures: Sequence[Structure], donate: int | None = None) -> Callable:
+    """`run` under `jit`, with the indices of these structures as arguments.
+
+    As constants they would be in the program once for every use, and constants of this size take
+    longer to compile than everything else.
+    """
+    if not structures:
+        return jax.jit(run, donate_argnums=donate)
+
+    def placed(*args: Any) -> Any:
+        *args, indices = args
+        token = _arguments.set(dict(zip(structures, indices, strict=True)))
+        try:
+            return run(*args)
+        finally:
+            _arguments.reset(token)
+
+    program = jax.jit(placed, donate_argnums=donate)
+    return functools.wraps(run)(lambda *args: program(*args, [_on_device(s) for s in structures]))
+
+
+def _on_device(structure: Structure) -> Indices:
+    if structure._arrays is None:
+        with jax.ensure_compile_time_eval():
+            structure._arrays = jnp.asarray(structure.rows), jnp.asarray(structure.cols)
+    return structure._arrays
 
 
 def structure_of(matrix: Any) -> Structure:
