@@ -155,3 +155,10 @@ def test_sums_over_steps_go_by_chunks_of_non_zeros(batch, gathered, monkeypatch)
     )
     np.testing.assert_allclose(total, want, rtol=1e-12)
     assert not np.any(total[..., np.count_nonzero(matrix) :, :])
+    D = jnp.asarray(rng.normal(size=(2, *batch, 3, 2, 2)))
+    eps = jnp.asarray(rng.normal(size=total.shape))
+    mixed = lambda D, eps: jnp.einsum("...ij,...j->...i", D, eps)
+    onward = op.sum_steps("weight", x, values, (D, eps, mixed))
+    np.testing.assert_allclose(
+        onward, total + mixed(op.spread("weight", D, 1), eps), rtol=1e-12, atol=1e-14
+    )

@@ -34,6 +34,8 @@ Shape = jax.ShapeDtypeStruct
 Shapes = dict[str, Shape]
 Params = dict[str, Any]  # the static parameters of an equation
 
+Past = tuple[Array, Array, Callable[[Array, Array], Array]]
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -51,8 +53,9 @@ class Rules:
         represent: `(x, shapes, **static) -> x` as a floating array in which y is linear.
         pull: `(x, c, shapes, **static) -> {key: array}`, the weight pull-back of many inputs and
             cotangents, summed over the leading axis of both; or None to decline.
-        sum_steps: `(key, x, values, **static) -> array`, the sum over the leading axis of
-            `features` times `spread` of values (steps, *lanes, *y, slots); or None to decline.
+        sum_steps: `(key, x, values, past, **static) -> array`, the sum over the leading axis of
+            `features` times `spread` of values (steps, *lanes, *y, slots), and the product of
+            `past` if that is not None (see `Operator.sum_steps`); or None to decline.
         part: `(weights, axis, start, stop, **static) -> rows`, the weights that a part of the
             input meets (from `start` to `stop` along `axis`), or None to decline; with it,
             `of_part(x, rows, **static) -> y` of that part alone, without a bias.
@@ -327,17 +330,21 @@ class Operator:
         self, x: Array | None, c: Array, effective: Weights, keys: Sequence[str]
     ) -> Weights:
         """`pull` of many inputs and cotangents, summed over the leading axis of both."""
-        if x is None or c.shape[0] == 1:
+        grads = None if x is None else self._rule("pull")(x, c, self.shapes)
+        if grads is None and (x is None or c.shape[0] == 1):
             grads = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
-        elif (grads := self._rule("pull")(x, c, self.shapes)) is None:
+        elif grads is None:
             each = lambda w: jax.vmap(lambda v: self.apply(v, {**effective, **w}))(x)
             out, vjp = jax.vjp(each, {k: effective[k] for k in keys})
             grads = vjp(c.astype(out.dtype))[0]
         return {k: grads[k] for k in keys}
 
-    def sum_steps(self, key: str, x: Any, values: Array) -> Array | None:
-        """The sum over steps of features times spread values, if there is a rule for it."""
-        return self._rule("sum_steps")(key, x, values)
+    def sum_steps(self, key: str, x: Any, values: Array, past: Past | None = None) -> Array | None:
+        """The sum over steps of features times spread values, if there is a rule for it.
+
+        With `past`, (D, eps, product), product(spread(D), eps) is added.
+        """
+        return self._rule("sum_steps")(key, x, values, past)
 
     @cached_property
     def constant_keys(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from jax import Array
 from .._errors import value_error
 from .._jaxpr import DerivedPrimitive
 from ._einsum_form import weight_and_bias, with_bias_features
-from ._operator import ETPPrimitive, Rules, Shapes, Weights
+from ._operator import ETPPrimitive, Past, Rules, Shapes, Weights
 from ._structure import Structure, structure_of
 from ._twin import twins
 from ._units import (
@@ -52,9 +52,7 @@ def _product(x: Array, weight: Array, *others: Array, out: int, is_padded: bool,
 
 
 def _facts(structure: Structure) -> dict[str, Any]:
-    return dict(
-        out=structure.shape[1], is_padded=structure.is_padded, in_order=structure.in_order
-    )
+    return dict(out=structure.shape[1], is_padded=structure.is_padded, in_order=structure.in_order)
 
 
 def _multiply(x: Array, *others: Array, structure: Structure, **static: object) -> Array:
@@ -88,7 +86,7 @@ def _gathered() -> int:
     return 2**18 if jax.default_backend() == "cpu" else 2**24
 
 
-def _sampled(x: Array, v: Array, structure: Structure) -> Array:
+def _sampled(x: Array, v: Array, structure: Structure, past: Past | None = None) -> Array:
     """Per non-zero, x of its row times v of its column, summed over the steps.
 
     x is (in, steps, *batch), v (out, steps, *lanes, *batch, slots), both with their units first, so
@@ -97,32 +95,47 @@ def _sampled(x: Array, v: Array, structure: Structure) -> Array:
     """
     lanes = v.ndim - x.ndim - 1
     axes = [0, 1, *range(2 + lanes, v.ndim - 1)]
-    rows, cols = structure.arrays
+    indices = structure.arrays
 
-    def chunk(rows: Array, cols: Array) -> Array:
+    def chunk(rows: Array, cols: Array, eps: Array | None) -> Array:
         here = _rows_of(x, rows, structure.is_padded)
-        return jnp.einsum(here, axes, _rows_of(v, cols), [*range(v.ndim)], [0, *range(2, v.ndim)])
+        out = jnp.einsum(here, axes, _rows_of(v, cols), [*range(v.ndim)], [0, *range(2, v.ndim)])
+        if past is None or eps is None:
+            return out
+        D, _, product = past
+        return product(_rows_of(D, cols), eps) + out
 
+    eps = None if past is None else past[1]
     size = max(1, _gathered() // max(1, prod(v.shape[1:])))
     if size >= structure.size:
-        return chunk(rows, cols)
+        return chunk(*indices, eps)
 
     def step(i: Array, out: Array) -> Array:
         start = jnp.minimum(i * size, structure.size - size)  # the last one overlaps
         part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
-        return jax.lax.dynamic_update_slice_in_dim(out, chunk(part(rows), part(cols)), start, 0)
+        now = chunk(*jax.tree.map(part, (*indices, eps)))
+        return jax.lax.dynamic_update_slice_in_dim(out, now, start, 0)
 
-    one = jax.eval_shape(chunk, rows[:1], cols[:1])
-    out = jnp.zeros((structure.size, *one.shape[1:]), one.dtype)
+    one = jax.eval_shape(chunk, *indices, eps)
+    out = jnp.zeros(one.shape, one.dtype)
     return jax.lax.fori_loop(0, -(-structure.size // size), step, out)
 
 
 def _sum_steps(
-    key: str, x: Array, values: Array, *, structure: Structure, **static: object
+    key: str,
+    x: Array,
+    values: Array,
+    past: Past | None,
+    *,
+    structure: Structure,
+    **static: object,
 ) -> Array | None:
     if key != "weight" or jnp.iscomplexobj(x) or jnp.iscomplexobj(values):
         return None
-    out = _sampled(jnp.moveaxis(x, -1, 0), jnp.moveaxis(values, -2, 0), structure)
+    if past is not None:
+        D, eps, product = past
+        past = jnp.moveaxis(D, -3, 0), jnp.moveaxis(eps, -2, 0), product
+    out = _sampled(jnp.moveaxis(x, -1, 0), jnp.moveaxis(values, -2, 0), structure, past)
     return jnp.moveaxis(out, 0, -2)
 
 

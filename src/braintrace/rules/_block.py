@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported
-from ..engine import Fresh, Grads, scan_time
+from ..engine import Fresh, Grads, mix, scan_time
 from ..graph import HiddenParamOpRelation as Relation
 from ._options import TraceDtype
 
@@ -66,7 +67,7 @@ def grown(
     first = jax.tree.map(lambda a: a[0], x)
     constant = set(r.keys) if x is None or v.shape[0] == 1 else op.constant_keys & set(r.keys)
     same = op.features(first, weights, r.keys) if constant else {}
-    dtypes = dtypes_of(r, weights)
+    dtypes, product = dtypes_of(r, weights), partial(mix, few=r.slots.table is None)
     out = {}
     for k in r.keys:
         spread = None if D is None else op.spread(k, D, lead)
@@ -78,9 +79,10 @@ def grown(
         if k in constant:
             out[k] = added(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
             continue
-        total = op.sum_steps(k, x, v)
+        past = None if D is None else (D, eps[k].astype(dtypes[k]), product)
+        total = op.sum_steps(k, x, v, past)  # with D eps in it
         if total is not None:
-            out[k] = added(eps[k], spread, total)
+            out[k] = added(eps[k], None, total)
             continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
