@@ -25,6 +25,7 @@ import numpy as np
 import saiunit as u
 
 from .._jaxpr import PyTree, is_traced, trace_settings
+from ..ops import Structure
 from ._references import LIBRARIES, attributes_read, globals_read, imports_of, package_of
 
 _MOST_OBJECTS = 2_000  # a model that refers to more is traced sooner than compared
@@ -33,7 +34,7 @@ _SLOT = types.MemberDescriptorType
 _BY_VALUE = {int, bool, str, bytes, type(None)}
 _BY_IDENTITY = (
     *(jax.Array, np.dtype, np.ufunc, u.Unit, u.Dimension, enum.Enum),
-    *(_SLOT, types.GetSetDescriptorType, type(...), range, slice),
+    *(_SLOT, types.GetSetDescriptorType, type(...), range, slice, Structure),
 )
 # Objects of these are what their attributes say; those of other libraries may hold more.
 _OPEN = {"brainstate", "braintools", "brainevent", "braintrace", "saiunit"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import brainstate
+import jax
+import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import value_error
@@ -61,7 +63,6 @@ class SparseLinear(Layer):
                 do=f"let in_size end in {rows}, or transpose the matrix.",
             )
         self.out_size = (*self.in_size[:-1], columns)
-        self.spar_mat = spar_mat
         params = {"weight": _data(spar_mat)}
         if b_init is not None:
             params["bias"] = initial(b_init, (columns,), "SparseLinear: b_init")
@@ -79,5 +80,5 @@ def _data(matrix: Any) -> UnitArray:
     data: Any = getattr(matrix, "data", None)
     if not hasattr(data, "ndim") or data.ndim > 1 or data.dtype == object:
         data = matrix.tocoo().data
-    data = u.math.asarray(data)
+    data = jax.tree.map(jnp.asarray, u.math.asarray(data))  # a numpy array would stay one
     return initial(data, data.shape)

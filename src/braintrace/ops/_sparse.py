@@ -40,19 +40,19 @@ def _presynaptic(x: Array, structure: Structure) -> Array:
     return _rows_of(jnp.moveaxis(x, -1, 0), structure.arrays[0], structure.is_padded)
 
 
-def _product(x: Array, weight: Array, *others: Array, out: int, is_padded: bool, in_order: bool):
+def _product(x: Array, weight: Array, *others: Any, out: int, is_padded: bool) -> Array:
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
     *bias, rows, cols = others
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
     products = _rows_of(jnp.moveaxis(x, -1, 0), rows, is_padded) * weight
     y = jnp.zeros((out, *x.shape[:-1]), products.dtype)
     how: dict[str, Any] = dict(mode="promise_in_bounds", wrap_negative_indices=False)
-    y = jnp.moveaxis(y.at[cols].add(products, indices_are_sorted=in_order, **how), 0, -1)
+    y = jnp.moveaxis(y.at[cols].add(products, **how), 0, -1)
     return y + bias[0] if bias else y
 
 
 def _facts(structure: Structure) -> dict[str, Any]:
-    return dict(out=structure.shape[1], is_padded=structure.is_padded, in_order=structure.in_order)
+    return {"out": structure.shape[1], "is_padded": structure.is_padded}
 
 
 def _multiply(x: Array, *others: Array, structure: Structure, **static: object) -> Array:

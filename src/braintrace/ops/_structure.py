@@ -25,7 +25,7 @@ class Structure:
     only pad the data vector have a row outside the matrix and column 0.
     """
 
-    __slots__ = ("_arrays", "_key", "cols", "in_order", "is_padded", "rows", "shape")
+    __slots__ = ("_arrays", "_key", "cols", "is_padded", "rows", "shape")
 
     def __init__(self, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]):
         padding = (rows < 0) | (rows >= shape[0]) | (cols < 0) | (cols >= shape[1])
@@ -33,9 +33,8 @@ class Structure:
         self.cols = np.where(padding, 0, cols).astype(np.int32)
         self.shape = shape
         self.is_padded = bool(padding.any())
-        self.in_order = bool((self.cols[1:] >= self.cols[:-1]).all())  # by column
-        content = hashlib.blake2b(self.rows)
-        content.update(self.cols)
+        content = hashlib.blake2b(self.rows.tobytes())
+        content.update(self.cols.tobytes())
         self._key = (shape, content.digest())
         self._arrays: Indices | None = None
 
@@ -74,10 +73,10 @@ def compiled(run: Callable, structures: Sequence[Structure], donate: int | None 
         return jax.jit(run, donate_argnums=donate)
 
     def placed(*args: Any) -> Any:
-        *args, indices = args
+        *own, indices = args
         token = _arguments.set(dict(zip(structures, indices, strict=True)))
         try:
-            return run(*args)
+            return run(*own)
         finally:
             _arguments.reset(token)
 
