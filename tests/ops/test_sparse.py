@@ -10,7 +10,7 @@ from jax.experimental import sparse as jax_sparse
 
 from braintrace.ops import _sparse, sparse_matmul
 from braintrace.ops._operator import Operator
-from braintrace.ops._structure import Structure, structure_of
+from braintrace.ops._structure import Structure, compiled, structure_of
 
 brainevent = pytest.importorskip("brainevent")
 
@@ -162,3 +162,22 @@ def test_sums_over_steps_go_by_chunks_of_non_zeros(batch, gathered, monkeypatch)
     np.testing.assert_allclose(
         onward, total + mixed(op.spread("weight", D, 1), eps), rtol=1e-12, atol=1e-14
     )
+
+
+@pytest.mark.parametrize("bias", [None, jnp.arange(5.0)])
+def test_indices_are_arguments_of_compiled_programs(bias):
+    structure = structure_of(scipy.sparse.csr_matrix(DENSE))
+    weight = jnp.arange(1.0, 1 + structure.size)
+    product = lambda x, w: sparse_matmul(x, w, sparse_mat=structure, bias=bias)
+
+    def both(x, w):
+        y, pull = jax.vjp(product, x, w)
+        return y, pull(jnp.cos(y)), jax.vmap(product, (0, None))(jnp.stack([x, 2 * x]), w)
+
+    run = compiled(both, [structure])
+    jax.tree.map(np.testing.assert_allclose, run(X, weight), both(X, weight))
+    text = str(jax.make_jaxpr(run)(X, weight))
+    assert "sparse_product" in text and "etp_sp" not in text
+    # Its derivative from outside, where the indices are not arguments any more.
+    total = lambda f: jax.grad(lambda w: jnp.sum(jnp.sin(f(X, w)[0])))(weight)
+    np.testing.assert_allclose(total(run), total(both))
