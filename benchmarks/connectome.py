@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     xs = jax.random.uniform(jax.random.key(0), (options.steps, CHANNELS))
 
     def gradient() -> None:
-        out = learner.etrace_grad(xs, step_fn=loss, block_size=options.block)
+        out = learner.etrace_grad(xs, step_fn=loss, block_size=options.block or None)
         jax.block_until_ready(out)
 
     gradient()
@@ -231,7 +231,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=("current", "conductance"), default="current")
     parser.add_argument("--rule", choices=("d_rtrl", "pp_prop"), default="d_rtrl")
     parser.add_argument("--steps", type=int, default=50, help="of 1 ms, per update or gradient")
-    parser.add_argument("--block", type=int, default=10, help="steps per block, or per update")
+    parser.add_argument(
+        "--block", type=int, default=10, help="steps per block or per update; 0: as many as fit"
+    )
     parser.add_argument("--updates", type=int, default=20, help="sequences of --steps to train on")
     parser.add_argument("--checkpoint", help="file to write, and to continue from")
     parser.add_argument("--plot", help="file for a plot of the rates before and after")

@@ -87,6 +87,7 @@ class ETraceGraph(NamedTuple):
             rule,
             advise,
             model.title if isinstance(model, StepFunction) else type(model).__name__,
+            self.analysis.memory,
         )
 
     def explain(

@@ -31,6 +31,7 @@ from ._fold import fold_step
 from ._groups import HiddenGroup, find_groups
 from ._influence import EVERYTHING, MOST_SLOTS, Influence, influence
 from ._links import Links, find_links, influenced
+from ._memory import measured
 from ._moves import summands
 from ._operands import computing, operand_atoms, operands
 from ._pattern import (
@@ -91,6 +92,7 @@ class Graph:
     shares_trace: tuple[int, ...]  # per hidden leaf a mask of those it shares a trace with
     crossings: int | None
     records: tuple[CompilationRecord, ...]
+    memory: int  # bytes that the analysis took
 
     @property
     def inner(self) -> dict[Equation, frozenset[int]]:
@@ -164,6 +166,9 @@ def analyse(
         policy: which control flow around operators stays closed.
         fold: whether a varying factor of a weight becomes part of its operator.
         unmarked: whether plain JAX that uses a trained value counts as an operator.
+
+    Raises:
+        NotSupportedError: the analysis would take more memory than the machine has.
     """
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
     if (divided := explicit(step.program, step.n_outs, carried)) is not None:
@@ -177,10 +182,12 @@ def analyse(
         step = folded
         sites = find_sites(step, flow_of(step, unsteady))
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
-    tangents, paths = _paths(step, consts, trained, crossings, most_entries)
-    if unmarked and (parts := _split_up(step, tangents[0], paths.apart)):
-        step = replace(step, hidden=tuple(parts.get(i, leaf) for i, leaf in enumerate(step.hidden)))
+    with measured() as memory:
         tangents, paths = _paths(step, consts, trained, crossings, most_entries)
+        if unmarked and (parts := _split_up(step, tangents[0], paths.apart)):
+            hidden = tuple(parts.get(i, leaf) for i, leaf in enumerate(step.hidden))
+            step = replace(step, hidden=hidden)
+            tangents, paths = _paths(step, consts, trained, crossings, most_entries)
     tangent, view, offsets = tangents[-1], paths.views[0], paths.places.offsets
     components = tangent.components
     followed = Followed(
@@ -226,6 +233,7 @@ def analyse(
         shares_trace=_sharing(len(step.hidden), relations, components, offsets),
         crossings=crossings,
         records=tuple(records),
+        memory=memory.peak,
     )
 
 

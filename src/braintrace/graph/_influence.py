@@ -30,6 +30,7 @@ from math import prod
 import numpy as np
 
 from .._jaxpr import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
+from ._memory import taken
 from ._moves import fold, is_sum, move, spread, summands
 from ._sets import (
     MOST_SOURCES,
@@ -164,6 +165,8 @@ class _Walk:
         self.probes: dict[Equation, tuple[int, int]] = {}
         self.last = int(self.offsets[-1])
         self.live = None if cut_all or self.full else self.alive()
+        self.held: dict[int, int] = {}  # bytes of the sets of all variables, by array
+        self.bytes = 0
         env = {v: _Value(s, frozenset()) for v, s in self.sources.items()}
         program = self.tangent.program
         while True:
@@ -237,8 +240,19 @@ class _Walk:
             else:
                 outs = self.equation(eqn, values, [fact_of(a) for a in eqn.inputs])
                 env.update((v, m) for v, m in zip(eqn.outputs, outs, strict=True) if m is not None)
+                if program is self.tangent.program:
+                    self.count(outs)
         self.output_facts = [fact_of(o) for o in outputs]
         return [value_of(o) for o in outputs]
+
+    def count(self, values: Values) -> None:
+        """Count the memory of new sets; variables share those that are the same."""
+        for array in (v.sources for v in values if v is not None):
+            own = array if array.base is None else array.base
+            if id(own) not in self.held:
+                self.held[id(own)] = own.nbytes
+                self.bytes += own.nbytes
+        taken(self.bytes)
 
     def leads_nowhere(self, eqn: Equation) -> bool:
         walked = eqn.bodies or eqn in self.mixing or eqn in self.cut_sums

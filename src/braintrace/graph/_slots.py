@@ -31,6 +31,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from .._errors import NotSupportedError, message
+from ._memory import taken
 from ._pattern import Colouring, Pattern, Places, TapPattern, matrix
 from ._sets import NONE, distinct
 
@@ -142,6 +143,7 @@ class Slots:
 
 MOST_ENTRIES = 1 << 28  # of the D of one relation
 TAKE_WINDOWS = "online(..., window=K) or compile(..., vjp_method='multi-step')"
+_ARRAYS = 5  # of the size of D while its entries are looked up
 _FEW = 4  # slots; with more of them, D is one table
 
 
@@ -195,6 +197,7 @@ def slots(
     wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
     if (entries := wide.size * width * copies) > most_entries:
         raise NotSupportedError(_too_large(entries, width, most_entries))
+    taken(_ARRAYS * 8 * wide.size * width)
     if width > _FEW:
         table = Table(read.table(wide))
     else:

@@ -35,7 +35,8 @@ class CompilationReport:
     `parameters` tells for every parameter how it is learned, whether its gradient is exact, and
     what it leaves out; `summary` is one sentence about all, and `advice` names the cheapest rule
     that makes a parameter exact. `show` prints all of it, `draw` a tree of which weight reaches
-    which state, and `to_html` makes a drawing; a notebook shows that by itself.
+    which state, and `to_html` makes a drawing; a notebook shows that by itself. `analysis_bytes` is
+    the memory that the analysis took.
     """
 
     __module__ = "braintrace"
@@ -51,8 +52,10 @@ class CompilationReport:
         rule: str = "",
         advise: Advise | None = None,
         model: str = "",
+        analysis_bytes: int = 0,
     ):
         self.rule, self.model, self._advise = rule, model, advise
+        self.analysis_bytes = analysis_bytes
         self.parameters = dict(parameters or {})
         self.hidden_groups = [(g.index, g.hidden_paths) for g in hidden_groups]
         self.etrace_weights = [
@@ -126,6 +129,8 @@ class CompilationReport:
             shown = [d for d in self.diagnostics if level >= 3 or d.level != DiagnosticLevel.INFO]
             lines += ["Diagnostics"] * bool(shown)
             lines += [f"  [{d.level.value}] {d.message}" for d in shown]
+        if level >= 3:
+            lines.append(f"Memory of the analysis: {self.analysis_bytes:,} bytes")
         lines.append("=" * 120)
         return "\n".join(lines)
 
