@@ -45,6 +45,28 @@ def test_second_call_compiles_nothing(size):
     assert len(algo.executor._runs) == known
 
 
+def test_second_call_compiles_nothing_whatever_is_read_first():
+    class Delayed(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((2, 2)))
+
+        def init_state(self, batch_size=None, **kwargs):
+            self.h = brainstate.HiddenState(jnp.zeros(2))
+            self.past = brainstate.ShortTermState(jnp.zeros(2, jnp.int8))
+
+        def update(self, x):
+            before, self.past.value = self.past.value, (x > 0).astype(jnp.int8)
+            self.h.value = 0.9 * self.h.value + bt.matmul(x + before, self.w.value)
+            return self.h.value
+
+    algo = bt.compile(Delayed(), "d_rtrl", XS[0])
+    run = lambda xs: algo.etrace_grad(xs, step_fn=lambda x: jnp.sum(algo(x)), block_size=3)
+    run(XS)
+    run(YS)
+    assert len(algo.executor._runs) == 1
+
+
 def test_second_call_under_jit_neither_traces_nor_compiles():
     class Counted(Recurrent):
         traced = 0

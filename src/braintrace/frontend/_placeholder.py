@@ -73,9 +73,26 @@ def placeholder_call(
 def trace_placed(step: Callable[..., PyTree], slices: Sequence[PyTree]) -> Traced | None:
     """Trace a step function whose calls are placeholders; None if one cannot stand there."""
     try:
-        return trace_function(step, *slices)
+        return _in_order(trace_function(step, *slices))
     except Misplaced:
         return None
+
+
+def _in_order(traced: Traced) -> Traced:
+    """The states in the order in which the learner call takes them.
+
+    A model that is traced in the call reads them in another order than one that was traced before.
+    """
+    program, n, m = traced.program, len(traced.arguments), len(traced.results)
+    calls = [e for e in program.equations if is_placeholder(e)]
+    atoms = calls[0].inputs if calls else ()
+    place = {a: i for i, a in enumerate(atoms) if isinstance(a, Var)}
+    order = sorted(
+        range(len(traced.leaves)), key=lambda i: place.get(traced.leaves[i].entry, len(atoms))
+    )
+    sort = lambda items, start: (*items[:start], *(items[start + i] for i in order))
+    program = replace(program, inputs=sort(program.inputs, n), outputs=sort(program.outputs, m))
+    return replace(traced, program=program, leaves=sort(traced.leaves, 0))
 
 
 def operands(call: Equation, items: Sequence[Any]) -> Operands:
