@@ -52,7 +52,7 @@ class Connectome(brainstate.nn.Module):
         self.bias = jnp.asarray(rng.normal(6, 2, self.n), float) * u.mV
         self.gain = jnp.asarray(5.0 * (rng.random(self.n) < 0.1)) * u.mV  # a tenth is sensory
         self.channel = jnp.asarray(rng.integers(0, CHANNELS, self.n))
-        self.spike = braintrace.nn.surrogate("triangle")
+        self.spike = braintrace.nn.surrogate("arctan")
 
     def connect(self, sender, receiver, weight, sign):
         shape = (self.delays * self.n, self.n)
