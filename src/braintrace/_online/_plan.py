@@ -90,8 +90,8 @@ class Plan:
         uses = uses_of(graph, record.per_parameter)
         about = (graph.groups, graph.relations, graph.records, others, parameters, uses)
         advice = partial(advise, self.problem, self.rule)
-        more = dict(rule=self.rule.name, advise=advice, model=self.model)
-        return CompilationReport(*about, **more, analysis_bytes=graph.memory)
+        last = (self.rule.name, advice, self.model, graph.memory)
+        return CompilationReport(*about, *last)
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
