@@ -42,9 +42,10 @@ class Connectome(brainstate.nn.Module):
         """D-RTRL and pp_prop leave out the paths from neuron to neuron, so spikes are sent without
         a derivative: with one (`through`), a synapse would need a slot for every delay."""
         super().__init__()
-        rng, order = np.random.default_rng(seed), np.argsort(edges["pre"], kind="stable")
-        pre, post, weight = (edges[k][order] for k in ("pre", "post", "weight"))  # by sender
-        delay = edges["delay"][order] if "delay" in edges else rng.integers(1, DELAYS + 1, len(pre))
+        rng = np.random.default_rng(seed)
+        edges = {"delay": rng.integers(1, DELAYS + 1, len(edges["pre"])), **edges}
+        order = np.lexsort((edges["pre"], edges["delay"]))  # for fast products: by row
+        pre, post, weight, delay = (edges[k][order] for k in ("pre", "post", "weight", "delay"))
         self.n, self.delays, self.through = 1 + max(pre.max(), post.max()), delay.max(), through
         sign = np.where(np.bincount(pre, weight, self.n) < 0, -1, 1)  # of a sender: Dale's law
         self.sign = jnp.asarray(sign, jnp.int8)
@@ -79,8 +80,7 @@ class Connectome(brainstate.nn.Module):
         z = self.spikes()
         sent = self.sign * (z if self.through else z.astype(jnp.int8))
         sent = jnp.concatenate([sent, self.past.value])  # one part per delay
-        self.past.value = sent[: len(self.past.value)]
-        V = self.V.value - GAP * z
+        self.past.value, V = sent[: len(self.past.value)], self.V.value - GAP * z
         drive = self.bias + self.gain * x[self.channel] + self.arriving(sent, V, keep_g)
         self.V.value = keep_V * V + (1 - keep_V) * drive
         # The derivative of a rate is that of its last step: its memory would be one more slot.
@@ -116,4 +116,4 @@ def main(small=False):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small sizes, learns nothing")
-    main(parser.parse_args().small)
+    main(**vars(parser.parse_args()))

@@ -745,14 +745,22 @@ class DerivedPrimitive(Primitive):
 
     The static parameter `mapped` lists the `vmap`s the primitive went through, innermost first,
     each as one axis (or None) per operand. `twin(mapped_axes, operands)` may rebind a mapped
-    call as another primitive; it returns None to decline.
+    call as another primitive; it returns None to decline. `computed` is a faster function for its
+    value, of which no derivative is taken.
     """
 
-    def __init__(self, name: str, function: Callable[..., Array]):
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Array],
+        computed: Callable[..., Array] | None = None,
+    ):
         super().__init__(name)
         self.function = function
         self.twin: Callable[..., Any] | None = None
         call = lambda *args, **params: self.apply(params)(*args)
+        if computed is not None:
+            call = lambda *args, **params: self.apply(params, computed)(*args)
         self.def_impl(call)
         self.def_abstract_eval(self._abstract)
         mlir.register_lowering(self, mlir.lower_fun(call, multiple_results=False))
@@ -760,10 +768,13 @@ class DerivedPrimitive(Primitive):
         ad.primitive_transposes[self] = self._transpose
         batching.primitive_batchers[self] = self._batch
 
-    def apply(self, params: Params) -> Callable[..., Array]:
+    def apply(
+        self, params: Params, function: Callable[..., Array] | None = None
+    ) -> Callable[..., Array]:
         """The plain function of the operands, under its static parameters and `vmap`s."""
         static = {k: v for k, v in params.items() if k != "mapped"}
-        fun = lambda *args: self.function(*args, **static)
+        plain = function or self.function
+        fun = lambda *args: plain(*args, **static)
         for axes in params.get("mapped", ()):
             fun = jax.vmap(fun, in_axes=axes)
         return fun

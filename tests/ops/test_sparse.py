@@ -181,3 +181,30 @@ def test_indices_are_arguments_of_compiled_programs(bias):
     # Its derivative from outside, where the indices are not arguments any more.
     total = lambda f: jax.grad(lambda w: jnp.sum(jnp.sin(f(X, w)[0])))(weight)
     np.testing.assert_allclose(total(run), total(both))
+
+
+@pytest.mark.parametrize("active, events", [(0, 3), (5, 3), (4, 2**15), (9, 3)])  # at most 40 / 8
+def test_a_few_inputs_are_events(active, events, monkeypatch):
+    monkeypatch.setattr(_sparse, "_LARGE", 0)
+    monkeypatch.setattr(_sparse, "_EVENTS", events)
+    rng = np.random.default_rng(active)
+    matrix = (rng.random((40, 6)) < 0.5) * (rng.random((40, 1)) < 0.8)  # some have no row
+    structure = structure_of(scipy.sparse.csr_matrix(matrix))
+    assert structure.by_row and not structure_of(scipy.sparse.csc_matrix(matrix)).by_row
+    x = np.zeros(40)
+    x[rng.permutation(40)[:active]] = rng.normal(size=active)
+    x, w, b = jnp.asarray(x), jnp.asarray(rng.normal(size=structure.size)), jnp.arange(6.0)
+    product = lambda x, w: sparse_matmul(x, w, sparse_mat=structure, bias=b)
+
+    def both(x, w):
+        y, pull = jax.vjp(product, x, w)
+        return y, pull(jnp.cos(y)), jax.vmap(product, (0, None))(jnp.stack([x, 2 * x]), w)
+
+    got = compiled(both, [structure])(x, w)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), got, both(x, w))
+    spikes = compiled(product, [structure])((x != 0).astype(jnp.int8), w)
+    np.testing.assert_allclose(spikes, product((x != 0) * 1.0, w), rtol=1e-12, atol=1e-12)
+    # What is zero is not read: 0 times infinity is no number.
+    unread = np.isin(structure.rows, np.flatnonzero(x == 0))
+    y = compiled(product, [structure])(x, jnp.where(unread, jnp.inf, w))
+    assert bool(jnp.isfinite(y).all()) == (active <= 5)

@@ -27,6 +27,14 @@ from ._units import (
     operand,
 )
 
+_LARGE = 2**16  # non-zeros; the product of fewer takes no time
+_FEW_EVENTS = 8  # one input in eight, or fewer, is not zero
+_EVENTS = 2**15  # non-zeros at a time
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
 
 def _rows_of(array: Array, index: Array, is_padded: bool = False) -> Array:
     """Rows of an array; with padding, 0 for those outside of it."""
@@ -40,9 +48,11 @@ def _presynaptic(x: Array, structure: Structure) -> Array:
     return _rows_of(jnp.moveaxis(x, -1, 0), structure.arrays[0], structure.is_padded)
 
 
-def _product(x: Array, weight: Array, *others: Any, out: int, is_padded: bool) -> Array:
+def _product(
+    x: Array, weight: Array, *others: Any, out: int, is_padded: bool, by_row: bool
+) -> Array:
     # Non-zeros first, so that gather and scatter move whole rows of the batch.
-    *bias, rows, cols = others
+    *bias, rows, cols, _ = others
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 1))
     products = _rows_of(jnp.moveaxis(x, -1, 0), rows, is_padded) * weight
     y = jnp.zeros((out, *x.shape[:-1]), products.dtype)
@@ -52,14 +62,52 @@ def _product(x: Array, weight: Array, *others: Any, out: int, is_padded: bool) -
 
 
 def _facts(structure: Structure) -> dict[str, Any]:
-    return {"out": structure.shape[1], "is_padded": structure.is_padded}
+    names = ("is_padded", "by_row")
+    return {"out": structure.shape[1], **{k: getattr(structure, k) for k in names}}
 
 
 def _multiply(x: Array, *others: Array, structure: Structure, **static: object) -> Array:
-    return _product(x, *others, structure.rows, structure.cols, **_facts(structure))
+    indices = (structure.rows, structure.cols, structure.starts)
+    return _product(x, *others, *indices, **_facts(structure))
 
 
-product = DerivedPrimitive("sparse_product", _product)
+def _by_events(x: Array, weight: Array, *others: Array, **facts: Any) -> Array:
+    """The same product. Of a few non-zero inputs, the non-zeros in their rows are all it reads."""
+    *bias, _, cols, starts = others
+    many = x.shape[-1] // _FEW_EVENTS
+    if not (facts["by_row"] and x.ndim == 1 and len(weight) >= _LARGE and _on_cpu()):
+        return _product(x, weight, *others, **facts)
+
+    def of_events() -> Array:
+        (active,) = jnp.nonzero(x, size=many, fill_value=x.shape[-1])
+        last = starts[active + 1]  # of an input that only fills up: as many as are before it
+        ends = jnp.cumsum(last - starts[active])
+        size = min(_EVENTS, len(weight))
+
+        def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            start, y = state
+            number = start + jnp.arange(size)
+            # The input that each of the next non-zeros belongs to: how many inputs ended before.
+            marks = (
+                jnp.zeros(size, ends.dtype)
+                .at[ends - start]
+                .add(ends >= start, mode="drop", wrap_negative_indices=False)
+            )
+            event = jnp.minimum(jnp.sum(ends < start) + jnp.cumsum(marks), many - 1)
+            at = jnp.minimum(last[event] - ends[event] + number, len(weight) - 1)
+            value = jnp.where(number < ends[-1], x[active[event]] * weight[at], 0)
+            return start + size, y.at[cols[at]].add(value, mode="promise_in_bounds")
+
+        zeros = jnp.zeros(facts["out"], jnp.result_type(x, weight))
+        more = lambda state: state[0] < ends[-1]
+        y = jax.lax.while_loop(more, step, (jnp.zeros((), ends.dtype), zeros))[1]
+        return y + bias[0] if bias else y
+
+    few = jnp.count_nonzero(x) <= many
+    return jax.lax.cond(few, of_events, lambda: _product(x, weight, *others, **facts))
+
+
+product = DerivedPrimitive("sparse_product", _product, _by_events)
 product.twin = lambda operands, axes, params: (
     product.bind(jnp.moveaxis(operands[0], axes[0], 0), *operands[1:], **params)
     if axes[0] is not None and all(a is None for a in axes[1:])
@@ -83,7 +131,7 @@ def _features(x: Array, shapes: Shapes, *, structure: Structure, **static: objec
 
 def _gathered() -> int:
     # Numbers gathered at a time: on a CPU they stay in its cache, elsewhere they fill the device.
-    return 2**18 if jax.default_backend() == "cpu" else 2**24
+    return 2**18 if _on_cpu() else 2**24
 
 
 def _sampled(x: Array, v: Array, structure: Structure, past: Past | None = None) -> Array:
@@ -95,7 +143,7 @@ def _sampled(x: Array, v: Array, structure: Structure, past: Past | None = None)
     """
     lanes = v.ndim - x.ndim - 1
     axes = [0, 1, *range(2 + lanes, v.ndim - 1)]
-    indices = structure.arrays
+    indices = structure.arrays[:2]
 
     def chunk(rows: Array, cols: Array, eps: Array | None) -> Array:
         here = _rows_of(x, rows, structure.is_padded)

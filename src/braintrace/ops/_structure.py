@@ -14,7 +14,7 @@ import numpy as np
 
 from .._errors import type_error
 
-Indices = tuple[jax.Array, jax.Array]
+Indices = tuple[jax.Array, jax.Array, jax.Array]  # rows, columns, where rows start
 _arguments: ContextVar[dict[Structure, Indices]] = ContextVar("indices that are arguments")
 
 
@@ -25,7 +25,7 @@ class Structure:
     only pad the data vector have a row outside the matrix and column 0.
     """
 
-    __slots__ = ("_arrays", "_key", "cols", "is_padded", "rows", "shape")
+    __slots__ = ("_arrays", "_key", "by_row", "cols", "is_padded", "rows", "shape", "starts")
 
     def __init__(self, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]):
         padding = (rows < 0) | (rows >= shape[0]) | (cols < 0) | (cols >= shape[1])
@@ -33,6 +33,9 @@ class Structure:
         self.cols = np.where(padding, 0, cols).astype(np.int32)
         self.shape = shape
         self.is_padded = bool(padding.any())
+        self.by_row = not self.is_padded and bool((self.rows[1:] >= self.rows[:-1]).all())
+        ends = np.arange(shape[0] + 1) if self.by_row else ()  # else nothing reads them
+        self.starts = np.searchsorted(self.rows, ends).astype(np.int32)
         content = hashlib.blake2b(self.rows.tobytes())
         content.update(self.cols.tobytes())
         self._key = (shape, content.digest())
@@ -45,13 +48,16 @@ class Structure:
 
     @property
     def arguments(self) -> Indices | None:
-        """Rows and columns as arguments of the program that is being traced, see `compiled`."""
+        """These arrays as arguments of the program that is being traced, see `compiled`."""
         return _arguments.get({}).get(self)
 
     @property
     def arrays(self) -> Indices:
-        """Rows and columns for a program: its arguments, or else constants."""
-        return self.arguments or (jnp.asarray(self.rows), jnp.asarray(self.cols))
+        """These arrays for a program: its arguments, or else constants."""
+        return self.arguments or self._made()
+
+    def _made(self) -> Indices:
+        return jnp.asarray(self.rows), jnp.asarray(self.cols), jnp.asarray(self.starts)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -87,7 +93,7 @@ def compiled(run: Callable, structures: Sequence[Structure], donate: int | None 
 def _on_device(structure: Structure) -> Indices:
     if structure._arrays is None:
         with jax.ensure_compile_time_eval():
-            structure._arrays = jnp.asarray(structure.rows), jnp.asarray(structure.cols)
+            structure._arrays = structure._made()
     return structure._arrays
 
 
