@@ -27,7 +27,7 @@ from ._units import (
     operand,
 )
 
-_LARGE = 2**16  # non-zeros; the product of fewer takes no time
+_LARGE = 2**20  # non-zeros; with fewer of them a gradient gains nothing
 _FEW_EVENTS = 8  # one input in eight, or fewer, is not zero
 _EVENTS = 2**15  # non-zeros at a time
 
