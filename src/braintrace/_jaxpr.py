@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 from math import prod
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeAlias
@@ -140,18 +140,23 @@ class Body:
     values: tuple[Any, ...]
 
 
-def zeros_of(shapes: PyTree) -> PyTree:
-    """Zeros of many shapes: one program, not one for each of them, and on a CPU none."""
+def zeros_of(shapes: PyTree, shardings: PyTree = None) -> PyTree:
+    """Zeros of many shapes: one program, not one for each of them, and on a CPU none.
+
+    With `shardings` they are made where they will lie.
+    """
     leaves, tree = jax.tree.flatten(shapes)
     like = tuple((a.shape, a.dtype) for a in leaves)
-    if jax.default_backend() == "cpu" and jax_core.trace_state_clean():
+    places = None if shardings is None else tuple(jax.tree.leaves(shardings))
+    if places is None and jax.default_backend() == "cpu" and jax_core.trace_state_clean():
         return jax.tree.unflatten(tree, jax.device_put([np.zeros(*a) for a in like]))
-    return jax.tree.unflatten(tree, _zeros(like))
+    return jax.tree.unflatten(tree, _zeros(like, places)())
 
 
-@partial(jax.jit, static_argnums=0)
-def _zeros(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> list[Any]:
-    return [jnp.zeros(shape, dtype) for shape, dtype in shapes]
+@lru_cache
+def _zeros(shapes: tuple[tuple[tuple[int, ...], Any], ...], shardings: Any) -> Callable[[], Any]:
+    make = lambda: [jnp.zeros(shape, dtype) for shape, dtype in shapes]
+    return jax.jit(make) if shardings is None else jax.jit(make, out_shardings=list(shardings))
 
 
 def deep_equations(program: Program) -> Iterator[Equation]:
@@ -175,6 +180,13 @@ def producers(program: Program) -> dict[Atom, Equation]:
 def shape_of(value: Any) -> jax.ShapeDtypeStruct:
     """The shape and type of an atom, an array or an aval."""
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def varies_by_device(value: Any) -> bool:
+    """Whether a value is known to differ between devices, inside of a checked `shard_map`."""
+    aval = jax.typeof(value)
+    axes = getattr(aval, "manual_axis_type", None)  # named `vma` before JAX 0.10
+    return bool(getattr(aval, "vma", None) if axes is None else axes.varying)
 
 
 def is_traced(value: Any) -> bool:

@@ -76,6 +76,8 @@ def test_help_and_mistakes_do_not_wait_for_jax(words, status):
         ("demo --sede 3", "braintrace demo: there is no option '--sede': did you mean --seed?"),
         # The word after an unknown option is not taken for the task.
         ("train --upadtes 5 copy", "there is no option '--upadtes': did you mean --updates?"),
+        ("train copy --mesh data=x", "'data=x' is not a mesh such as data=4 or data=4,model=2"),
+        ("train copy --mesh rows=2", "'rows=2' is not a mesh such as data=4 or data=4,model=2"),
         ("train coyp", "argument TASK: there is no task 'coyp': did you mean copy?"),
         ("train copy --cell gur", "argument --cell: there is no cell 'gur': did you mean gru?"),
         ("train copy --rule d_rtl", "there is no rule 'd_rtl': did you mean d_rtrl?"),

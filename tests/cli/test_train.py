@@ -179,6 +179,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_command_that_goes_on(tmp_path, monke
         (["--out", "{out}/new", "--cell", "prison"], "there is no cell 'prison'"),
         (["--out", "{out}/new", "--lr", "nan"], "'nan' is not a positive number"),
         (["--out", "{out}/new", "--seed", "1" * 20], "is not a whole number from 0 to"),
+        (["--out", "{out}/new", "--devices", "4096"], "the mesh has 4096 devices, and there are"),
+        (["--out", "{out}/new", "--devices", "1", "--mesh", "data=1"], "leave out one of them"),
         (["--resume", "--updates", "2"], "--updates 2: the run in {out} has made 4 updates."),
     ],
 )

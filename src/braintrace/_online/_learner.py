@@ -13,7 +13,15 @@ import numpy as np
 
 from .._errors import message, type_error, value_error
 from .._jaxpr import PyTree
-from ..engine import Engine, check_engine
+from ..engine import (
+    Engine,
+    Placement,
+    check_engine,
+    check_placement,
+    check_surroundings,
+    places_of,
+    put,
+)
 from ..graph import ControlFlowPolicy, check_policy
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
@@ -63,6 +71,9 @@ def online(
     control_flow: ControlFlowPolicy | None = None,
     marked_only: bool = False,
     engine: str = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+    batch: str | None = None,
+    units: str | None = None,
     **options: Any,
 ) -> Online:
     """Make an online learner of a step function.
@@ -82,6 +93,11 @@ def online(
         engine: what runs loops over time: 'auto' takes one kernel where units do not meet in a
             step and the device has it, 'scan' always `lax.scan`, 'kernel' the kernel on every
             device, interpreted where it cannot be compiled; `last_run` says which, and why.
+        mesh: devices to spread a learner over: states, traces, parameters and inputs are placed on
+            it by the operators of the step; what the user has spread over devices stays there.
+        batch: the axis of the mesh that samples are split over.
+        units: the axis of the mesh that units are split over: the columns of weights, and the
+            synapses of sparse ones.
         **options: arguments of a rule named by a string, e.g. `decay_or_rank=0.9`.
 
     Returns:
@@ -120,7 +136,8 @@ def online(
     limit = check_limit(memory_limit)
     policy = check_policy(control_flow)
     how = check_engine(engine)
-    return Online(step, value, window, strict, limit, policy, marked_only, how)
+    place = check_placement(mesh, batch, units)
+    return Online(step, value, window, strict, limit, policy, marked_only, how, place)
 
 
 @dataclass(eq=False, repr=False)
@@ -140,6 +157,7 @@ class Online:
     control_flow: ControlFlowPolicy | None
     marked_only: bool
     engine: Engine = Engine.AUTO
+    placement: Placement | None = None  # where its arrays lie, on a mesh
     last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
     _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
     _last: Plan | None = field(default=None, init=False)
@@ -150,6 +168,7 @@ class Online:
         self, params: PyTree, state: PyTree, inputs: tuple[Array, ...]
     ) -> tuple[Plan, _Arrays]:
         """The analysed step for these shapes, and the arrays of the call."""
+        check_surroundings(self.placement, (params, state, inputs))
         names, trained, fixed = split(params)
         states, hidden, others = split(state)
         leaves, tree = jax.tree.flatten(inputs)
@@ -160,12 +179,18 @@ class Online:
         if plan is None:
             windows, unmarked = self.window is not None, not self.marked_only
             how = (self.control_flow, self.memory_limit, windows, unmarked, self.engine)
-            plan = make_plan(self.step, self.rule, signature, *how)
+            plan = make_plan(self.step, self.rule, signature, *how, self.placement)
             if self.strict:
                 check_exact(plan.report().parameters.values(), self.rule.name)
             if plan.reusable:
                 self._plans[signature] = plan
         self._last = plan
+        places, graph = self.placement, plan.graph
+        if places is not None:
+            trained = put(trained, places.params(graph))
+            hidden = put(hidden, places.states(graph, graph.step.hidden))
+            others = put(others, places.states(graph, graph.step.others))
+            leaves = put(leaves, places.arrays(graph, leaves, 0))
         stream = Stream(Arrays(tuple(leaves)))
         return plan, _Arrays(Weights(trained, fixed), (tuple(hidden), tuple(others)), stream)
 
@@ -190,6 +215,12 @@ class Online:
         """Bytes of the traces of the last analysed step."""
         return nbytes(self._compiled().trace_shapes)
 
+    def shard(
+        self, mesh: jax.sharding.Mesh, *, batch: str | None = None, units: str | None = None
+    ) -> Online:
+        """This learner on a mesh of devices, see `braintrace.online`; start it with `init`."""
+        return replace(self, placement=check_placement(mesh, batch, units))
+
     # -------------------------------------------------------------------------------- calling
 
     def init(self, params: PyTree, state: PyTree, *inputs: PyTree) -> Carry:
@@ -202,8 +233,9 @@ class Online:
         """
         shared = split(params)[1], split(state)[1]
         state = jax.tree.map(strong, state)
-        plan, _ = self._plan(params, state, inputs)
+        plan, arrays = self._plan(params, state, inputs)
         check_shared(plan.graph.step, *shared)
+        state = plan.signature.state.join(*arrays.states)
         return Carry(state, plan.zeros(), np.zeros((), np.int32))
 
     def __call__(
@@ -302,7 +334,8 @@ class Online:
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
             with ticking(progress, arrays.stream.length) as tick:
-                options = replace(sized, tick=tick, fresh=bool(fresh))
+                places = places_of(arrays.weights.trained)
+                options = replace(sized, tick=tick, fresh=bool(fresh), places=places)
 
                 def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
                     bodies = bodies_of(plan, checked, stream)
@@ -366,6 +399,9 @@ class Online:
         ) -> PyTree:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
             layout = plan.signature.params
+            if self.placement is not None:
+                trained = layout.only_trained(arrays.weights.trained)
+                opt = put(opt, self.placement.moments(opt, trained))
 
             def update(
                 grads: list[Array], trained: list[Array], own: PyTree, at: Position
@@ -376,7 +412,8 @@ class Online:
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
             with ticking(progress, arrays.stream.length) as tick:
-                options = replace(sized, tick=tick, norms=on_update is not None)
+                places = places_of(arrays.weights.trained)
+                options = replace(sized, tick=tick, norms=on_update is not None, places=places)
 
                 def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
                     return run_updates(
@@ -412,6 +449,9 @@ class Online:
         first = jax.tree.map(lambda a: a[0], inputs)
         plan, arrays, extra = self._fit(params, carry, first, extra)
         leaves = tuple(map(jnp.asarray, jax.tree.leaves(inputs)))
+        if self.placement is not None:
+            along = (leaves, targets, extra)
+            leaves, targets, extra = put(along, self.placement.arrays(plan.graph, along, 1))
         stream = Stream(Arrays(leaves, targets, extra or None), check_mask(mask, length))
         return plan, replace(arrays, stream=stream)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jaxpr import PyTree
-from ..engine import LaterTraces, TimeLoop
+from ..engine import LaterTraces, TimeLoop, left_at, running_placement
 from ..graph import HiddenParamOpRelation as Relation
 from ..rules import Rule, in_parts
 from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
@@ -78,6 +78,7 @@ class Options:
         fresh: whether the traces before the first step are zero for certain; None if it is not to
             be looked up either.
         mean: whether gradients are divided by the number of steps, or the sum of the mask.
+        places: on a mesh, where gradients and new weights lie, each where its weight does.
         per_call: in windows, the leaves of results with one entry per call; others have one per
             step.
         norms: whether results are (results, norm of the update's gradient for each step).
@@ -90,6 +91,7 @@ class Options:
     tick: Tick | None = None
     fresh: bool | None = False
     mean: bool = False
+    places: tuple[Any, ...] | None = None
     per_call: frozenset[int] = frozenset()
     norms: bool = False
 
@@ -229,7 +231,7 @@ def run_gradient(
                 jax.debug.callback(options.tick, part.length)
             if totals:
                 grads = [t + g for t, g in zip(totals, grads, strict=True)]
-            return (grads, at), results
+            return (left_at(grads, options.places), at), results
 
         (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
         out.append(_in_time(results, window, options))
@@ -264,7 +266,8 @@ def run_updates(
                 squares = [jnp.sum(jnp.abs(g) ** 2) for g in grads]
                 norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
                 results = results, jnp.full(part.length, norm)
-            return updates.update(grads, trained, own, at), results
+            trained, own, at = updates.update(grads, trained, own, at)
+            return (left_at(trained, options.places), own, at), results
 
         return block
 
@@ -379,7 +382,9 @@ def _calls(body: Body, part: Stream, window: int | None, at: Position, options: 
     """How many calls make a block."""
     if body.one_by_one:
         return 1
-    sizes = (options.block_size, options.memory_budget, options.keep)
+    placement = running_placement()
+    shards = 1 if placement is None else placement.parts
+    sizes = (options.block_size, options.memory_budget, options.keep, shards)
     return calls_per_block(body.step_bytes, window or 1, part.length, at.traces, *sizes)
 
 

@@ -12,7 +12,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted
 from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of, zeros_of
-from ..engine import Engine, recorded
+from ..engine import Engine, Placement, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..ops import compiled as jitted
 from ..report import CompilationReport, uses_of
@@ -61,6 +61,7 @@ class Plan:
     model: str  # the name of the step
     windows: bool = False
     engine: Engine = Engine.AUTO
+    placement: Placement | None = None
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
 
     @property
@@ -77,7 +78,8 @@ class Plan:
         """`function`, compiled once for equal keys, for as long as its owner is held."""
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
-            compiled[key] = jitted(recorded(function, self.engine), self.graph.structures)
+            run = recorded(function, self.engine, self.placement)
+            compiled[key] = jitted(run, self.graph.structures)
         return compiled[key]
 
     def report(self) -> CompilationReport:
@@ -88,14 +90,25 @@ class Plan:
         others = [leaf.path for leaf in graph.step.others]
         parameters = certify(graph, traces)
         uses = uses_of(graph, record.per_parameter)
-        about = (graph.groups, graph.relations, graph.records, others, parameters, uses)
+        records = [] if self.placement is None else self.placement.records(graph)
+        records = [*graph.records, *records]
+        about = (graph.groups, graph.relations, records, others, parameters, uses)
         advice = partial(advise, self.problem, self.rule)
         last = (self.rule.name, advice, self.model, graph.memory)
         return CompilationReport(*about, *last)
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""
-        return zeros_of(self.trace_shapes)
+        if self.placement is None:
+            return zeros_of(self.trace_shapes)
+        return zeros_of(self.trace_shapes, self.trace_places)
+
+    @property
+    def trace_places(self) -> list[PyTree]:
+        """Where the traces lie, on a mesh."""
+        assert self.placement is not None
+        record = self.rule.record
+        return self.placement.traces(self.graph, record.per_parameter, self.trace_shapes)
 
 
 def make_plan(
@@ -107,6 +120,7 @@ def make_plan(
     windows: bool,
     unmarked: bool,
     engine: Engine,
+    placement: Placement | None,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
     params, state = signature.params, signature.state
@@ -148,8 +162,10 @@ def make_plan(
     graph, shapes = analysed(problem, rule, state_records(traced))
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
-    name = getattr(step, "__name__", type(step).__name__)
-    return Plan(signature, problem, graph, rule, out_tree, shapes, name, windows, engine)
+    if placement is not None:
+        placement.check(graph)
+    name, how = getattr(step, "__name__", type(step).__name__), (windows, engine, placement)
+    return Plan(signature, problem, graph, rule, out_tree, shapes, name, *how)
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:

@@ -15,6 +15,7 @@ from ._parser import (
     Tasks,
     cell,
     memory,
+    mesh,
     number,
     optimizer,
     positive,
@@ -80,6 +81,7 @@ def _train(commands: Commands) -> None:
     braintrace train evidence --rule eprop:kappa_filter_decay=0.9 --updates 500
     braintrace train copy --resume    # after Ctrl-C, or with more --updates
     braintrace train copy --on-update log.py:log    # log(step, metrics)
+    braintrace train copy --batch 64 --mesh data=4,model=2    # on 8 devices
     """
     option = _command(commands, "train", about, examples, f"\n\n{task_table()}").add_argument
     option("task", type=task, metavar="TASK", help="one of those below")
@@ -91,6 +93,10 @@ def _train(commands: Commands) -> None:
            "(default: out/train_TASK)")  # fmt: skip
     option("--checkpoint-every", type=positive, default=100, metavar="K",
            help="updates between two checkpoints (default: %(default)s)")  # fmt: skip
+    option("--devices", type=positive, metavar="N", help="devices to split the batch over: "
+           "--mesh data=N")  # fmt: skip
+    option("--mesh", type=mesh, metavar="AXES", help="devices to split the batch (data) and the "
+           "units (model) over, such as data=4,model=2 (default: one device)")  # fmt: skip
     option("--resume", action="store_true", help="continue from the checkpoint in DIR, with the "
            "options it was started with")  # fmt: skip
     option("--on-update", metavar="FILE:NAME", help="a function of yours, called with the number "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..comparison._rules import Choice
+from ..engine import put
 from ..learner import MultiStepData, compile
 from ..tasks import SequenceTask
 from ..tasks._task import Batch
@@ -27,9 +28,19 @@ class Compiled:
     weights are those of a call, not of the network.
     """
 
-    def __init__(self, choice: Choice, network: Network, task: SequenceTask, size: int):
+    def __init__(
+        self,
+        choice: Choice,
+        network: Network,
+        task: SequenceTask,
+        size: int,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
         self.choice, self.network, self.task, self.size = choice, network, task, size
         x, options = jnp.zeros((size, task.inputs)), learner_options(choice)
+        if mesh is not None:
+            axes = {"batch": "data", "units": "model"}
+            options |= {"mesh": mesh, **{k: n for k, n in axes.items() if n in mesh.axis_names}}
         self.learner = compile(network, choice.name, x, batch_size=size, **options)
 
     def _gradient(self, xs: Array, ys: Array) -> tuple[Weights, Array]:
@@ -56,7 +67,7 @@ class Compiled:
     def _program(self) -> Program:
         """The program, its states with the paths of weights, which of the states it returns."""
         shapes = jax.eval_shape(lambda key: self.task.batch(key, self.size), jax.random.key(0))
-        example = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        example = self._spread(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
         stateful: Any = brainstate.transform.StatefulFunction(self._gradient)
         states, parameters = stateful.get_states(*example), self.network.parameters.items()
         paths = [next((path for path, p in parameters if p is state), None) for state in states]
@@ -69,11 +80,18 @@ class Compiled:
         program = jax.jit(pure).lower([state.value for state in states], *example).compile()
         return program, list(zip(states, paths, strict=True)), carried
 
+    def _spread(self, batch: Batch) -> Batch:
+        """A batch on the devices of its samples."""
+        placement = self.learner.placement
+        if placement is None:
+            return batch
+        return put(batch, placement.arrays(self.learner.graph.analysis, batch, 1))
+
     def __call__(self, weights: Weights, batch: Batch) -> tuple[Weights, Array]:
         """Gradients and loss of a batch at these weights."""
         program, states, carried = self._program
         values = [state.value if path is None else weights[path] for state, path in states]
-        out, new = program(values, *batch)
+        out, new = program(values, *self._spread(batch))
         for n, value in zip(carried, new, strict=True):
             states[n][0].value = value
         return out

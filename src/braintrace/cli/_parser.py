@@ -94,6 +94,15 @@ def memory(text: str) -> int:
     return int(float(found[1]) * units[found[2].lower()])
 
 
+def mesh(text: str) -> dict[str, int]:
+    """The axes of a mesh of devices: data=4,model=2."""
+    pairs = [word.partition("=")[::2] for word in text.split(",")]
+    sizes = {name.strip(): positive(size) for name, size in pairs if size.strip().isdigit()}
+    if len(sizes) != len(pairs) or not {*sizes} <= {"data", "model"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh such as data=4 or data=4,model=2")
+    return {name: int(size) for name, size in sizes.items()}
+
+
 def _one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:

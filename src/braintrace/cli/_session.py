@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -90,6 +91,24 @@ def _passed(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if value is not None}
 
 
+def mesh_of(options: argparse.Namespace) -> jax.sharding.Mesh | None:
+    """The mesh of `--devices` or `--mesh`, with the axes data, model or both, in this order."""
+    if options.devices is not None and options.mesh is not None:
+        raise ValueError("--devices N is --mesh data=N: leave out one of them.")
+    sizes = options.mesh or ({} if options.devices is None else {"data": options.devices})
+    if not sizes:
+        return None
+    count, there = prod(sizes.values()), jax.devices()
+    if count > len(there):
+        raise ValueError(
+            f"the mesh has {count} devices, and there are {len(there)}. A CPU counts as many with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        )
+    names = [name for name in ("data", "model") if name in sizes]
+    shape = [sizes[name] for name in names]
+    return jax.sharding.Mesh(np.array(there[:count]).reshape(shape), names)
+
+
 class Session(Run):
     """A run with its settings.
 
@@ -97,10 +116,16 @@ class Session(Run):
     is continued later trains on the batches it would have had.
     """
 
-    def __init__(self, settings: Settings, task: SequenceTask, choice: Choice):
+    def __init__(
+        self,
+        settings: Settings,
+        task: SequenceTask,
+        choice: Choice,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
         self.settings, self.task, s = settings, task, settings
         build = lambda: Network(s.cell, task, s.units, s.seed)
-        self.gradient = gradient = Compiled(choice, build(), task, s.batch)
+        self.gradient = gradient = Compiled(choice, build(), task, s.batch, mesh)
         adam, weights = Optimizer("adam"), gradient.network.weights
         key, draw = jax.random.key(s.seed), jax.jit(lambda key: task.batch(key, s.batch))
         super().__init__(

@@ -21,7 +21,15 @@ from ..comparison._progress import progress_bar, stage
 from ..comparison._rules import BPTT, ROLLING, TRUNCATED, Choice, parse
 from ..tasks import MAKE, SequenceTask
 from ._figures import draw_train
-from ._session import SETTINGS, Session, Settings, new_settings, resumed_settings, stop_signals
+from ._session import (
+    SETTINGS,
+    Session,
+    Settings,
+    mesh_of,
+    new_settings,
+    resumed_settings,
+    stop_signals,
+)
 from ._source import Failure, Mistake, load_module
 
 Hook = Callable[[int, dict[str, float]], None]
@@ -70,6 +78,7 @@ def _run(options: argparse.Namespace, hook: Hook) -> int:
             _check_new(folder)
             settings = new_settings(options, x64())
         task, choice = MAKE[settings.task](settings.length), _choice(settings)
+        mesh = mesh_of(options)
         record = _finished(settings, folder) if options.resume else None
     except ValueError as mistake:
         error(str(mistake))
@@ -80,7 +89,7 @@ def _run(options: argparse.Namespace, hook: Hook) -> int:
         return 0
     with brainstate.random.seed_context(settings.seed):
         try:
-            session = Session(settings, task, choice)
+            session = Session(settings, task, choice, mesh)
             if (folder / CHECKPOINT).exists():
                 session.load(folder / CHECKPOINT)
             elif options.resume:

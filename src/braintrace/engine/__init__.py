@@ -9,10 +9,17 @@ from ._kernel import TimeLoop as TimeLoop
 from ._kernel import check_engine as check_engine
 from ._kernel import kernels_allowed as kernels_allowed
 from ._kernel import recorded as recorded
+from ._kernel import running_placement as running_placement
 from ._kernel import scan_time as scan_time
 from ._observe import group_jacobians as group_jacobians
 from ._observe import observe as observe
 from ._observe import observe_block as observe_block
+from ._placement import Placement as Placement
+from ._placement import check_placement as check_placement
+from ._placement import check_surroundings as check_surroundings
+from ._placement import left_at as left_at
+from ._placement import places_of as places_of
+from ._placement import put as put
 from ._recurrence import StepValues as StepValues
 from ._recurrence import evaluate_all_steps as evaluate_all_steps
 from ._recurrence import needed as needed

@@ -39,6 +39,8 @@ from .._jaxpr import (
     prune,
     trace,
 )
+from ..ops import on_mesh
+from ._placement import UNITS, Placement
 from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
 
 Array = jax.Array
@@ -75,6 +77,7 @@ class TimeLoop:
 @dataclass(slots=True)
 class _Running:
     engine: Engine = Engine.AUTO
+    placement: Placement | None = None
     loops: list[TimeLoop] = field(default_factory=list)
 
 
@@ -93,11 +96,14 @@ def check_engine(engine: str) -> Engine:
     return Engine(engine)
 
 
-def recorded(function: Callable, engine: Engine) -> Callable:
-    """`function` with loops over time by `engine`; its attribute `loops` are those of its trace."""
+def recorded(function: Callable, engine: Engine, placement: Placement | None = None) -> Callable:
+    """`function` with loops over time by `engine`; its attribute `loops` are those of its trace.
+
+    With a `placement`, its blocks leave states and traces there.
+    """
 
     def run(*args: Any) -> Any:
-        now = _Running(engine)
+        now = _Running(engine, placement)
         with _set(now):
             out = function(*args)
         traced.loops = tuple(now.loops)
@@ -112,9 +118,17 @@ def recorded(function: Callable, engine: Engine) -> Callable:
 def _set(now: _Running | None) -> Iterator[None]:
     token = _running.set(now)
     try:
-        yield
+        place = None if now is None else now.placement
+        with on_mesh(0 if place is None else place.shards(UNITS)):
+            yield
     finally:
         _running.reset(token)
+
+
+def running_placement() -> Placement | None:
+    """Where the function that is being traced leaves its arrays."""
+    now = _running.get()
+    return None if now is None else now.placement
 
 
 def as_running(function: Callable) -> Callable:

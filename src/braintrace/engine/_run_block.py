@@ -22,7 +22,8 @@ from ..graph import Graph
 from ..ops import ETPPrimitive
 from ._anchor import depending_on, floating_of, once
 from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
-from ._kernel import as_running
+from ._kernel import as_running, running_placement
+from ._placement import pinned
 from ._recurrence import StepValues, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource, Steps, Trace
 from ._signals import signal_source
@@ -114,6 +115,12 @@ def run_block(
             once.
     """
     before: list[Trace] = lax.stop_gradient(list(traces))
+    placement = running_placement()
+    if placement is not None:
+        places = placement.traces(graph, rule.per_parameter, before)
+        before = pinned(before, places)
+        hidden = pinned(list(values.hidden), placement.states(graph, graph.step.hidden))
+        values = replace(values, hidden=tuple(hidden))
     in_order = (graph.effects or graph.unmapped) and axes.window is None
     if (rule.one_by_one or in_order) and axes.length > (axes.window or 1):
         return _one_by_one(graph, rule, values, before, axes, fresh)
@@ -126,6 +133,7 @@ def run_block(
         after = LaterTraces(before, block.path, block.ys, observed, graph, rule, axes)
     elif keep:
         after = rule.advance(graph, block, before, observed, fresh)
+        after = after if placement is None else pinned(after, places)
     memory = _Memory(graph, rule, before, observed, fresh)
     flat = _results(memory, values, block, None)
     outs, new = after_step(graph, values, flat)

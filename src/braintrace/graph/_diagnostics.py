@@ -33,6 +33,7 @@ class DiagnosticKind(StrEnum):
     PARAMETER_UNUSED = "parameter_unused"
     DEPENDENCY_DROPPED = "dependency_dropped"
     PARAMETER = "parameter"
+    WEIGHT_REPLICATED = "weight_replicated"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,19 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef
 
-from .._errors import dotted, value_error
+from .._errors import dotted, type_error, value_error
 from .._jaxpr import PyTree, deep_equations, zeros_of
 from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin, PytreeMixin
-from ..engine import TimeAxes, Values, run_block
+from ..engine import (
+    Placement,
+    TimeAxes,
+    Values,
+    check_placement,
+    check_surroundings,
+    put,
+    run_block,
+)
 from ..frontend import (
     ETraceGraph,
     Marker,
@@ -31,7 +39,9 @@ from ..frontend import (
     outside,
     placeholder_call,
     title_of,
+    weights_of,
 )
+from ..frontend import values_of as arrays_of
 from ..graph import ControlFlowPolicy, Graph, Outside, Path, with_step
 from ..report import CompilationReport
 from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
@@ -176,7 +186,11 @@ class ETraceAlgorithm(
         limits = (self.memory_limit, graph.analysis, traces, type(self).__name__)
         check_memory(*limits, USE_LESS_MEMORY)
         self._state_shapes = state_shapes(graph)
-        for (i, path), zeros in zip(self._traced(), zeros_of(traces), strict=True):
+        placement, places = self.placement, None
+        if placement is not None:
+            placement.check(graph.analysis)
+            places = placement.traces(graph.analysis, self.rule.per_parameter, traces)
+        for (i, path), zeros in zip(self._traced(), zeros_of(traces, places), strict=True):
             key = f"{i}:{'.'.join(map(str, path))}"
             if key in self.etraces:
                 self.etraces[key].value = zeros
@@ -218,7 +232,12 @@ class ETraceAlgorithm(
         for state in states.values():
             if isinstance(state, brainstate.ParamState):
                 _ = state.value  # a parameter the step never reads still has a gradient, zero
-        values = values_of(info, call.leaves, besides.leaves)
+        inputs = call.leaves
+        if self.placement is not None:
+            at = lambda a, timed: self.placement.arrays(graph, a, int(timed))
+            inputs = tuple(put(a, at(a, t)) for a, t in zip(inputs, call.timed, strict=True))
+        values = values_of(info, inputs, besides.leaves)
+        check_surroundings(self.placement, (values.params, values.hidden, inputs))
         check_trace(values.hidden)
         of_rule = (besides.timed, jax.tree.structure(besides.step))
         _ = self.executor.mode.value
@@ -317,6 +336,60 @@ class ETraceAlgorithm(
         """Zero the traces, so that what comes counts as a new sequence."""
         ETraceAlgorithm.reset_state(self)
 
+    # ------------------------------------------------------------------------------ placing
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where states, traces and parameters lie on a mesh of devices, see `shard`."""
+        return self.executor.placement
+
+    def shard(
+        self, mesh: jax.sharding.Mesh, *, batch: str | None = None, units: str | None = None
+    ) -> None:
+        """Spread the learner over a mesh of devices: parameters, states, traces, optimizer, inputs.
+
+        Where they lie follows from the operators of the step; gradients do not depend on it. What
+        the user has spread over devices stays there.
+
+        Args:
+            mesh: the devices.
+            batch: the axis of the mesh that samples are split over.
+            units: the axis of the mesh that units are split over: the columns of weights, and the
+                synapses of sparse ones. A weight whose units the devices do not divide is whole on
+                each of them; the report says so.
+
+        Raises:
+            ValueError: the mesh has no such axis, or samples or units cannot be split.
+        """
+        placement = check_placement(mesh, batch, units)
+        if placement is None:
+            raise type_error(
+                "the mesh is None.",
+                why="a learner is spread over a jax.sharding.Mesh of devices",
+                do="pass mesh=jax.make_mesh((jax.device_count(),), ('data',))",
+            )
+        placement.check(self.graph.analysis)
+        old, self.executor.placement = self.executor.placement, placement
+        self._place(old)
+
+    def _place(self, old: Placement | None = None) -> None:
+        """Put all arrays where they belong; those of an `old` placement, too."""
+        placement = self.placement
+        if placement is None or not self.is_compiled:
+            return
+        info, graph = self.graph.module_info, self.graph.analysis
+        places = {k: placement.states(graph, getattr(graph.step, k)) for k in ("hidden", "others")}
+        for kind, at in {"params": placement.params(graph), **places}.items():
+            info.write(kind, put(info.leaves(kind), tuple(at), old))
+        states = list(self.etraces.values())
+        traces = [s.value for s in states]
+        where = placement.traces(graph, self.rule.per_parameter, traces)
+        for state, value in zip(states, put(traces, where, old), strict=True):
+            state.value = value
+        if self.optimizer_state is not None:
+            own, params = self.optimizer_state, arrays_of(weights_of(None, self.param_states))
+            own.value = put(own.value, placement.moments(own.value, params), old)
+
     # ------------------------------------------------------------------------------ resetting
 
     @brainstate.nn.call_order(LAST - 1, check_order_boundary=False)
@@ -334,6 +407,7 @@ class ETraceAlgorithm(
         self.running_index.value = np.zeros((), np.int32)  # a constant within a trace, too
         self.reset_traces()
         strengthen(self.model4compile)
+        self._place()
 
     def reset_traces(self) -> None:
         """The traces as they are before the first step."""
@@ -347,6 +421,8 @@ class ETraceAlgorithm(
         if batch_size is not None and self.batch_size is None:
             raise no_batch()
         size = self.batch_size if batch_size is None else batch_size
+        if self.placement is not None:
+            self.placement.check_samples(size)  # before anything is changed
         brainstate.nn.reset_all_states(self.model4compile, batch_size=size)
         reinitialise(self.model4compile, size)
         self.reset_state(batch_size)
@@ -355,6 +431,8 @@ class ETraceAlgorithm(
         old = self.batch_size
         if old is None:
             raise no_batch()
+        if self.placement is not None:
+            self.placement.check_samples(batch_size)
         self._example = with_batch(self._example, old, batch_size)
         states = {p: s for p, s in self.path_to_states.items() if p in self._state_shapes}
         with resized_states(states, old, batch_size):
@@ -396,7 +474,11 @@ class ETraceAlgorithm(
         judge = lambda reports: with_step(reports, outside)
         unmarked = self.executor.unmarked
         problem = Problem(info.step, tuple(info.consts), info.control_flow, unmarked, judge)
-        return self.graph.report_on(traces, outside, rule.name, partial(advise, problem, rule))
+        graph, placement = self.graph, self.placement
+        if placement is not None:
+            records = placement.records(graph.analysis)
+            graph = graph._replace(diagnostics=(*graph.diagnostics, *records))
+        return graph.report_on(traces, outside, rule.name, partial(advise, problem, rule))
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:
         """Print the compilation report, or return its text."""

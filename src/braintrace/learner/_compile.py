@@ -18,7 +18,7 @@ from .._errors import dotted, not_supported, type_error, value_error
 from .._jaxpr import PyTree
 from .._online import RunInfo
 from ..checkpoint import CheckpointMixin, PytreeMixin
-from ..engine import Engine, check_engine
+from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import ETraceGraph, StepFunction
 from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
@@ -181,6 +181,9 @@ def compile(
     strict: bool = False,
     unmarked: bool = False,
     engine: str = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+    batch: str | None = None,
+    units: str | None = None,
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
 ) -> PyTree:
@@ -207,6 +210,9 @@ def compile(
         unmarked: recognise plain JAX (`x @ w`, `h * a`, a convolution) as operators; by default
             only operators of braintrace are followed.
         engine: what runs loops over time, 'auto', 'scan' or 'kernel', see `online`.
+        mesh: devices to spread the learner over, see `learner.shard`.
+        batch: the axis of the mesh that samples are split over.
+        units: the axis of the mesh that units are split over.
         kwargs: keyword arguments of one step, examples like the inputs.
         **options: arguments of the rule, e.g. `vjp_method='multi-step'`; for a module of nnx those
             of `braintrace.online`, e.g. `window=10`.
@@ -244,14 +250,23 @@ def compile(
     learner: Any
     if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
-        options = {"strict": strict, "engine": engine, **options}
+        spread = {"mesh": mesh, "batch": batch, "units": units}
+        options = {"strict": strict, "engine": engine, **spread, **options}
         learner = ModuleLearner(model, algorithm, example_inputs, options)
     else:
         if not isinstance(model, brainstate.nn.Module):
             model = _step_of(model)
         _check_batch_size(batch_size)
-        new_learner = _maker(model, algorithm, options, unmarked, check_engine(engine))
+        placement = check_placement(mesh, batch, units)
+        how = (unmarked, check_engine(engine), placement)
+        new_learner = _maker(model, algorithm, options, *how)
         seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
+        if vmap and placement is not None:
+            raise not_supported(
+                "vmap=True with a mesh.",
+                why="its samples are not an axis of the compiled step",
+                do="compile with an explicit batch (vmap=False, batch_size=...)",
+            )
         if vmap:
             with seeded:
                 learner = _mapped(new_learner, model, example_inputs, kwargs, batch_size)
@@ -261,6 +276,7 @@ def compile(
             learner = new_learner()
             learner.compile_graph(*example_inputs, **(kwargs or {}))
             learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
+            learner._place()
         if strict:
             check_exact(learner.report, _rule(algorithm).__name__)
             (learner.module if vmap else learner).strict = True
@@ -270,7 +286,12 @@ def compile(
 
 
 def _maker(
-    model: brainstate.nn.Module, algorithm: Any, options: dict, unmarked: bool, engine: Engine
+    model: brainstate.nn.Module,
+    algorithm: Any,
+    options: dict,
+    unmarked: bool,
+    engine: Engine,
+    placement: Placement | None,
 ) -> Callable[[], ETraceAlgorithm]:
     """What makes a learner of a model by a rule."""
     make: Any
@@ -284,6 +305,7 @@ def _maker(
     def new_learner() -> ETraceAlgorithm:
         learner = make(model, **options)
         learner.executor.unmarked, learner.executor.engine = unmarked, engine
+        learner.executor.placement = placement
         return learner
 
     return new_learner

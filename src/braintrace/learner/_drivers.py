@@ -24,6 +24,7 @@ from .._online import (
     ticking,
     window_sizes,
 )
+from ..engine import check_surroundings, put
 from ..frontend import (
     Split,
     StateTree,
@@ -242,7 +243,16 @@ class SequenceDriverMixin:
                 why="a window needs reverse mode inside the window",
                 do="build the learner with vjp_method='multi-step'",
             )
-        return length, Stream(sequences, counted)
+        return length, Stream(self._spread(sequences), counted)
+
+    def _spread(self, sequences: PyTree) -> PyTree:
+        """Sequences on the devices of their samples."""
+        learner = self._learner
+        check_surroundings(learner.placement, sequences)
+        if learner.placement is None:
+            return sequences
+        places = learner.placement.arrays(learner.graph.analysis, sequences, 1)
+        return put(sequences, places)
 
     def etrace_evolve(
         self,
@@ -268,7 +278,8 @@ class SequenceDriverMixin:
         else:
             _check_slices(step_fn, len(sequences), "etrace_evolve")
             call = step_fn
-        results = self._sequence(call, Stream(sequences), None, chunk).outputs(Options())
+        stream = Stream(self._spread(sequences))
+        results = self._sequence(call, stream, None, chunk).outputs(Options())
         return results if return_outputs else None
 
     # --------------------------------------------------------------------------------- planning

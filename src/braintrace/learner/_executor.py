@@ -11,7 +11,16 @@ import jax
 
 from .._errors import OWN_CELL, type_error, value_error
 from .._jaxpr import PyTree, fingerprint, is_traced
-from ..engine import Engine, Values, evaluate_plain, group_jacobians, inputs_of, observe, recorded
+from ..engine import (
+    Engine,
+    Placement,
+    Values,
+    evaluate_plain,
+    group_jacobians,
+    inputs_of,
+    observe,
+    recorded,
+)
 from ..frontend import (
     ETraceGraph,
     ModuleInfo,
@@ -70,6 +79,7 @@ class ETraceGraphExecutor:
         self.model = model
         self.unmarked = False  # whether plain JAX that uses a trained value counts as an operator
         self.engine = Engine.AUTO  # what runs loops over time
+        self.placement: Placement | None = None  # where arrays lie, on a mesh
         self.mode = brainstate.State(())  # of another structure while calls are replaced
         self._graph: ETraceGraph | None = None
         self._analyses: dict[Hashable, Graph] = {}
@@ -154,10 +164,11 @@ class ETraceGraphExecutor:
 
     def compiled(self, key: Hashable, run: Callable, donate: int | None = None) -> Callable:
         """`run`, compiled once for equal keys; it may reuse the memory of argument `donate`."""
-        key = (key, donate, self.engine)
+        key = (key, donate, self.engine, self.placement)
         if key not in self._runs:
             structures = self.graph.analysis.structures
-            _store(self._runs, key, compiled(recorded(run, self.engine), structures, donate))
+            run = recorded(run, self.engine, self.placement)
+            _store(self._runs, key, compiled(run, structures, donate))
         return self._runs[key]
 
     def show_graph(self, verbose: bool = True, return_msg: bool = False) -> str | None:

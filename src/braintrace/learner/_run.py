@@ -25,6 +25,7 @@ from .._online import (
     run_reported,
     run_updates,
 )
+from ..engine import places_of
 from ..frontend import (
     Split,
     StateTree,
@@ -113,7 +114,11 @@ class SequenceRun:
         """Compile the loop once for all that it depends on, and run it on the present arrays."""
         learner, bodies = self.learner, self.bodies
         fresh = self.split and is_fresh(learner)
-        options = replace(options, window=self.window, fresh=fresh, per_call=self._per_call())
+        trained = leaves_of(self.weights, values_of(self.weights))
+        places = places_of(trained)
+        options = replace(
+            options, window=self.window, fresh=fresh, places=places, per_call=self._per_call()
+        )
 
         def loop(trained, fixed, states, count, stream, own, traces):
             at = Position(states, traces, count)
@@ -133,7 +138,6 @@ class SequenceRun:
             "consts": [body.traced.consts for body in bodies.values()],
             "cells": [None if i in away else value for i, value in enumerate(values)],
         }
-        trained = leaves_of(self.weights, values_of(self.weights))
         count = learner.running_index.value if self.split else NOT_COUNTED
         computed, at, results = compiled(
             trained,

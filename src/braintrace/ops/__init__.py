@@ -25,3 +25,4 @@ from ._sparse import sparse_matmul as sparse_matmul
 from ._structure import Structure as Structure
 from ._structure import compiled as compiled
 from ._ties import tied_axes as tied_axes
+from ._twin import on_mesh as on_mesh

@@ -14,7 +14,7 @@ from .._jaxpr import DerivedPrimitive
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Past, Rules, Shapes, Weights
 from ._structure import Structure, structure_of
-from ._twin import twins
+from ._twin import twins, unit_parts
 from ._units import (
     AnyArray,
     Hook,
@@ -153,20 +153,30 @@ def _sampled(x: Array, v: Array, structure: Structure, past: Past | None = None)
         D, _, product = past
         return product(_rows_of(D, cols), eps) + out
 
-    eps = None if past is None else past[1]
     size = max(1, _gathered() // max(1, prod(v.shape[1:])))
-    if size >= structure.size:
-        return chunk(*indices, eps)
 
-    def step(i: Array, out: Array) -> Array:
-        start = jnp.minimum(i * size, structure.size - size)  # the last one overlaps
-        part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
-        now = chunk(*jax.tree.map(part, (*indices, eps)))
-        return jax.lax.dynamic_update_slice_in_dim(out, now, start, 0)
+    def all_of(rows: Array, cols: Array, eps: Array | None) -> Array:
+        count = len(rows)
+        if size >= count:
+            return chunk(rows, cols, eps)
 
-    one = jax.eval_shape(chunk, *indices, eps)
-    out = jnp.zeros(one.shape, one.dtype)
-    return jax.lax.fori_loop(0, -(-structure.size // size), step, out)
+        def step(i: Array, out: Array) -> Array:
+            start = jnp.minimum(i * size, count - size)  # the last one overlaps
+            part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
+            now = chunk(*jax.tree.map(part, (rows, cols, eps)))
+            return jax.lax.dynamic_update_slice_in_dim(out, now, start, 0)
+
+        one = jax.eval_shape(chunk, rows, cols, eps)
+        return jax.lax.fori_loop(0, -(-count // size), step, jnp.zeros(one.shape, one.dtype))
+
+    args = (*indices, None if past is None else past[1])
+    parts = unit_parts()
+    if parts <= 1 or structure.size % parts:
+        return all_of(*args)
+    # Every device loops over its own synapses: a slice of all of them would be sent to each.
+    split = lambda a: a.reshape((parts, a.shape[0] // parts, *a.shape[1:]))
+    out = jax.vmap(all_of)(*jax.tree.map(split, args))
+    return out.reshape((-1, *out.shape[2:]))
 
 
 def _sum_steps(

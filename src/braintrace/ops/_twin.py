@@ -5,7 +5,9 @@ So a weight that all mapped calls share stays one weight of one operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,6 +15,27 @@ from jax import Array
 from ._operator import ETPPrimitive, Params
 
 Twin = Callable[[Sequence[Array], tuple[int | None, ...], Params], Array | None]
+
+_parts: ContextVar[int] = ContextVar("parts that units are in, on a mesh", default=0)
+
+
+@contextmanager
+def on_mesh(parts: int) -> Iterator[None]:
+    """Write programs for a mesh, units in so many parts; for none, if that is 0.
+
+    Mapped axes then stay apart from a batch axis: joined to one that is split over devices, they
+    would have to be collected from all of them. Loops over synapses take some of every part.
+    """
+    token = _parts.set(parts)
+    try:
+        yield
+    finally:
+        _parts.reset(token)
+
+
+def unit_parts() -> int:
+    """How many parts units and synapses are in; 0 where there is no mesh."""
+    return _parts.get()
 
 
 def _input_only(axes: tuple[int | None, ...]) -> bool:
@@ -49,7 +72,7 @@ def folds(
 
     def twin(operands, axes, params):
         places = (0, 0) if batch_axes is None else batch_axes(operands, params)
-        if not _input_only(axes) or places is None:
+        if not _input_only(axes) or places is None or unit_parts():
             return None
         at_x, at_y = places
         x, *weights = operands

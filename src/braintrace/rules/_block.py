@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported
-from ..engine import Fresh, Grads, mix, scan_time
+from ..engine import Fresh, Grads, mix, running_placement, scan_time
 from ..graph import HiddenParamOpRelation as Relation
 from ._options import TraceDtype
 
@@ -31,7 +31,8 @@ def scan(body, carry, arrays, length: int, reverse: bool = False) -> tuple[Any, 
 
 def either(fresh: Fresh, if_fresh: Callable[[], Any], if_not: Callable[[], Any]) -> Any:
     """One of two results; None is as good as False."""
-    if fresh is None or isinstance(fresh, bool):
+    if fresh is None or isinstance(fresh, bool) or running_placement() is not None:
+        fresh = fresh is True
         return if_fresh() if fresh else if_not()
     return jax.lax.cond(fresh, if_fresh, if_not)
 
@@ -48,9 +49,38 @@ def iterations(r: Relation) -> tuple[int, ...]:
     return () if r.site.iterations is None else (r.site.iterations,)
 
 
+def gathered(r: Relation, tree: Any, behind: int = 0) -> Any:
+    """Values at units, `behind` axes from the end, where weights look them up; see `Placement`."""
+    placement = running_placement()
+    return tree if placement is None else placement.gathered(r.operator, tree, behind)
+
+
+def summed_by_parts(
+    r: Relation, function: Callable[..., Grads], *pairs: tuple[Any, int | dict[str, int]]
+) -> Grads | None:
+    """A sum over samples, on every device first: one sum of these, whatever it is made of.
+
+    Pairs are of arguments and their axis of samples, or one by name. None if samples are not on
+    several devices.
+    """
+    placement = running_placement()
+    parts = 1 if placement is None else placement.parts_of(r)
+    if parts == 1:
+        return None
+
+    def split(tree: Any, axis: int | dict[str, int]) -> Any:
+        if isinstance(axis, dict):
+            return {k: split(tree[k], i) for k, i in axis.items() if k in tree}
+        shape = lambda a: (*a.shape[:axis], parts, a.shape[axis] // parts, *a.shape[axis + 1 :])
+        return jax.tree.map(lambda a: jnp.moveaxis(a.reshape(shape(a)), axis, 0), tree)
+
+    sums = jax.vmap(function)(*(split(*pair) for pair in pairs))
+    return {k: g.sum(0) for k, g in sums.items()}
+
+
 def pull(r: Relation, x: Any, c: Array, weights: Grads) -> Grads:
     """Gradients of the weights from cotangents of y, summed over the leading axis of both."""
-    return r.operator.pull_all(x, c, weights, r.keys)
+    return r.operator.pull_all(gathered(r, x), gathered(r, c), weights, r.keys)
 
 
 Add = Callable[[Array, Array | None, Array], Array]  # (trace, D, sum over steps) -> trace
@@ -64,6 +94,7 @@ def grown(
     `D` and the sum are in the coordinates of the trace.
     """
     op, lead = r.operator, len(r.slots.lanes)
+    x, v = gathered(r, x), gathered(r, v, 1)
     first = jax.tree.map(lambda a: a[0], x)
     constant = set(r.keys) if x is None or v.shape[0] == 1 else op.constant_keys & set(r.keys)
     same = op.features(first, weights, r.keys) if constant else {}
@@ -216,7 +247,7 @@ def contract(
     for i, (r, eps, signal, w) in enumerate(zip(relations, traces, signals, weights, strict=True)):
         for k in r.keys:
             n_lead = eps[k].ndim - 1 - w[k].ndim
-            spread = r.operator.spread(k, signal, len(r.slots.lanes))
+            spread = r.operator.spread(k, gathered(r, signal, 1), len(r.slots.lanes))
             pairs[i, k] = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
     sums = _inner(list(pairs.values()))
     out: list[Grads] = [{} for _ in relations]
@@ -232,7 +263,8 @@ def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
         dtype = jnp.result_type(*pair)
         return pair[0].astype(dtype) * pair[1].astype(dtype)
 
-    if jax.default_backend() != "cpu":
+    # On a mesh the leading axis lies on several devices, and a loop would collect its slices.
+    if jax.default_backend() != "cpu" or running_placement() is not None:
         return [product(pair).sum((0, -1)) for pair in pairs]
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
     out: list[Any] = [None] * len(pairs)

@@ -18,7 +18,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..engine import ExitCotangents, Feedback, Fresh, Grads, Rule, Signals, Steps
+from ..engine import (
+    ExitCotangents,
+    Feedback,
+    Fresh,
+    Grads,
+    Rule,
+    Signals,
+    Steps,
+    running_placement,
+)
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, iterations, pull, scan, seen_input, storage, taken
 from ._linear import at_output, constant, each_step, moved, slim, wide
@@ -209,6 +218,10 @@ def _pulled(
     r, eps, s, weights = block
     first, filtered = cotangents
     seen, flat = _all_seen(r, s.x), folded(r, filtered)
+    if running_placement() is not None and fresh is not True:  # one sum over all samples, not two
+        x = folded(r, jnp.concatenate([eps["x"].astype(seen.dtype)[None], seen]))
+        c = folded(r, jnp.concatenate([first[None].astype(filtered.dtype), filtered]))
+        return pull(r, taken(r, x, masked, c), c, weights)
     grads = pull(r, taken(r, folded(r, seen), masked, flat), flat, weights)
 
     def old() -> Grads:

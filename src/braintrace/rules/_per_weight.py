@@ -27,7 +27,19 @@ from jax import Array, lax
 from .._errors import not_supported
 from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
 from ..graph import HiddenParamOpRelation as Relation
-from ._block import contract, dtypes_of, either, folded, grown, iterations, pull, storage, taken
+from ._block import (
+    contract,
+    dtypes_of,
+    either,
+    folded,
+    gathered,
+    grown,
+    iterations,
+    pull,
+    storage,
+    summed_by_parts,
+    taken,
+)
 from ._kept import at_filtered, filtered
 from ._linear import at_output, later, moved, onward, times
 from ._options import TraceDtype
@@ -75,7 +87,7 @@ def per_weight(
                 total = mix(D, eps.astype(new.dtype), few) + new
             return stored(total if most is None else jnp.clip(total, -most, most))
 
-        return grown(r, x, v, w, eps, None if fresh is True else D, add)
+        return grown(r, x, v, w, eps, None if fresh is True else gathered(r, D, 2), add)
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
         out = []
@@ -126,18 +138,36 @@ def _credit(placed: Callable[[Signals], Signals]):
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
         behind = later(blocks, signals)
-        now = []
-        for (r, _, s, w), got, (_, q) in zip(blocks, signals, behind, strict=True):
+        now: list[Grads] = []
+        past: dict[int, Array] = {}  # signals at traces that are still to be read, by relation
+        for i, ((r, eps, s, w), got, (entry, q)) in enumerate(
+            zip(blocks, signals, behind, strict=True)
+        ):
             c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
-            grads = pull(r, taken(r, folded(r, s.x), got.masked, c), c, w)
-            now.append({k: grads[k].astype(w[k].dtype) for k in r.keys})
+            x = taken(r, folded(r, s.x), got.masked, c)
+
+            def here(x: Any, c: Array, r: Relation = r, w: Grads = w) -> Grads:
+                grads = pull(r, x, c, w)
+                return {k: grads[k].astype(w[k].dtype) for k in r.keys}
+
+            def both(x: Any, c: Array, eps: Any, q: Array, r: Relation = r, w: Grads = w) -> Grads:
+                return jax.tree.map(jnp.add, here(x, c, r, w), contract([r], [eps], [q], [w])[0])
+
+            grads = None
+            if fresh is not True:
+                grads = summed_by_parts(r, both, (x, 1), (c, 1), (eps, 0), (entry, 0))
+            past |= {i: entry} if grads is None else {}
+            now.append(here(x, c) if grads is None else grads)
 
         def with_past() -> list[Grads]:
-            relations, traces, _, weights = zip(*blocks, strict=True)
-            first = [entry for entry, _ in behind]
-            return jax.tree.map(jnp.add, now, contract(relations, traces, first, weights))
+            relations, traces, _, weights = zip(*(blocks[i] for i in past), strict=True)
+            old = contract(relations, traces, list(past.values()), weights)
+            total = list(now)
+            for i, grads in zip(past, old, strict=True):
+                total[i] = jax.tree.map(jnp.add, now[i], grads)
+            return total
 
-        return either(fresh, lambda: now, with_past) if blocks else now
+        return either(fresh, lambda: now, with_past) if past else now
 
     return credit
 
@@ -192,17 +222,34 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
             mix(jnp.swapaxes(b.trace["M"], -1, -2), first, b.relation.slots.table is None)
             for b, (first, _) in zip(blocks, behind, strict=True)
         ]
-        out = contract(relations, [p["base"] for p in traces], back, weights)
-        for (r, p, s, w), got, (first, q), grads in zip(blocks, signals, behind, out, strict=True):
+        inputs: list[tuple[Any, Array]] = []
+        by_parts: dict[int, Grads] = {}
+        for (r, p, s, w), got, (first, q), at in zip(blocks, signals, behind, back, strict=True):
             now = got.ct + at_output(r, s.f, q, got.masked)
             c = at_output(r, p["v"], first[None], got.masked)
             c = folded(r, _put(p, c.astype(jnp.result_type(c, now)), now))
             x = _waiting_inputs(r, {**p, **_recorded(p, s.x)}, c, got.masked)
-            new = pull(r, x, c, w)
-            grads.update({k: grads[k] + new[k].astype(grads[k].dtype) for k in r.keys})
+
+            def both(x: Any, c: Array, eps: Any, q: Array, r: Relation = r, w: Grads = w) -> Grads:
+                return _plus(contract([r], [eps], [q], [w])[0], pull(r, x, c, w))
+
+            grads = summed_by_parts(r, both, (x, 1), (c, 1), (p["base"], 0), (at, 0))
+            by_parts |= {} if grads is None else {len(inputs): grads}
+            inputs.append((x, c))
+        rest = [i for i in range(len(blocks)) if i not in by_parts]
+        at_rest = lambda a: [a[i] for i in rest]
+        bases = [traces[i]["base"] for i in rest]
+        read = contract(at_rest(relations), bases, at_rest(back), at_rest(weights))
+        for i, grads in zip(rest, read, strict=True):
+            by_parts[i] = _plus(grads, pull(relations[i], *inputs[i], weights[i]))
+        out = [by_parts[i] for i in range(len(blocks))]
         return out
 
     return credit
+
+
+def _plus(grads: Grads, new: Grads) -> Grads:
+    return {k: g + new[k].astype(g.dtype) for k, g in grads.items()}
 
 
 def _put(p: dict, waiting: Array, now: Array) -> Array:
