@@ -187,6 +187,15 @@ def LRUCell():
 
 
 @entry(
+    r"$\lambda = \exp(-e^\nu + i e^\theta)$; "
+    r"$h = \lambda h + \sqrt{1 - \lvert \lambda \rvert^2} B x$; "
+    r"$y = \phi([\mathrm{Re} h, \mathrm{Im} h])$"
+)
+def RTUCell():
+    return nn.RTUCell(3, 4), X
+
+
+@entry(
     r"$r, i = \sigma(W_r, W_i x)$; $a = \exp(-c \cdot \mathrm{softplus}(\Lambda) r)$; "
     r"$h = a h + \sqrt{1 - a^2} i W_u x$"
 )

@@ -173,8 +173,23 @@ def test_linear_recurrence_follows_its_equation(name, batch_size):
         np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_trace_unit_follows_its_equation(batch_size):
+    cell = nn.RTUCell(3, 4, activation="relu")
+    cell.init_state(batch_size)
+    kept = np.exp(-np.exp(value(cell.nu_log)) + 1j * np.exp(value(cell.theta_log)))
+    h = 0j
+    for x in INPUTS if batch_size else INPUTS[:, 0]:
+        y = cell(x)
+        h = kept * h + np.sqrt(1 - np.abs(kept) ** 2) * (x @ matrix(cell.B_re, cell.B_im))
+        expected = np.maximum(np.concatenate([h.real, h.imag], -1), 0)
+        np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-9)
+    assert (y > 0).any() and (y == 0).any()
+
+
 MAKERS = {
     **{k: v[0] for k, v in {**ONE_STATE, **LINEAR}.items()},
+    "rtu": lambda: nn.RTUCell(3, 4),
     "ur": lambda: nn.URLSTMCell(3, 4),
 }
 
@@ -246,6 +261,7 @@ def test_forget_times_of_a_urlstm_start_uniform():
 
 EXTREMES = {
     "lru": lambda: nn.LRUCell(3, 400),
+    "rtu": lambda: nn.RTUCell(3, 400),
     "s5": lambda: nn.S5Cell(3, 16, dt_min=1e-6, dt_max=1e-5),
     "min_lstm": lambda: nn.MinLSTMCell(3, 4, b_init=-120.0),
     "rg_lru_shut": lambda: nn.RGLRUCell(3, 4, b_init=-200.0),
@@ -293,6 +309,7 @@ REFUSED = [
     (lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5), r"LRUCell: r_min is 0.9 and r_max is 0.5"),
     (lambda: nn.LRUCell(3, 4, r_max=1.5), r"beyond 1 the states explode"),
     (lambda: nn.LRUCell(3, 4, max_phase=0.0), r"max_phase is 0.0(.|\n)*positive number"),
+    (lambda: nn.RTUCell(3, 4, max_phase=-1.0), r"RTUCell: max_phase is -1.0"),
     (lambda: nn.RGLRUCell(3, 4, r_max=2.0), r"RGLRUCell: r_min is 0.9 and r_max is 2.0"),
     (lambda: nn.S5Cell(3, 4, discretization="euler"), r"'euler'(.|\n)*zoh, bilinear"),
     (lambda: nn.S5Cell(3, 4, dt_min=0.2), r"dt_min is 0.2 and dt_max is 0.1"),

@@ -23,8 +23,8 @@ EXPORTED = [
     and value.update is not MODULE.update  # else a base to build on
 ]
 EXACT = """
-    Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RGLRUCell S5Cell LIFCell(recurrent=False)
-    LeakySpikeReadout
+    Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell
+    LIFCell(recurrent=False) LeakySpikeReadout
 """.split()
 
 

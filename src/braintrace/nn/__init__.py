@@ -22,6 +22,7 @@ from ._linear import SignedWLinear as SignedWLinear
 from ._lora import LoRA as LoRA
 from ._lru import LRUCell as LRUCell
 from ._lru import RGLRUCell as RGLRUCell
+from ._lru import RTUCell as RTUCell
 from ._lstm import LSTMCell as LSTMCell
 from ._lstm import URLSTMCell as URLSTMCell
 from ._minimal import MinGRUCell as MinGRUCell

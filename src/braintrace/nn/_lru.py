@@ -9,14 +9,46 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ..ops import element_wise
-from ._cell import Array, Cell, OneState, radii
+from ._cell import Activation, Array, Cell, OneState, join, radii
 from ._linear import Linear
 from ._shapes import XAVIER, ZERO, Init, Size
 
 _FLOOR = 1e-6  # of 1 - a²: the slope of its root stays below 500
 
 
-class LRUCell(Cell):
+class _Rotation(Cell):
+    """`h = λ h + scale B x` with `λ = exp(-exp(ν) + i exp(θ))`, as two real states."""
+
+    state_names = ("h_re", "h_im")
+
+    def _set_eigenvalues(self, n: int, r_min: float, r_max: float, max_phase: float) -> Array:
+        """Draw λ; returns the moduli."""
+        what = type(self).__name__
+        radius = radii(what, n, r_min, r_max)
+        if max_phase <= 0:
+            raise value_error(
+                f"{what}: max_phase is {max_phase}.",
+                why="angles are drawn between 0 and max_phase, and stored as their logarithm.",
+                do="choose a positive number.",
+            )
+        phase = max_phase * brainstate.random.uniform(1e-4, 1.0, (n,))
+        self.d_hidden, self.state_size = n, (n,)
+        self.nu_log = brainstate.ParamState(jnp.log(-jnp.log(radius)))
+        self.theta_log = brainstate.ParamState(jnp.log(phase))
+        return radius
+
+    def _polar(self) -> tuple[Array, Array]:
+        radius = element_wise(self.nu_log.value, lambda nu: jnp.exp(-jnp.exp(nu)))
+        return radius, element_wise(self.theta_log.value, jnp.exp)
+
+    def _advance(self, radius: Array, phase: Array, scale: Array, x: Array) -> None:
+        re, im = radius * jnp.cos(phase), radius * jnp.sin(phase)
+        h_re, h_im = self.h_re.value, self.h_im.value
+        self.h_re.value = re * h_re - im * h_im + scale * self.B_re(x)
+        self.h_im.value = im * h_re + re * h_im + scale * self.B_im(x)
+
+
+class LRUCell(_Rotation):
     """The linear recurrent unit, with complex eigenvalues as two real states.
 
     `λ = exp(-exp(ν) + i exp(θ))`, `h = λ h + exp(γ) B x`, `y = Re(C h) + D x`.
@@ -43,8 +75,6 @@ class LRUCell(Cell):
         (3,)
     """
 
-    state_names = ("h_re", "h_im")
-
     def __init__(
         self,
         d_model: int,
@@ -55,17 +85,8 @@ class LRUCell(Cell):
         name: str | None = None,
     ):
         super().__init__(d_model, d_model, name=name)
-        self.d_model, self.d_hidden, self.state_size = d_model, d_hidden, (d_hidden,)
-        radius = radii("LRUCell", d_hidden, r_min, r_max)
-        if max_phase <= 0:
-            raise value_error(
-                f"LRUCell: max_phase is {max_phase}.",
-                why="angles are drawn between 0 and max_phase, and stored as their logarithm.",
-                do="choose a positive number.",
-            )
-        phase = max_phase * brainstate.random.uniform(1e-4, 1.0, (d_hidden,))
-        self.nu_log = brainstate.ParamState(jnp.log(-jnp.log(radius)))
-        self.theta_log = brainstate.ParamState(jnp.log(phase))
+        self.d_model = d_model
+        radius = self._set_eigenvalues(d_hidden, r_min, r_max, max_phase)
         self.gamma_log = brainstate.ParamState(0.5 * jnp.log(1 - radius**2))
         self.B_re, self.B_im = (_mix(d_model, d_hidden) for _ in range(2))
         self.C_re, self.C_im = (_mix(d_hidden, d_model) for _ in range(2))
@@ -73,15 +94,54 @@ class LRUCell(Cell):
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns y."""
-        radius = element_wise(self.nu_log.value, lambda nu: jnp.exp(-jnp.exp(nu)))
-        phase = element_wise(self.theta_log.value, jnp.exp)
-        scale = element_wise(self.gamma_log.value, jnp.exp)
-        re, im = radius * jnp.cos(phase), radius * jnp.sin(phase)
-        h_re, h_im = self.h_re.value, self.h_im.value
-        self.h_re.value = re * h_re - im * h_im + scale * self.B_re(x)
-        self.h_im.value = im * h_re + re * h_im + scale * self.B_im(x)
+        self._advance(*self._polar(), element_wise(self.gamma_log.value, jnp.exp), x)
         y = self.C_re(self.h_re.value) - self.C_im(self.h_im.value)
         return y + element_wise(self.D.value) * x
+
+
+class RTUCell(_Rotation):
+    """Recurrent trace units: a complex linear recurrence with a nonlinearity on its output.
+
+    `λ = exp(-exp(ν) + i exp(θ))`, `h = λ h + sqrt(1 - |λ|²) B x`, `y = φ([Re h, Im h])`.
+
+    All weights reach the state element by element, so D_RTRL is exact for them, with traces of
+    twice the size of the weights. Arguments not named here are those of `LRUCell`.
+
+    Args:
+        d_model: size of the input.
+        d_hidden: number of complex eigenvalues; the output has two values for each.
+        activation: φ, a function or its name.
+
+    Raises:
+        ValueError: as for `LRUCell`, or if there is no activation of this name.
+
+    Example:
+        >>> import jax.numpy as jnp, braintrace
+        >>> cell = braintrace.nn.RTUCell(3, 8, r_min=0.9, r_max=0.999)
+        >>> cell.init_state()
+        >>> cell(jnp.ones(3)).shape
+        (16,)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 6.28,
+        activation: Activation = "tanh",
+        name: str | None = None,
+    ):
+        super().__init__(d_model, 2 * d_hidden, activation=activation, name=name)
+        self._set_eigenvalues(d_hidden, r_min, r_max, max_phase)
+        self.B_re, self.B_im = (_mix(d_model, d_hidden) for _ in range(2))
+
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns y."""
+        radius, phase = self._polar()
+        self._advance(radius, phase, jnp.sqrt(jnp.maximum(1 - radius**2, _FLOOR)), x)
+        return self.activation(join(self.h_re.value, self.h_im.value))
 
 
 class RGLRUCell(OneState):
