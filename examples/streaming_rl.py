@@ -104,9 +104,9 @@ def train(agent, maze, length, steps, seeds):
 def main(maze, lengths, episodes, full, small):
     for length in [2] if small else lengths:
         for agent in list(AGENTS)[: None if full else 2]:
-            steps = 300 if small else episodes * (length + 1)
-            found = train(agent, maze, length, steps, seeds=1 if small else 3)
-            print(f"length {length:3d}, {agent:13s}: return", found.round(2), flush=True)
+            steps, seeds = (300, 1) if small else (episodes * (length + 1), 3)
+            returns = ", ".join(f"{r:.2f}" for r in train(agent, maze, length, steps, seeds))
+            print(f"length {length:3d}, {agent:13s}: return {returns}", flush=True)
 
 
 if __name__ == "__main__":
