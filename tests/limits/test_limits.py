@@ -53,8 +53,15 @@ def entry(limit: Limit) -> str:
     return "\n".join([f"### {limit.title}\n", example(limit.code), do, *instead])
 
 
+def row(limit: Limit, outcome: str) -> str:
+    """A row of the table: the limit as a link, what happens, the first sentence of what to do."""
+    anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", limit.title).strip().lower())
+    return f"| [{limit.title}](#{anchor}) | {outcome} | {re.split(r'(?<=[.:]) ', limit.do)[0]} |"
+
+
 def page() -> str:
-    parts = [HEAD.format(preamble=PREAMBLE.strip())]
+    rows = [row(limit, name.lower()) for name, (_, limits) in SECTIONS.items() for limit in limits]
+    parts = [HEAD.format(rows="\n".join(rows), preamble=PREAMBLE.strip())]
     for name, (about, limits) in SECTIONS.items():
         parts += [f"## {name}\n", textwrap.fill(about, 100) + "\n", *map(entry, limits)]
     return "\n".join(parts)
@@ -63,10 +70,17 @@ def page() -> str:
 HEAD = """\
 # Limits
 
-What the library does not support, each with a short program and its outcome. The page is generated
-and checked by `tests/limits`: run `BRAINTRACE_WRITE=1 pytest tests/limits` after a change.
+What the library does not support. *Refused*: the compiler raises an error that says where, why, and
+what to do. *Left out*: the model compiles, and the report lists the paths missing from the gradient.
+Every limit links to a short program with its outcome; the tests run all of them.
 
-All examples use this small model; `certify` prints the certificate of a parameter.
+| limit | outcome | what to do |
+|---|---|---|
+{rows}
+
+## The model of the examples
+
+All programs below use this small model; `certify` prints the certificate of a parameter.
 
 <!-- no-run -->
 ```python
