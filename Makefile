@@ -12,7 +12,7 @@ MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax sweep bench bench-gpu compare \
-  bench-compile pictures clean
+  bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -71,6 +71,9 @@ bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 
 pictures: $(VENV)/.browser chromium  ## draw the pictures of the documents again
 	$(BIN)/python docs/pictures.py
+
+notebooks: $(VENV)/.dev  ## write the notebooks of the tutorials again
+	$(BIN)/python docs/notebooks.py
 
 clean:  ## remove environments, caches and build outputs
 	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site

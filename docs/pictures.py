@@ -1,6 +1,7 @@
-"""Draws graph.png and show.png beside this file: `make pictures`."""
+"""Draws graph.png, show.png and ei.png beside this file: `make pictures`."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -103,6 +104,15 @@ def show(path: Path) -> None:
     figure.savefig(path)
 
 
+def tutorial(name: str, path: Path) -> None:
+    """The figure that the blocks of a tutorial draw."""
+    text, names = (HERE / "tutorials" / f"{name}.md").read_text("utf-8"), {}
+    for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(code, names)
+    names["figure"].savefig(path, dpi=110)
+
+
 if __name__ == "__main__":
     graph(HERE / "graph.png")
     show(HERE / "show.png")
+    tutorial("ei-network", HERE / "ei.png")

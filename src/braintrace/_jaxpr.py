@@ -429,6 +429,12 @@ def inner_equations(eqn: Equation | JaxprEqn) -> Iterator[JaxprEqn]:
             yield from inner_equations(inner)
 
 
+def is_jax_primitive(eqn: Equation) -> bool:
+    """Whether JAX itself has the primitive of an equation."""
+    name = f"{eqn.name}_p"
+    return hasattr(jax.lax, name) or hasattr(core.primitives, name)
+
+
 def cannot_be_mapped(eqn: Equation) -> bool:
     """Whether an equation calls Python in a way that has no `vmap`."""
     calls: list[Any] = [eqn, *inner_equations(eqn)]

@@ -56,7 +56,7 @@ def entry(limit: Limit) -> str:
 def row(limit: Limit, outcome: str) -> str:
     """A row of the table: the limit as a link, what happens, the first sentence of what to do."""
     anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", limit.title).strip().lower())
-    return f"| [{limit.title}](#{anchor}) | {outcome} | {re.split(r'(?<=[.:]) ', limit.do)[0]} |"
+    return f"| [{limit.title}](#{anchor}) | {outcome} | {re.split(r'(?<=[.]) ', limit.do)[0]} |"
 
 
 def page() -> str:
@@ -74,7 +74,7 @@ What the library does not support. *Refused*: the compiler raises an error that 
 what to do. *Left out*: the model compiles, and the report lists the paths missing from the gradient.
 Every limit links to a short program with its outcome; the tests run all of them.
 
-| limit | outcome | what to do |
+| limit | outcome | in short |
 |---|---|---|
 {rows}
 

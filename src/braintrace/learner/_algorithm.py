@@ -127,6 +127,7 @@ class ETraceAlgorithm(
         self.last_run: RunInfo | None = None  # how the last sequence was run
         self._outside: Outside | None = None  # what the last step function did besides
         self._instead: Instead | None = None  # what a call does in place of the engine
+        self._knows_spikes = False  # whether a silent network would have been reported
         self._example: Any = None
         self._state_shapes: Shapes = {}
 

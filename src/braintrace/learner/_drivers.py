@@ -44,6 +44,7 @@ from ._data import MultiStepData
 from ._optimizers import optimizer_of
 from ._run import SequenceRun, sequence_run
 from ._sequences import check_choice, length_of, loss_of
+from ._silence import warn_if_silent
 
 Array = jax.Array
 
@@ -335,6 +336,10 @@ class SequenceDriverMixin:
             trace = lambda arguments: trace_function(step, *arguments, pruned=False)
             real = {size: trace(arguments) for size, arguments in slices.items()}
             return sequence_run(learner, trained, stream, window, real, None, True)
+        if not learner._knows_spikes and None in placed:
+            learner._knows_spikes = warn_if_silent(
+                learner.model4compile, stream, placed[None], splits[None]
+            )
         rule = learner.rule
         if rule.one_by_one:
             reasons.append("a step of the rule needs the trace of the step before")

@@ -1,0 +1,68 @@
+"""Writes `notebooks/` from the tutorials: `make notebooks`.
+
+A tutorial is the only source: its text and its blocks of Python become cells. Pictures are left
+out, since the cells draw them. The first cell installs the package where it is missing (Colab).
+"""
+
+import json
+import posixpath
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("own-model", "first-network", "long-sequences", "ei-network")
+VERSION = re.search(r'"(.+)"', (ROOT / "src/braintrace/_version.py").read_text("utf-8"))[1]
+INSTALL = f"""\
+# Installs the package where it is missing, as on Colab.
+import importlib.util
+
+if importlib.util.find_spec("braintrace") is None:
+    %pip install --quiet "braintrace[plot,tasks]=={VERSION}" brainpy
+"""
+
+_CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
+_PICTURE = re.compile(r"^!\[.*?\]\(.*?\)\n+", re.MULTILINE)
+_FORMULA = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def source(name: str) -> Path:
+    return ROOT / "docs" / "tutorials" / f"{name}.md"
+
+
+def notebook(name: str) -> str:
+    """The notebook of a tutorial, as JSON."""
+    moved = lambda m: _moved(m[1])
+    text = _PICTURE.sub("", source(name).read_text("utf-8"))
+    text = _LINK.sub(moved, _FORMULA.sub(r"$$\n\1$$", text))
+    parts = _CODE.split(text)  # text and code in turn
+    kinds = [("code", INSTALL)]
+    kinds += [(("markdown", "code")[i % 2], part) for i, part in enumerate(parts)]
+    kinds[:2] = kinds[1], kinds[0]  # the title is first
+    cells = [_cell(i, kind, part) for i, (kind, part) in enumerate(kinds) if part.strip()]
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    page = {"cells": cells, "metadata": {"kernelspec": python}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+
+
+def _moved(path: str) -> str:
+    """A link of a tutorial, from the folder of the notebooks."""
+    target = posixpath.normpath(posixpath.join("docs/tutorials", path))
+    name = posixpath.basename(target).removesuffix(".md")
+    return (
+        f"{name}.ipynb"
+        if target == f"docs/tutorials/{name}.md" and name in NAMES
+        else f"../{target}"
+    )
+
+
+def _cell(number: int, kind: str, text: str) -> dict:
+    code = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    lines = text.strip().splitlines(keepends=True)
+    return {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": lines, **code}
+
+
+if __name__ == "__main__":
+    (ROOT / "notebooks").mkdir(exist_ok=True)
+    for name in NAMES:
+        (ROOT / "notebooks" / f"{name}.ipynb").write_text(notebook(name), "utf-8")

@@ -1,0 +1,54 @@
+"""The notebooks are the tutorials, and run from a fresh kernel."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from thinned import some
+
+ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "notebooks.py")
+assert spec is not None and spec.loader is not None
+notebooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(notebooks)
+
+
+def path(name: str) -> Path:
+    return ROOT / "notebooks" / f"{name}.ipynb"
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_notebook_is_its_tutorial(name):
+    text = path(name).read_text("utf-8")
+    assert text == notebooks.notebook(name), "make notebooks writes it anew"
+    nbformat.validate(json.loads(text))
+
+
+def test_notebooks_are_these():
+    assert sorted(p.stem for p in path("").parent.glob("*.ipynb")) == sorted(notebooks.NAMES)
+
+
+@pytest.mark.parametrize("name", some(notebooks.NAMES, 4))
+def test_notebook_runs_in_a_fresh_kernel(name):
+    page = nbformat.read(path(name), as_version=4)
+    NotebookClient(page, timeout=300, kernel_name="python3").execute()
+    code = [cell for cell in page.cells if cell.cell_type == "code"]
+    assert len(code) > 3 and all(cell.execution_count for cell in code)
+
+
+def test_text_code_and_links_of_a_tutorial_become_cells(monkeypatch, tmp_path):
+    text = (
+        "# T\n\n[f](first-network.md#a) [r](../rules.md)\n\n```python\na = 1\n```\n\n"
+        "![p](../p.png)\n\n<!-- no-run -->\n```python\nb\n```\n\n```math\nx\n```\n"
+    )
+    (tmp_path / "t.md").write_text(text, "utf-8")
+    monkeypatch.setattr(notebooks, "source", lambda name: tmp_path / f"{name}.md")
+    cells = json.loads(notebooks.notebook("t"))["cells"]
+    first, install, code, last = ("".join(cell["source"]) for cell in cells)
+    assert first == "# T\n\n[f](first-network.ipynb#a) [r](../docs/rules.md)"
+    assert "%pip install" in install and code == "a = 1"
+    assert last == "<!-- no-run -->\n```python\nb\n```\n\n$$\nx\n$$"
