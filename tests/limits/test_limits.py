@@ -71,8 +71,8 @@ HEAD = """\
 # Limits
 
 What the library does not support. *Refused*: the compiler raises an error that says where, why, and
-what to do. *Left out*: the model compiles, and the report lists the paths missing from the gradient.
-Every limit links to a short program with its outcome; the tests run all of them.
+what to do. *Left out*: the model compiles, and the report lists the paths missing from the
+gradient. Every limit links to a short program with its outcome; the tests run all of them.
 
 | limit | outcome | in short |
 |---|---|---|

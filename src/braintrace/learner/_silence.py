@@ -29,24 +29,25 @@ _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])
 def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> bool:
     """Warn if no unit spikes in this sequence; returns whether that could be decided."""
     program: Program = split.call.params["marker"].graph.step.program
-    spikes = frozenset(e for e in deep_equations(program) if is_spike(e))
     states, consts = traced.values(), traced.consts
-    if not spikes or any(split.call.params["mapped"] or ()):
-        return True  # nothing to look at, or samples that are mapped
-    if not spikes.issubset(program.equations):
-        return True  # inside of loops and branches
+    if any(split.call.params["mapped"] or ()):
+        return True  # a program of one sample
     if any(map(is_traced, jax.tree.leaves((stream, states, consts)))):
         return False
-    spiked = jax.jit(partial(_spiked, traced.program, split.call, spikes))
-    if not spiked(consts, states, jax.tree.leaves(stream.arrays)):
+    with jax.ensure_compile_time_eval():
+        spikes = frozenset(e for e in deep_equations(program) if is_spike(e))
+        if not spikes or not spikes.issubset(program.equations):
+            return True  # none, or inside of loops and branches
+        spiked = jax.jit(partial(_spiked, traced.program, split.call, spikes))
+        silent = not spiked(consts, states, jax.tree.leaves(stream.arrays))
+    if silent:
         text = message(
             "no unit spiked in this sequence.",
             where=type(model).__name__,
             why="the currents do not reach the threshold, so the outputs do not depend on the "
             "input, and all that is left of the gradient is the surrogate derivative below the "
             "threshold",
-            do="raise the input weights or the resistance of the neurons, or lower their "
-            "threshold; show.record(learner, xs).states has the voltages",
+            do="raise the input weights or the resistance of the neurons, or lower their threshold",
         )
         warnings.warn(text, stacklevel=4)
     return True
