@@ -1,7 +1,7 @@
 """Hooks of the site: documents of the root, lists of public names, formulas, and checks.
 
 README, CONTRIBUTING and CHANGELOG stay at the root of the repository; the site has a copy with
-rewritten links. A comment `<!-- members of braintrace.nn -->` expands to one entry per re-exported
+rewritten links, and a tutorial leads to its notebook. A comment `<!-- members of braintrace.nn -->` expands to one entry per re-exported
 name that no page lists explicitly. LaTeX becomes MathML, and the site carries the font for it, so
 that formulas need neither a script nor the network. After the build every public name must have an
 entry, and no page may load anything from another host.
@@ -142,13 +142,19 @@ def on_files(files, config):
     for source, page in PAGES.items():
         text = linked((ROOT / source).read_text("utf-8"), "")
         files.append(File.generated(config, page, content=text))
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
     font = math_font()
     files.append(File.generated(config, f"css/{font.name}", abs_src_path=str(font)))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrite links to documents of the root, and list members."""
+    """Rewrite links to documents of the root, list members, and lead to the notebook."""
+    name = f"{posixpath.basename(page.file.src_uri).removesuffix('.md')}.ipynb"
+    if page.file.src_uri.startswith("tutorials/") and (ROOT / "notebooks" / name).exists():
+        title, rest = markdown.split("\n", 1)
+        markdown = f"{title}\n\n*[This page as a notebook](../notebooks/{name})*\n{rest}"
     home = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     generated = page.file.src_uri in PAGES.values()
     return expanded(markdown if generated else linked(markdown, home.rstrip("/")))
