@@ -1,10 +1,10 @@
 """Hooks of the site: documents of the root, lists of public names, formulas, and checks.
 
 README, CONTRIBUTING and CHANGELOG stay at the root of the repository; the site has a copy with
-rewritten links, and a tutorial leads to its notebook. A comment `<!-- members of braintrace.nn -->` expands to one entry per re-exported
-name that no page lists explicitly. LaTeX becomes MathML, and the site carries the font for it, so
-that formulas need neither a script nor the network. After the build every public name must have an
-entry, and no page may load anything from another host.
+rewritten links, and a tutorial leads to its notebook. A comment `<!-- members of braintrace.nn -->`
+expands to one entry per re-exported name that no page lists explicitly. LaTeX becomes MathML, and
+the site carries the font for it, so that formulas need neither a script nor the network. After the
+build every public name must have an entry, and no page may load anything from another host.
 """
 
 from __future__ import annotations
