@@ -182,7 +182,7 @@ def modes(cell: Cell, b: int) -> dict[str, Callable]:
 
         return run
 
-    half = {"memory_budget": 1 << 31}  # of the estimate, which counts what the compiler fuses
+    half = {"memory_budget": 1 << 29}
     return {
         "bptt": jax.grad(bptt),
         "kept": online("auto", True),

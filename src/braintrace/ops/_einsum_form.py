@@ -72,7 +72,8 @@ class EinsumForm:
         of_x, of_c = self._unsummed, self.y
         # One axis of all steps and samples: XLA's CPU products over two transpose copies of both.
         # On several devices the samples may be divided among them.
-        while of_x and of_x[0] == of_c[:1] and of_x[0] not in self.w and jax.device_count() == 1:
+        one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
+        while one_cpu and of_x and of_x[0] == of_c[:1] and of_x[0] not in self.w:
             of_x, of_c = of_x[1:], of_c[1:]
             x, c = (a.reshape((-1, *a.shape[2:])) for a in (x, c))
         left, right = [0, *index(of_x)], [0, *index(of_c)]
