@@ -93,6 +93,7 @@ NAMES = """
 MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
     ParameterReport PathClassification Silent Advice RuleCost Suggestion ModuleLearner nir
+    compare CompareResult tasks data
 """.split()
 
 

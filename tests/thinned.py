@@ -25,9 +25,6 @@ FEW = {
         "test_cells_advance_and_reset": 3,
         "test_element_wise_cells_are_exact": 1,
     },
-    "cli/test_tasks.py": {
-        "test_task_chance_is_that_of_the_best_constant_answer": 2,
-    },
     "engine/test_run_block.py": {
         "test_blocks_of_any_size_have_the_same_gradient": 3,
         "test_traces_are_named_and_reset_by_their_rule": 3,
@@ -220,6 +217,11 @@ FEW = {
     },
     "rules/test_table.py": {
         "test_compile_takes_a_rule_that_is_a_value": 4,
+    },
+    "tasks/test_tasks.py": {
+        "test_task_batches_differ_by_key_and_tests_do_not": 5,
+        "test_task_chance_is_that_of_the_best_constant_answer": 3,
+        "test_task_has_the_shapes_it_says": 5,
     },
     "tests/test_examples.py": {
         "test_example_runs": 2,
