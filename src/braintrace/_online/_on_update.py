@@ -72,7 +72,8 @@ def _report(
     weights = np.ones_like(losses) if mask is None else np.asarray(mask)
     starts = np.arange(0, len(losses), every)
     total = np.add.reduceat(np.where(weights == 0, 0, weights * losses), starts)
-    means = total / np.maximum(np.add.reduceat(weights, starts), 1)
+    counted = np.add.reduceat(weights, starts)
+    means = total / np.where(counted == 0, 1, counted)
     pairs = zip(means.tolist(), np.asarray(norms)[starts].tolist(), strict=True)
     for done, (loss, norm) in enumerate(pairs, done + 1):  # noqa: B020
         on_update(done, {"loss": loss, "grad_norm": norm})

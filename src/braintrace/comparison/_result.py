@@ -140,7 +140,7 @@ class CompareResult:
 
     def reach(self, row: Row) -> list[int | None]:
         """Per seed, the updates until the validation score is past `goal`; None if it never is."""
-        if self.streaming:
+        if self.streaming or math.isnan(self.goal):
             return [None] * len(row.seeds)
         past = lambda score: score == self.goal or self.metric.better(score, self.goal)
         return [

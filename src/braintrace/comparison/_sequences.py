@@ -101,7 +101,8 @@ def sequences_of(task: Task, size: int) -> Sequences:
     )
     title, threshold = getattr(task, "title", name), getattr(task, "threshold", None)
     loss, score = _scalar(name, "loss", task.loss), _scalar(name, "score", task.score)
-    every, streaming = getattr(task, "update_every", length), getattr(task, "streaming", False)
+    streaming = getattr(task, "streaming", False)
+    every = getattr(task, "update_every", 1 if streaming else length)
     return Sequences(
         *(name, title, metric, threshold, length, mask, shapes, draw, loss, score, split),
         *(every, streaming),
