@@ -167,6 +167,13 @@ def test_nothing_is_allocated_and_large_steps_are_not_followed():
     assert rtrl.bytes == wide**2 * 64 * wide * 4 > 2**37 and len(rtrl.exact) == 1
 
 
+def test_a_device_that_counts_only_compiled_programs_has_advice(monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda self: None)
+    net = bt.online(lambda w, h, x: ((h := jnp.tanh(h @ w + x)), h), "d_rtrl")
+    net.init(jnp.eye(3), jnp.zeros((2, 3)), jnp.zeros((2, 3)))
+    assert net.report.advice.rules[-1].time > 1
+
+
 def test_a_learner_has_advice_too():
     cell = bt.nn.GRUCell(I, 3)
     learner = bt.compile(cell, "d_rtrl", jnp.zeros((B, I)), batch_size=B)

@@ -152,7 +152,7 @@ def _forward(problem: Problem) -> float:
     program = problem.step.program
     run = lambda consts, inputs: evaluate(program, consts, inputs)
     lowered = jax.jit(run).lower(problem.consts, [_shape(v) for v in program.inputs])
-    counts: Any = lowered.cost_analysis()
+    counts: Any = lowered.cost_analysis() or lowered.compile().cost_analysis()  # None on a GPU
     return max(1.0, float(counts.get("flops", 0)) + float(counts.get("transcendentals", 0)))
 
 
