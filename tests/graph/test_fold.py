@@ -15,7 +15,8 @@ from gradients import bptt_grad, online_grad
 from oracle import reference_grad
 
 T, I, O, E = 5, 3, 4, 2
-SPARSE = BCOO.fromdense(np.arange(12.0).reshape(I, O) % 3)
+DENSE = np.arange(12.0).reshape(I, O) % 3
+SPARSE = BCOO((DENSE[DENSE != 0], np.argwhere(DENSE)), shape=DENSE.shape)
 
 
 def draw(*shape):

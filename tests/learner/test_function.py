@@ -186,25 +186,36 @@ def wrapped():
     return outer
 
 
-ENCODER, RNN, _ = parts()
-UNNAMED = holder()
+def of_globals():
+    global ENCODER, RNN
+    ENCODER, RNN, _ = parts()
+    return lambda x: RNN(ENCODER(x))
+
+
+def of_unnamed():
+    global UNNAMED
+    UNNAMED = holder()
+    return lambda x: UNNAMED.parts[1](UNNAMED.parts[0](x))
 
 
 @pytest.mark.parametrize(
-    ("step", "names"),
+    ("make", "names"),
     [
-        (Net().forward, {"self.encoder.weight", "self.rnn.h"}),
-        (functools.partial(two, *parts()[:2], gain=2.0), {"encoder.weight", "rnn.h"}),
-        (Plain(), {"self.layers.0.weight", "self.layers.1.h"}),
-        (brainstate.transform.jit(function()), {"encoder.weight", "rnn.h", "readout.weight"}),
-        (wrapped(), {"encoder.weight", "rnn.h", "inner_rnn.h"}),
-        (lambda x: RNN(ENCODER(x)), {"ENCODER.weight", "RNN.h"}),
-        (lambda x: UNNAMED.parts[1](UNNAMED.parts[0](x)), {"ParamState_0", "HiddenState_0"}),
+        (lambda: Net().forward, {"self.encoder.weight", "self.rnn.h"}),
+        (lambda: functools.partial(two, *parts()[:2], gain=2.0), {"encoder.weight", "rnn.h"}),
+        (Plain, {"self.layers.0.weight", "self.layers.1.h"}),
+        (
+            lambda: brainstate.transform.jit(function()),
+            {"encoder.weight", "rnn.h", "readout.weight"},
+        ),
+        (wrapped, {"encoder.weight", "rnn.h", "inner_rnn.h"}),
+        (of_globals, {"ENCODER.weight", "RNN.h"}),
+        (of_unnamed, {"ParamState_0", "HiddenState_0"}),
     ],
     ids=["method", "partial", "object", "jit", "wraps", "globals", "unnamed"],
 )
-def test_names_of_a_function_are_names_of_states(step, names):
-    learner = compiled(step)
+def test_names_of_a_function_are_names_of_states(make, names):
+    learner = compiled(make())
     assert names <= {".".join(map(str, path)) for path in learner.path_to_states}
     assert learner(XS[0]).shape[0] == 2
 
@@ -218,15 +229,15 @@ def refused(error, text, function, *inputs, **options):
 
 
 def test_functions_that_cannot_be_a_step_are_refused():
-    learner = compiled(function())
+    learner, encoder = compiled(function()), parts()[0]
     refused(ValueError, "uses no state of brainstate", lambda x: x + 1, XS[0])
     refused(TypeError, "called with an input: missing a required argument: 'rnn'", two, XS[0])
-    refused(TypeError, "an input, y=...", lambda x: ENCODER(x), XS[0], kwargs={"y": 1.0})
+    refused(TypeError, "an input, y=...", lambda x: encoder(x), XS[0], kwargs={"y": 1.0})
     refused(ValueError, "calls the learner learner", lambda x: learner(x), XS[0])
     refused(TypeError, "expected a brainstate.nn.Module or a function, got int", 3, XS[0])
     refused(TypeError, "expected a brainstate.nn.Module or a function, got Net", Net, XS[0])
     with pytest.raises(ValueError, match="Incompatible shapes") as info:
-        braintrace.compile(lambda x: ENCODER(x) + jnp.ones(7), "d_rtrl", XS[0])
+        braintrace.compile(lambda x: encoder(x) + jnp.ones(7), "d_rtrl", XS[0])
     assert any("it raised the error above" in note for note in info.value.__notes__)
 
 

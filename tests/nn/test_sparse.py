@@ -12,17 +12,17 @@ DENSE = np.array([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.0], [4.0, 5.0, 0.0, 6.
 ROWS, COLS = np.nonzero(DENSE)
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)))
 
-FORMATS = {
-    "bcoo": BCOO.fromdense(DENSE),
-    "bcoo_padded": BCOO.fromdense(DENSE, nse=9),
-    "bcsr": BCSR.fromdense(DENSE),
-    "saiunit_csr": u.sparse.CSR.fromdense(jnp.asarray(DENSE)),
-    "saiunit_csc": u.sparse.CSC.fromdense(jnp.asarray(DENSE)),
-    "saiunit_coo": u.sparse.COO.fromdense(jnp.asarray(DENSE)),
-    "brainevent_csr": brainevent.CSR.fromdense(jnp.asarray(DENSE)),
-    "brainevent_csc": brainevent.CSC.fromdense(jnp.asarray(DENSE)),
+FORMATS = {  # functions of a dense matrix
+    "bcoo": BCOO.fromdense,
+    "bcoo_padded": lambda dense: BCOO.fromdense(dense, nse=9),
+    "bcsr": BCSR.fromdense,
+    "saiunit_csr": u.sparse.CSR.fromdense,
+    "saiunit_csc": u.sparse.CSC.fromdense,
+    "saiunit_coo": u.sparse.COO.fromdense,
+    "brainevent_csr": brainevent.CSR.fromdense,
+    "brainevent_csc": brainevent.CSC.fromdense,
     **{
-        f"scipy_{kind}": getattr(scipy.sparse, f"{kind}_array")(DENSE)
+        f"scipy_{kind}": getattr(scipy.sparse, f"{kind}_array")
         for kind in ("csr", "csc", "coo", "lil", "dok", "dia", "bsr")
     },
 }
@@ -30,7 +30,8 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_starts_with_its_own_numbers(name):
-    layer = SparseLinear(FORMATS[name])
+    dense = DENSE if name.startswith("scipy") else jnp.asarray(DENSE)
+    layer = SparseLinear(FORMATS[name](dense))
     assert layer.in_size == (3,) and layer.out_size == (4,)
     np.testing.assert_allclose(layer(X), X @ DENSE, rtol=1e-6)
 
@@ -61,8 +62,8 @@ def test_units_and_leading_sizes_are_kept():
 
 def test_sparse_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"in_size \(2, 4\) does not fit(.|\n)*end in 3"):
-        SparseLinear(FORMATS["bcoo"], in_size=(2, 4))
+        SparseLinear(BCOO.fromdense(DENSE), in_size=(2, 4))
     with pytest.raises(ValueError, match=r"b_init has the shape \(3,\)"):
-        SparseLinear(FORMATS["bcoo"], b_init=jnp.ones(3))
+        SparseLinear(BCOO.fromdense(DENSE), b_init=jnp.ones(3))
     with pytest.raises(TypeError, match="cannot use a"):
         SparseLinear(jnp.asarray(DENSE))
