@@ -48,7 +48,7 @@ def computed():
         "PYTHONPATH": str(source),
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
     }
     parts = (*PARTS, "sparse", "placements") if ALL else PARTS
     run = subprocess.run(
