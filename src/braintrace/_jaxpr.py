@@ -718,11 +718,11 @@ def user_line(source: SourceInfo | None, own: bool = False) -> str | None:
     return _first_of_user(((f.file_name, f.start_line, f.function_name) for f in frames), own)
 
 
-def line_of(made: Any) -> str | None:
+def line_of(value: Any) -> str | None:
     """`file:line (function)` of the user where a function begins, or a tracer was computed."""
-    if is_traced(made):
-        return user_line(made._line_info)
-    code = getattr(made, "__code__", None)
+    if is_traced(value):
+        return user_line(value._line_info)
+    code = getattr(value, "__code__", None)
     lines = () if code is None else [(code.co_filename, code.co_firstlineno, code.co_name)]
     return _first_of_user(lines)
 

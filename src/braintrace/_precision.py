@@ -11,10 +11,10 @@ import jax
 
 def _imported() -> Any:
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    found = import_module("brainstate")
+    module = import_module("brainstate")
     if jax.config.jax_enable_x64 != x64:  # type: ignore[attr-defined]
         jax.config.update("jax_enable_x64", x64)
-    return found
+    return module
 
 
 brainstate = _imported()

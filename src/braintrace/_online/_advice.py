@@ -92,10 +92,10 @@ def advise(problem: Problem, rule: LearningRule) -> Advice:
     same = lambda other: (other.name, repr(other.options)) == (rule.name, repr(rule.options))
     others = [cost for cost in _candidates(problem, forward) if not same(cost.rule)]
     step = problem.step
-    kept = varying_bytes(step.program, {step.entry(leaf) for leaf in step.params})
+    stored = varying_bytes(step.program, {step.entry(leaf) for leaf in step.params})
     followed = frozenset[Path]().union(*(c.exact or () for c in (present, *others)))
     nothing = "in one window over the whole sequence nothing is left out"
-    window = RuleCost("no_trace", no_trace(), followed, max(1, kept), 3 * forward, nothing)
+    window = RuleCost("no_trace", no_trace(), followed, max(1, stored), 3 * forward, nothing)
     *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
     return Advice(tuple(costs), inexact, len(reports), window)

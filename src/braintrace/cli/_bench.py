@@ -53,7 +53,7 @@ class Point:
     length: int
     compiling: float  # seconds
     working: float  # bytes of temporary buffers
-    kept: int  # bytes of states and traces
+    stored: int  # bytes of states and traces
     seconds: list[float] = field(default_factory=list)  # of every run after the first
     left_out: bool = False
 
@@ -160,7 +160,7 @@ def table(result: Result) -> str:
     ]
     for p in result.points:
         time = "left out" if p.left_out else "-" if p.median is None else f"{1e3 * p.median:.2f}"
-        sizes = f"{p.working / 1e6:>12.2f}{p.kept / 1e6:>11.2f}"
+        sizes = f"{p.working / 1e6:>12.2f}{p.stored / 1e6:>11.2f}"
         lines.append(f"{p.length:>6}  {p.rule:24}{sizes}{time:>10}{p.compiling:>11.1f}")
     if any(p.left_out for p in result.points):
         limit = f"{result.memory_limit / 2**30:g} GiB (--memory-limit)"

@@ -366,9 +366,9 @@ def _auto(mesh: Any) -> Mesh:
 
 def check_surroundings(placement: Placement | None, arrays: PyTree) -> None:
     """Refuse meshes of the user's own, around a call or of its arrays, that a call cannot be on."""
-    around = jax.sharding.get_abstract_mesh()
+    ambient = jax.sharding.get_abstract_mesh()
     leaves = [a for a in jax.tree.leaves(arrays) if isinstance(a, jax.Array)]
-    if placement is not None and around.manual_axes:
+    if placement is not None and ambient.manual_axes:
         raise not_supported(
             "a learner with a mesh inside of shard_map.",
             why="every device has its own part of the arrays there, and no mesh to spread it over",
@@ -380,7 +380,7 @@ def check_surroundings(placement: Placement | None, arrays: PyTree) -> None:
             why="the equations of an analysed step do not say along which axes they vary",
             do="pass check_vma=False to jax.shard_map",
         )
-    if placement is not None and around.explicit_axes:
+    if placement is not None and ambient.explicit_axes:
         raise not_supported(
             "a learner with a mesh inside of a jax.set_mesh of explicit axes.",
             why="the mesh of the learner has automatic axes, and two meshes do not go together",

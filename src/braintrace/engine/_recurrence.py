@@ -198,12 +198,13 @@ def _split(
         return base + total(*arrays) + bias
 
     meets = list(zip(varies, join.inputs, rows, strict=True))
-    fixed, moving = ([a for v, *pair in meets if v == now for a in pair] for now in (False, True))
+    of = lambda now: [a for v, *pair in meets if v == now for a in pair]
+    constant, per_step = of(False), of(True)
     y, operands = eqn.outputs[0], tuple(weights.values())
     base = Var(y.shape, y.dtype)
     first = [_derived(eqn, f, operands, v) for f, v in zip(cut, (*rows, bias), strict=True)]
-    evaluate_all_steps([*first, _derived(eqn, total, tuple(fixed), base)], values, length)
-    return _derived(eqn, complete, (base, bias, *moving), y)
+    evaluate_all_steps([*first, _derived(eqn, total, tuple(constant), base)], values, length)
+    return _derived(eqn, complete, (base, bias, *per_step), y)
 
 
 def _derived(eqn: Equation, function: Any, inputs: tuple[Atom, ...], output: Var) -> Equation:

@@ -28,9 +28,9 @@ def without_seeds(program: Program, values: Sequence[Any]) -> Program:
     `values` are those of its constants.
     """
     alias: dict[Atom, Atom] = {}
-    known = zip(program.consts, values, strict=True)
+    constants = zip(program.consts, values, strict=True)
     numbers: dict[Atom, complex] = {
-        v: complex(c) for v, c in known if _is_number(v) and not is_traced(c)
+        v: complex(c) for v, c in constants if _is_number(v) and not is_traced(c)
     }
     shaped: dict[Atom, Equation] = {}
     pairs: dict[Atom, tuple[Atom, Atom]] = {}

@@ -60,8 +60,8 @@ class StepFunction(brainstate.nn.Module):
         Raises:
             ValueError: it uses no state.
         """
-        known = {id(s) for s in self.states().values()}
-        more = [s for s in used if id(s) not in known and s is not brainstate.random.DEFAULT]
+        own = {id(s) for s in self.states().values()}
+        more = [s for s in used if id(s) not in own and s is not brainstate.random.DEFAULT]
         for state in more:
             names = (f"{type(state).__name__}_{i}" for i in count())
             setattr(self, next(n for n in names if not hasattr(self, n)), state)

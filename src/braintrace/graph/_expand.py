@@ -121,9 +121,9 @@ def _of_entries(
 def _operator(eqn: Equation, at: np.ndarray, batch: int) -> Write:
     """The operator for one matrix with entries at known places, times rows of x."""
     (lc, rc), _ = eqn.params["dimension_numbers"]
-    read, made = lc[0] - batch, 1 - (lc[0] - batch)
-    sizes = [eqn.params["lhs_spinfo"].shape[batch + i] for i in (read, made)]
-    structure = Structure(at[:, read], at[:, made], (sizes[0], sizes[1]))
+    read, written = lc[0] - batch, 1 - (lc[0] - batch)
+    sizes = [eqn.params["lhs_spinfo"].shape[batch + i] for i in (read, written)]
+    structure = Structure(at[:, read], at[:, written], (sizes[0], sizes[1]))
 
     def product(data: Array, indices: Array, x: Array) -> Array:
         x = jnp.moveaxis(x, rc[0], -1)

@@ -32,11 +32,11 @@ def untrained(sites: Sequence[Site]) -> list[CompilationRecord]:
         name, what = s.equation.name, f"{s.equation.name} at {s.equation.where()}"
         kind, level = Kind.TRAINABLE_INVAR_NOT_PARAMSTATE, Level.INFO
         idle = [k for k, leaves in s.leaves.items() if not leaves]
-        texts = [f"operand '{k}' of {what} is not a parameter." for k in idle]
+        messages = [f"operand '{k}' of {what} is not a parameter." for k in idle]
         if not s.trained:
             kind, level = Kind.RELATION_EXCLUDED_NO_PARAMSTATE, Level.WARNING
-            texts = [f"{what} consumes no parameter; it counts as plain computation."]
-        out += [CompilationRecord(kind, level, text, name) for text in texts]
+            messages = [f"{what} consumes no parameter; it counts as plain computation."]
+        out += [CompilationRecord(kind, level, text, name) for text in messages]
     return out
 
 

@@ -407,11 +407,11 @@ def _relation(
         for k, path in zip(g.leaves, g.hidden_paths, strict=True):
             if (mask | whole) >> k & 1:
                 paths.append(path)
-                around = any(
+                through_others = any(
                     links.through[b.equation] >> k & 1 for b in links.blockers[site.equation]
                 )
                 kinds = PathClassification
-                direct = kinds.MIXED if around else kinds.ALL_DIRECT
+                direct = kinds.MIXED if through_others else kinds.ALL_DIRECT
                 classes[path] = direct if mask >> k & 1 else kinds.ALL_THROUGH_OTHER_ETP
     trained = {k: v for k, v in site.leaves.items() if v}
     derived = site.operator.primitive.rules.effective and site.operator.plain

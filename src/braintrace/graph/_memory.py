@@ -25,7 +25,7 @@ _memory: ContextVar[Memory] = ContextVar("memory of the analysis")
 
 @contextmanager
 def measured() -> Iterator[Memory]:
-    """Count what `taken` is told inside."""
+    """Count the bytes that calls of `taken` report inside."""
     free = available()
     memory = Memory(None if free is None else int(_SHARE * free))
     token = _memory.set(memory)

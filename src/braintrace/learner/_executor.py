@@ -147,9 +147,9 @@ class ETraceGraphExecutor:
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> tuple[ModuleInfo, Graph]:
         """Trace the model at its present states and surroundings, unless it was, at the same."""
-        around = surroundings(self.model, (args, kwargs))  # before `update` changes any of it
-        if around is not None and (around.key, self.unmarked) in self._traces:
-            info, analysis, _ = self._traces[around.key, self.unmarked]
+        context = surroundings(self.model, (args, kwargs))  # before `update` changes any of it
+        if context is not None and (context.key, self.unmarked) in self._traces:
+            info, analysis, _ = self._traces[context.key, self.unmarked]
             return info, analysis
         info = self._info(args, kwargs)
         key = _key(info)
@@ -157,9 +157,9 @@ class ETraceGraphExecutor:
             analysis = graph_of(info, False, *self._options, self.unmarked).analysis
             _store(self._analyses, key, analysis)
         analysis = self._analyses[key]
-        if around is not None and not any(map(is_traced, info.consts)):
-            traced = (info, analysis, around.holds)
-            _store(self._traces, (around.key, self.unmarked), traced, _MOST_TRACES)
+        if context is not None and not any(map(is_traced, info.consts)):
+            traced = (info, analysis, context.holds)
+            _store(self._traces, (context.key, self.unmarked), traced, _MOST_TRACES)
         return info, analysis
 
     def compiled(self, key: Hashable, run: Callable, donate: int | None = None) -> Callable:

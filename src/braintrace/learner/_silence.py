@@ -96,13 +96,13 @@ def _spiked(
         def outside(eqn: Equation, values: list[Any]) -> list[Any]:
             if eqn is not call:
                 return bind(eqn, values)
-            given = operands(call, values)
-            entering = dict(zip(leaves, (*given.hidden, *given.others), strict=True))
-            entering |= dict(zip(step.params, given.params, strict=True))
-            inputs = [*given.args, *step.program.inputs[step.n_args :]]
+            of_call = operands(call, values)
+            entering = dict(zip(leaves, (*of_call.hidden, *of_call.others), strict=True))
+            entering |= dict(zip(step.params, of_call.params, strict=True))
+            inputs = [*of_call.args, *step.program.inputs[step.n_args :]]
             for leaf, value in entering.items():
                 inputs[leaf.position] = value
-            outs = evaluate(step.program, given.consts, inputs, inside)
+            outs = evaluate(step.program, of_call.consts, inputs, inside)
             return [*outs[: step.n_outs], *(outs[leaf.output] for leaf in leaves)]
 
         values = evaluate(program, consts, [*(a[time] for a in sequences), *states], outside)

@@ -144,8 +144,8 @@ class SplitBody(_Body):
         call = self.split.call
         params = {a for a in operands(call, call.inputs).params if isinstance(a, Var)}
         samples = call.outputs[0].shape[0] if self.is_mapped and call.outputs else 1
-        around = stored_bytes(self.traced.program, params)
-        return step_bytes(self.marker.graph) * samples + around
+        outside = stored_bytes(self.traced.program, params)
+        return step_bytes(self.marker.graph) * samples + outside
 
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode

@@ -79,7 +79,7 @@ class GRUResetAfterCell(_Gated):
 class MGUCell(_Gated):
     """The minimal gated unit: `f = σ(Wf[x, h])`, `h = (1 - f) h + f φ(Wh[x, f h])`.
 
-    D_RTRL has a trace for both weights, and leaves out what passes Wh or Wf on the way back to `h`.
+    D_RTRL has a trace for both weights, and leaves out what passes Wh or Wf on its way to `h`.
     The arguments are those of `GRUCell`.
     """
 

@@ -59,8 +59,8 @@ def _words(kind: _Left, group: Sequence[ParameterReport]) -> str:
         case _Left.THROUGH:
             return f"leave{'s' * one} out the paths to other states through {weights}"
         case _Left.OTHER:
-            texts = listed(list(dict.fromkeys(p.dropped[0].text for p in group)))
-            return f"leave{'s' * one} out {texts}"
+            reasons = listed(list(dict.fromkeys(p.dropped[0].text for p in group)))
+            return f"leave{'s' * one} out {reasons}"
         case _:
             assert_never(kind)
 

@@ -69,10 +69,10 @@ def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
     ends = scan(back, start, (varying, lam, exits), length, reverse=True)
     first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in ends)
-    found = dict(zip(firsts, zip(first, q, strict=True), strict=True))
+    by_space = dict(zip(firsts, zip(first, q, strict=True), strict=True))
     out = []
     for r in (b.relation for b in blocks):
-        at_entry, each = found[space(r)]
+        at_entry, each = by_space[space(r)]
         of = firsts[space(r)][0].relation
         out.append((_shaped(at_entry, of, r, 1), _shaped(each, of, r, 1)))
     return out

@@ -122,7 +122,7 @@ class Electricity(SequenceTask):
         self.asked = length
 
     def _starts(self, split: int) -> tuple[int, int]:
-        """The first and the last beginning of a stream."""
+        """The first and the last step at which a stream may start."""
         (begin, end), change = PARTS[split], CHANGES[split]
         first = max(begin, change - 3 * self.length // 4)
         return first, max(first, min(end - self.length - 1, change - self.length // 4))
