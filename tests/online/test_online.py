@@ -82,7 +82,7 @@ def test_exact_parameters_have_the_gradient_of_bptt(leaky):
     assert error(grads, leaky.bptt()) < TIGHT
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, T])
+@pytest.mark.parametrize("window", [3, 1, 2, T])
 def test_windows_end_where_the_sequence_ends(recurrent, window):
     case = recurrent
     net, carry = begun(case, window=window)
@@ -147,7 +147,7 @@ def test_a_sequence_in_two_parts_is_one(leaky):
     assert error(jax.tree.map(jnp.add, first, second), leaky.bptt()) < TIGHT
 
 
-@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize("every", [3, 1, 8])
 def test_training_is_gradients_and_updates(recurrent, every):
     case, optimizer = recurrent, optax.adam(1e-2)
     net, start = begun(case)
