@@ -1,10 +1,8 @@
 """Every test runs in float64. Programs run once or twice, so compiling them must be quick."""
 
 import gc
-import itertools
 import os
 import sys
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,19 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # for interpret.py and thinned.p
 import brainstate  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from jax._src.interpreters import mlir  # noqa: E402
 
 from thinned import surplus  # noqa: E402
 
 brainstate.environ.set(precision=64)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # a GPU would round float32 products
-
-# JAX lowers every program in an MLIR context of its own, and loads all dialects into it: a tenth of
-# the suite's time, half of its memory. Programs can share one; a new one now and then lets go.
-make_context, programs = mlir.make_ir_context, itertools.count()
-hundred = lru_cache(maxsize=1)(lambda number: make_context())
-mlir.make_ir_context = lambda: hundred(next(programs) // 100)
 
 # Tracing makes many objects and little garbage: look for it less often.
 gc.set_threshold(50_000, 20, 20)
