@@ -29,46 +29,25 @@ class Leaky(braintrace.nn.ValinaRNNCell):
         return 0.8 * h + super()._next(x, h)
 
 
-def place(a, mesh):
-    """Samples over the processes, units over the devices of each."""
-    spec = [
-        "samples" if i == 0 and n == SAMPLES and a.ndim > 1 else None for i, n in enumerate(a.shape)
-    ]
-    units = [i for i, n in enumerate(a.shape) if n == UNITS and spec[i] is None]
-    if units:
-        spec[units[-1]] = "units"
-    return spread(np.asarray(a), mesh, spec)
-
-
-def spread(a, mesh, spec):
-    if mesh is None:
-        return a
-    sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    return jax.make_array_from_callback(a.shape, sharding, lambda index: a[index])
-
-
-def learner_of(mesh=None, seed=0):
+def learner_of(seed=0, **where):
     brainstate.random.seed(seed)
     cell = Leaky(3, UNITS, activation="tanh")
-    learner = braintrace.compile(cell, "d_rtrl", XS[0], batch_size=SAMPLES)
-    for name, state in learner.states().items():
-        if mesh is not None and name[0] in ("model4compile", "etraces"):
-            state.value = jax.tree.map(lambda a: place(a, mesh), state.value)
-    return learner
+    return braintrace.compile(cell, "d_rtrl", XS[0], batch_size=SAMPLES, **where)
 
 
 def places(learner):
-    states = {n: s.value for n, s in learner.states().items() if n != ("optimizer_state",)}
+    own = ("model4compile", "etraces")
+    states = {n: s.value for n, s in learner.states().items() if n[0] in own}
     return jax.tree.map(lambda a: a.sharding, states)
 
 
-def gradient(learner, mesh=None):
-    xs, step = spread(XS, mesh, [None, "samples"]), lambda x: jnp.mean(learner(x) ** 2)
+def gradient(learner, xs=XS):
+    step = lambda x: jnp.mean(learner(x) ** 2)
     return flat(learner.etrace_grad(xs, step_fn=step, block_size=3))
 
 
-def trained(learner, optimizer, mesh=None):
-    xs, step = spread(XS, mesh, [None, "samples"]), lambda x: jnp.mean(learner(x) ** 2)
+def trained(learner, optimizer, xs=XS):
+    step = lambda x: jnp.mean(learner(x) ** 2)
     return flat(learner.etrace_train(xs, step_fn=step, optimizer=optimizer, update_every=2))
 
 
@@ -82,18 +61,23 @@ def main(rank, port, folder):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
     mesh = Mesh(np.array(jax.devices()).reshape(2, DEVICES), ("samples", "units"))
-    learner, optimizer = learner_of(mesh), optax.adam(0.1)
-    seen = {"gradient": gradient(learner, mesh), "before": trained(learner, optimizer, mesh)}
+    learner = learner_of(mesh=mesh, batch="samples", units="units")
+    optimizer, split = optax.adam(0.1), NamedSharding(mesh, PartitionSpec(None, "samples"))
+    own = np.split(XS, 2, axis=1)[rank]  # of its own samples; or each process has all of them
+    seen = {"gradient": gradient(learner, jax.make_array_from_process_local_data(split, own))}
+    seen["before"] = trained(learner, optimizer)
     learner.save(folder / "two", step=12, extra={"rank": rank})
-    seen["after"] = trained(learner, optimizer, mesh)
+    seen["after"] = trained(learner, optimizer)
 
     where, optimizer = places(learner), optax.adam(0.1)
     assert sum(not p.is_fully_addressable for p in jax.tree.leaves(where)) > 4
     saved = learner.load(folder / "two", optimizer=optimizer)
     assert saved.step == 12 and saved.extra == {"rank": 0} and places(learner) == where
-    seen["resumed"] = trained(learner, optimizer, mesh)
+    seen["resumed"] = trained(learner, optimizer)
     learner.load(folder / "one")
-    seen["resumed from one"] = trained(learner, optimizer, mesh)
+    seen["resumed from one"] = trained(learner, optimizer)
+    learner.reset(batch_size=2)
+    assert places(learner) == where
     try:
         learner.save(folder)
     except OSError as error:
