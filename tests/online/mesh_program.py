@@ -29,6 +29,10 @@ RULES = {"d_rtrl": {}, "pp_prop": {"decay_or_rank": 0.9}, "rtrl": {}}
 P = PartitionSpec
 AUTO = AxisType.Auto
 ADAM = optax.adam(0.1)
+COMPILED = []  # an entry per program
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: COMPILED.append(event) if "backend_compile" in event else None
+)
 
 
 def draw(*shape):
@@ -227,8 +231,18 @@ def learner():
     counts = [len(a.sharding.device_set) for a in jax.tree.leaves(values) if hasattr(a, "sharding")]
     out["other mesh"] = [placed(many) == first, max(counts)]
     layers = brainstate.nn.Sequential(bt.nn.GRUCell(IN, 8), bt.nn.GRUCell(8, 7))
-    odd = bt.compile(layers, "d_rtrl", XS[0], batch_size=8, mesh=mesh(model=8), units="model")
+    eight = mesh(model=8)
+    odd = bt.compile(layers, "d_rtrl", XS[0], batch_size=8, mesh=eight, units="model")
     whole = [r.message for r in odd.report.diagnostics if r.kind == "weight_replicated"]
+    own = layers.layers[0].Wz.weight  # its columns would be split
+    own.value = jax.device_put(own.value, NamedSharding(eight, P()))
+    before, counts = placed(odd), [len(COMPILED)]
+    for _ in range(2):
+        step = lambda x: jnp.mean(odd(x) ** 2)
+        odd.etrace_train(XS, step_fn=step, optimizer=ADAM, update_every=2)
+        counts.append(len(COMPILED))
+    moments = specs(odd.optimizer_state.value[0].mu[("layers", 0, "Wz", "weight")])
+    out["own"] = [placed(odd) == before, sorted(moments.values()), *np.diff(counts).tolist()]
     return out | {"whole": [len(whole), whole[0]]}
 
 

@@ -113,6 +113,12 @@ def test_placements_survive(results):
     assert r["other mesh"] == [True, 4]
 
 
+def test_what_is_whole_stays_so_and_compiles_once(results):
+    same, moments, first, second = results["learner"]["own"]
+    assert same and moments == ["P()", "P()"]
+    assert first > 0 and second == 0  # programs
+
+
 def test_report_names_weights_that_are_not_split(results):
     count, first = results["learner"]["whole"]
     assert count == 6  # weights and biases of the second layer

@@ -192,7 +192,8 @@ class Online:
             others = put(others, places.states(graph, graph.step.others))
             leaves = put(leaves, places.arrays(graph, leaves, 0))
         stream = Stream(Arrays(tuple(leaves)))
-        return plan, _Arrays(Weights(trained, fixed), (tuple(hidden), tuple(others)), stream)
+        of_state = (tuple(hidden), tuple(others))
+        return plan, _Arrays(Weights(trained, fixed), of_state, stream, places)
 
     def _compiled(self) -> Plan:
         if self._last is None:
@@ -414,6 +415,7 @@ class Online:
             with ticking(progress, arrays.stream.length) as tick:
                 places = places_of(arrays.weights.trained)
                 options = replace(sized, tick=tick, norms=on_update is not None, places=places)
+                options = replace(options, own_places=places_of(opt))
 
                 def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
                     return run_updates(
@@ -493,9 +495,11 @@ class _Arrays:
     weights: Weights
     states: tuple[tuple[Array, ...], tuple[Array, ...]]  # floating ones, others
     stream: Stream
+    placement: Placement | None
 
     def at(self, carry: Carry) -> Position:
-        return Position(self.states, carry.traces, carry.steps)
+        steps = carry.steps if self.placement is None else self.placement.whole(carry.steps)
+        return Position(self.states, carry.traces, steps)
 
 
 def planned(

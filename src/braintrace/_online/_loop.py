@@ -79,6 +79,7 @@ class Options:
             be looked up either.
         mean: whether gradients are divided by the number of steps, or the sum of the mask.
         places: on a mesh, where gradients and new weights lie, each where its weight does.
+        own_places: and where the optimizer's arrays do.
         per_call: in windows, the leaves of results with one entry per call; others have one per
             step.
         norms: whether results are (results, norm of the update's gradient for each step).
@@ -92,6 +93,7 @@ class Options:
     fresh: bool | None = False
     mean: bool = False
     places: tuple[Any, ...] | None = None
+    own_places: tuple[Any, ...] | None = None
     per_call: frozenset[int] = frozenset()
     norms: bool = False
 
@@ -237,7 +239,7 @@ def run_gradient(
         out.append(_in_time(results, window, options))
     if options.mean:
         totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
-    return totals, at, joined(out)
+    return left_at(totals, options.places), at, joined(out)
 
 
 def run_updates(
@@ -256,6 +258,8 @@ def run_updates(
     """
     every, inner = updates.every, replace(options, keep=True, fresh=None)
     body = bodies(options.window if options.window is None else min(options.window, every))
+    # Inside of a loop and after it: the compiler may place the results of a loop elsewhere.
+    placed = lambda *pair: map(left_at, pair, (options.places, options.own_places))
 
     def once(record: Rule | None) -> Callable:
         def block(carry, part):
@@ -267,7 +271,7 @@ def run_updates(
                 norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
                 results = results, jnp.full(part.length, norm)
             trained, own, at = updates.update(grads, trained, own, at)
-            return (left_at(trained, options.places), own, at), results
+            return (*placed(trained, own), at), results
 
         return block
 
@@ -296,7 +300,7 @@ def run_updates(
             carry, results = scan_blocks(block, carry, part, stop - start, size)
             out.append(results)
     trained, own, at = carry
-    return trained, own, at, joined(out)
+    return (*placed(trained, own), at, joined(out))
 
 
 def block_gradient(

@@ -51,10 +51,11 @@ class Placement:
     def sharding(self, shape: Sequence[int], axes: Axes) -> NamedSharding:
         """An axis that its devices do not divide is whole on each of them."""
         names = {SAMPLES: self.batch, UNITS: self.units, None: None}
-        fits = [a if n % self.shards(a) == 0 else None for n, a in zip(shape, axes, strict=True)]
-        while fits and fits[-1] is None:  # as JAX writes it: another spelling compiles again
-            fits.pop()
-        return NamedSharding(self.mesh, PartitionSpec(*(names[a] for a in fits)))
+        pairs = zip(shape, axes, strict=True)
+        spec = [names[a] if n % self.shards(a) == 0 else None for n, a in pairs]
+        while spec and spec[-1] is None:  # as JAX writes it: another spelling compiles again
+            spec.pop()
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def check_samples(self, samples: int | None) -> None:
         """Refuse a number of samples that the devices do not divide."""
@@ -173,6 +174,11 @@ class Placement:
                     places.append(sized(a, _trace_axes(graph.relations[i], name, a.shape, samples)))
             out.append(jax.tree.unflatten(tree, places))
         return out
+
+    def whole(self, tree: PyTree) -> PyTree:
+        """Arrays that lie on one device, on each of them: as compiled programs return them."""
+        every = NamedSharding(self.mesh, PartitionSpec())
+        return put(tree, jax.tree.map(lambda _: every, tree))
 
     def moments(self, tree: PyTree, params: PyTree) -> PyTree:
         """Where an optimizer's arrays lie: one per weight beside it, others on every device."""
@@ -298,7 +304,7 @@ def put(tree: PyTree, shardings: PyTree, old: Placement | None = None) -> PyTree
     return jax.tree.map(one, tree, shardings)
 
 
-def places_of(arrays: Sequence[Any]) -> tuple[NamedSharding | None, ...] | None:
+def places_of(arrays: PyTree) -> tuple[NamedSharding | None, ...] | None:
     """Where arrays lie, None inside of a transformation, on one device or along explicit axes."""
 
     def place(a: Any) -> NamedSharding | None:
@@ -307,16 +313,18 @@ def places_of(arrays: Sequence[Any]) -> tuple[NamedSharding | None, ...] | None:
             return None
         return sharding
 
-    places = tuple(map(place, arrays))
+    places = tuple(map(place, jax.tree.leaves(arrays)))
     return places if any(places) else None
 
 
-def left_at(arrays: list[Any], places: Sequence[NamedSharding | None] | None) -> list[Any]:
+def left_at(arrays: PyTree, places: Sequence[NamedSharding | None] | None) -> PyTree:
     """Values of a compiled program at `places`, None being any."""
     if places is None:
         return arrays
-    pairs = zip(arrays, places, strict=True)
-    return [a if s is None else jax.lax.with_sharding_constraint(a, s) for a, s in pairs]
+    leaves, tree = jax.tree.flatten(arrays)
+    pairs = zip(leaves, places, strict=True)
+    left = [a if s is None else jax.lax.with_sharding_constraint(a, s) for a, s in pairs]
+    return jax.tree.unflatten(tree, left)
 
 
 def pinned(tree: PyTree, shardings: PyTree) -> PyTree:

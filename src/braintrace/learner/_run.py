@@ -96,12 +96,13 @@ class SequenceRun:
             return (trained, own), at, results
 
         key = ("train", every, fingerprint(optimizer.program, optimizer.consts))
-        own = optimizer.own
+        own = self._whole(optimizer.own)
 
         def loop(stream: Stream) -> PyTree:
             nonlocal own
             steps, arrays = replace(self, stream=stream), (own, optimizer.consts)
-            (trained, own), results = steps._call(key, options, run, arrays)
+            at = replace(options, own_places=places_of(own))
+            (trained, own), results = steps._call(key, at, run, arrays)
             write_weights(self.weights, trained)
             optimizer.write(own)
             return results
@@ -143,7 +144,7 @@ class SequenceRun:
             trained,
             fixed,
             states,
-            jnp.asarray(count),
+            self._whole(jnp.asarray(count)),
             self.stream,
             own,
             [t.value for t in etraces],
@@ -156,6 +157,10 @@ class SequenceRun:
         if self.split:
             learner.running_index.value = at.count
         return computed, results
+
+    def _whole(self, tree: PyTree) -> PyTree:
+        placement = self.learner.placement
+        return tree if placement is None else placement.whole(tree)
 
     def _per_call(self) -> frozenset[int]:
         """Results of a window without an axis of its steps."""
