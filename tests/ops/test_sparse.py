@@ -183,10 +183,10 @@ def test_indices_are_arguments_of_compiled_programs(bias):
     np.testing.assert_allclose(total(run), total(both))
 
 
-@pytest.mark.parametrize("active, events", [(0, 3), (5, 3), (4, 2**15), (9, 3)])  # at most 40 / 8
-def test_a_few_inputs_are_events(active, events, monkeypatch):
+def products_of_events(active, monkeypatch):
+    """Whether a product with so many non-zero inputs of 40 reads the others; it is compared."""
     monkeypatch.setattr(_sparse, "_LARGE", 0)
-    monkeypatch.setattr(_sparse, "_EVENTS", events)
+    monkeypatch.setattr(_sparse, "_on_cpu", lambda: True)  # what it runs on others, too
     rng = np.random.default_rng(active)
     matrix = (rng.random((40, 6)) < 0.5) * (rng.random((40, 1)) < 0.8)  # some have no row
     structure = structure_of(scipy.sparse.csr_matrix(matrix))
@@ -198,7 +198,9 @@ def test_a_few_inputs_are_events(active, events, monkeypatch):
 
     def both(x, w):
         y, pull = jax.vjp(product, x, w)
-        return y, pull(jnp.cos(y)), jax.vmap(product, (0, None))(jnp.stack([x, 2 * x]), w)
+        two = jnp.stack([x, 2 * x]), jnp.stack([w, w + 1])
+        mapped = [jax.vmap(product, (0, None))(two[0], w), jax.vmap(product)(*two)]
+        return y, pull(jnp.cos(y)), mapped
 
     got = compiled(both, [structure])(x, w)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), got, both(x, w))
@@ -207,4 +209,20 @@ def test_a_few_inputs_are_events(active, events, monkeypatch):
     # What is zero is not read: 0 times infinity is no number.
     unread = np.isin(structure.rows, np.flatnonzero(x == 0))
     y = compiled(product, [structure])(x, jnp.where(unread, jnp.inf, w))
-    assert bool(jnp.isfinite(y).all()) == (active <= 5)
+    return not bool(jnp.isfinite(y).all())
+
+
+@pytest.mark.parametrize("active, events", [(0, 3), (5, 3), (4, 2**15), (9, 3)])  # at most 40 / 8
+def test_a_few_inputs_are_events(active, events, monkeypatch):
+    monkeypatch.setattr(_sparse, "_event_loop", lambda: None)
+    monkeypatch.setattr(_sparse, "_EVENTS", events)
+    assert products_of_events(active, monkeypatch) == (active > 5)
+
+
+@pytest.mark.parametrize("active", [0, 5, 9, 40])
+def test_events_are_a_loop_of_numba(active, monkeypatch):
+    pytest.importorskip("numba")
+    if jax.default_backend() != "cpu":
+        pytest.skip("numba compiles for CPUs")
+    assert _sparse._event_loop() is not None
+    assert not products_of_events(active, monkeypatch)

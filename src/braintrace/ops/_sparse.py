@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -27,9 +29,9 @@ from ._units import (
     operand,
 )
 
-_LARGE = 2**20  # non-zeros; with fewer of them a gradient gains nothing
+_LARGE = 2**17  # non-zeros; with fewer of them a gradient gains nothing
 _FEW_EVENTS = 8  # one input in eight, or fewer, is not zero
-_EVENTS = 2**15  # non-zeros at a time
+_EVENTS = 2**13  # non-zeros at a time
 
 
 def _on_cpu() -> bool:
@@ -71,12 +73,38 @@ def _multiply(x: Array, *others: Array, structure: Structure, **static: object) 
     return _product(x, *others, *indices, **_facts(structure))
 
 
+@cache
+def _event_loop() -> Callable | None:
+    """The product as a loop over non-zero inputs that numba compiles; None if it is not there."""
+    try:
+        import numba
+        from brainevent import numba_kernel
+    except ImportError:
+        return None
+
+    def loop(x, weight, cols, starts, y):
+        y[:] = 0
+        for i in range(len(x)):
+            if x[i] != 0:
+                for j in range(starts[i], starts[i + 1]):
+                    y[cols[j]] += x[i] * weight[j]
+
+    kernel, struct = numba.njit(loop), jax.ShapeDtypeStruct
+    return lambda *out: numba_kernel(kernel, struct(*out), vmap_method="sequential")
+
+
 def _by_events(x: Array, weight: Array, *others: Array, **facts: Any) -> Array:
     """The same product. Of a few non-zero inputs, the non-zeros in their rows are all it reads."""
     *bias, _, cols, starts = others
     many = x.shape[-1] // _FEW_EVENTS
     if not (facts["by_row"] and x.ndim == 1 and len(weight) >= _LARGE and _on_cpu()):
         return _product(x, weight, *others, **facts)
+    dtype = jnp.result_type(x, weight)
+    # The compiler cannot split a function of another one over devices.
+    alone = jax.device_count() == 1 and dtype in (jnp.float32, jnp.float64)
+    if alone and (loop := _event_loop()) is not None:
+        y = loop((facts["out"],), dtype)(x.astype(dtype), weight.astype(dtype), cols, starts)
+        return y + bias[0] if bias else y
 
     def of_events() -> Array:
         (active,) = jnp.nonzero(x, size=many, fill_value=x.shape[-1])
