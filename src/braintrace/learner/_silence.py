@@ -20,7 +20,7 @@ from .._errors import message
 from .._jaxpr import Equation, Program, bind, deep_equations, evaluate, is_jax_primitive, is_traced
 from .._online import Stream
 from ..frontend import Split, Traced, operands
-from ..ops import ETPPrimitive
+from ..ops import ETPPrimitive, compiled
 
 Array = jax.Array
 _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])
@@ -28,7 +28,8 @@ _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])
 
 def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> bool:
     """Warn if no unit spikes in this sequence; returns whether that could be decided."""
-    program: Program = split.call.params["marker"].graph.step.program
+    graph = split.call.params["marker"].graph
+    program: Program = graph.step.program
     states, consts = traced.values(), traced.consts
     if any(split.call.params["mapped"] or ()):
         return True  # a program of one sample
@@ -38,7 +39,7 @@ def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> 
         spikes = frozenset(e for e in deep_equations(program) if is_spike(e))
         if not spikes or not spikes.issubset(program.equations):
             return True  # none, or inside of loops and branches
-        spiked = jax.jit(partial(_spiked, traced.program, split.call, spikes))
+        spiked = compiled(partial(_spiked, traced.program, split.call, spikes), graph.structures)
         silent = not spiked(consts, states, jax.tree.leaves(stream.arrays))
     if silent:
         text = message(
