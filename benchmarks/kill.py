@@ -2,8 +2,10 @@
 
 A run is started, killed (SIGKILL), continued with --resume and killed again until it ends; then
 the next one starts with another seed. The checkpoint of each must be that of a run that was never
-killed, byte for byte: weights, states, traces, optimizer, all losses and scores. Processes are
-forks of this one, which has imported everything, and share compiled programs in a cache on disk.
+killed, byte for byte: weights, states, traces, optimizer, all losses and scores. Every other moment
+counts from the first checkpoint of its process, since most of a short run is its start. Processes
+are forks of this one, which has imported everything, and share compiled programs in a cache on
+disk.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -39,6 +42,7 @@ class Runs:
         self.folder = folder
         self.words = [*TASK, "--updates", str(updates), "--checkpoint-every", str(every)]
         self.kills = {"before an update": 0, "in training": 0, "in a save": 0}
+        self.saved = 0.0  # when the last process wrote its first file
 
     def start(self, seed: int, out: Path) -> int:
         """A process that starts or continues a run; returns its id."""
@@ -61,12 +65,19 @@ class Runs:
             sys.stdout.flush()
             os._exit(status)
 
-    def ended(self, seed: int, out: Path, seconds: float | None) -> bool:
-        """Whether a process came to its end within `seconds`; else it is killed."""
+    def ended(self, seed: int, out: Path, seconds: float | None, wait: bool = False) -> bool:
+        """Whether a process came to its end within `seconds`, of its training if it is to `wait`.
+
+        Otherwise it is killed.
+        """
         before = self.files(out)
         process = self.start(seed, out)
         watched = os.pidfd_open(process)
-        killed = not select.select([watched], [], [], seconds)[0]
+        over = lambda seconds: bool(select.select([watched], [], [], seconds)[0])
+        while wait and not over(0.01) and not self.files(out) - before:
+            pass
+        self.saved = time.perf_counter()
+        killed = not over(seconds)
         os.close(watched)
         if killed:
             os.kill(process, signal.SIGKILL)
@@ -83,22 +94,27 @@ class Runs:
     @staticmethod
     def files(out: Path) -> set[tuple[str, int]]:
         """The files of a run; one that is replaced is another."""
-        return {(p.name, p.stat().st_mtime_ns) for p in out.iterdir()} if out.exists() else set()
+        found = set()
+        for path in out.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+                found.add((path.name, path.stat().st_mtime_ns))
+        return found
 
-    def compare(self, seed: int, longest: float, times: int) -> float:
+    def compare(self, seed: int, longest: Sequence[float], times: int) -> Sequence[float]:
         """Kill a run until it ends or `times` is used up; compare it with an undisturbed one.
 
-        Returns the seconds of the undisturbed one, that others' use of the machine is part of.
+        Returns the seconds of the undisturbed one and of its training, that others' use of the
+        machine is part of.
         """
         out, whole = (self.folder / f"{name}-{seed}" for name in ("killed", "whole"))
-        while sum(self.kills.values()) < times:
-            if self.ended(seed, out, random.uniform(0, longest)):
+        while (count := sum(self.kills.values())) < times:
+            if self.ended(seed, out, random.uniform(0, longest[count % 2]), count % 2 == 1):
                 break
         else:
             assert self.ended(seed, out, None)
         started = time.perf_counter()
-        assert self.ended(seed, whole, None)
-        seconds = time.perf_counter() - started
+        assert self.ended(seed, whole, None, wait=True)
+        seconds = time.perf_counter() - started, time.perf_counter() - self.saved
         names, others = ({p.name for p in folder.iterdir()} for folder in (out, whole))
         if names != others:
             raise SystemExit(f"{out} and {whole} have different files: {names ^ others}")
@@ -129,7 +145,7 @@ def run() -> int:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         runs = Runs(Path(name), options.updates, options.every)
         runs.ended(2**31, Path(name) / "first", None)  # fills the cache
-        longest = runs.compare(2**31 + 1, 0, 0)
+        longest = runs.compare(2**31 + 1, (0, 0), 0)
         count = 0
         while sum(runs.kills.values()) < options.times:
             longest = runs.compare(1000 * options.seed + count, longest, options.times)
