@@ -46,8 +46,9 @@ def read_edges(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if kind == ".npz":
         table = dict(np.load(path))
     elif kind == ".csv":
-        rows = np.genfromtxt(path, delimiter=",", names=True, dtype=None, encoding="utf-8")
-        table = {name: np.atleast_1d(rows[name]) for name in rows.dtype.names or ()}
+        how = {"delimiter": ",", "names": True, "dtype": None, "encoding": "utf-8"}
+        rows = np.genfromtxt(path, usemask=True, **how)
+        table = {name: np.ma.atleast_1d(rows[name]) for name in rows.dtype.names or ()}
     elif kind == ".parquet":
         try:
             import pyarrow.parquet
@@ -62,7 +63,10 @@ def read_edges(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} has no column {', '.join(sorted(missing))}.")
     if len({len(column) for column in table.values()}) != 1 or not len(table["pre"]):
         raise ValueError(f"{path}: every column needs one entry per edge, and there must be one.")
-    weight = np.asarray(table["weight"], float)
+    for name in [n for n in ("pre", "post", "delay") if n in table]:
+        if table[name].dtype.kind == "f" or np.ma.is_masked(table[name]):
+            raise ValueError(f"{path}: column {name} has an entry that is missing or no integer.")
+    weight = np.ma.filled(table["weight"].astype(float), np.nan)
     if not np.isfinite(weight).all():
         raise ValueError(
             f"{path}: edge {int(np.argmin(np.isfinite(weight)))} has no finite weight."
@@ -78,11 +82,14 @@ def read_edges(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 class Conductances(Connectome):
-    """Conductances in units of the leak, with their reversal potentials."""
+    """Conductances in units of the leak, with their reversal potentials.
+
+    A synapse is trained by its effect at rest, in mV as a current has it.
+    """
 
     def connect(self, sender, receiver, weight, sign):
         shape = (self.delays * self.n, self.n)
-        part = lambda own: (weight[own] / 50, (sender[own], receiver[own]))
+        part = lambda own: (weight[own], (sender[own], receiver[own]))
         parts = (scipy.sparse.coo_array(part(sign == kind), shape) for kind in (1, -1))
         self.synapses = [braintrace.nn.SparseLinear(p) for p in parts]
 
@@ -93,7 +100,7 @@ class Conductances(Connectome):
     def arriving(self, sent, V, keep):
         total = 0 * u.mV
         for layer, g, reversal in zip(self.synapses, self.g, (52, -18), strict=True):
-            g.value = keep * g.value + layer(abs(sent))
+            g.value = keep * g.value + layer(abs(sent)) / abs(reversal)
             total += g.value * (reversal * u.mV - V)
         return total
 

@@ -2,7 +2,7 @@
 
 Synapses are drawn at random, with heavy-tailed degrees and delays of one to four steps. A sender is
 excitatory or inhibitory at all of its synapses (Dale's law), and each of them has one trained
-number. This is a hundredth of the fly's brain, with `--small` a thousandth;
+number. This is a hundredth of the fly's brain, with `--small` for a few updates;
 benchmarks/connectome.py trains and measures all of it, or a network from a file of edges.
 
     python examples/connectome.py [--small]
@@ -104,7 +104,7 @@ def train(learner, some, target, updates, steps=50):
 
 def main(small=False):
     brainstate.environ.set(dt=1.0 * u.ms)
-    network = Connectome(random_edges(0.001 if small else 0.01))
+    network = Connectome(random_edges(0.01))
     learner = braintrace.compile(network, "d_rtrl", jnp.zeros(CHANNELS), verbose=1)
     some = jnp.arange(0, network.n, 10)
     target = jax.random.uniform(jax.random.key(1), some.shape, minval=5, maxval=20)
@@ -115,5 +115,5 @@ def main(small=False):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="small sizes, learns nothing")
+    parser.add_argument("--small", action="store_true", help="a few updates, learns nothing")
     main(**vars(parser.parse_args()))

@@ -57,6 +57,9 @@ def test_edges_are_read_and_neurons_numbered(connectome, tmp_path):
         ("e.csv", "pre,post,weight\n", "must be one"),
         ("e.csv", EDGES.replace("-2", "nan"), "edge 2 has no finite weight"),
         ("e.csv", EDGES.replace(",1\n", ",0\n"), "less than one step"),
+        ("e.csv", EDGES.replace("5,720", ",720"), "column pre has an entry that is missing"),
+        ("e.csv", EDGES.replace("31", "3.5"), "column post has an entry that is missing"),
+        ("e.csv", EDGES.replace("1.5", ""), "edge 1 has no finite weight"),
     ],
 )
 def test_bad_edges_are_refused(connectome, tmp_path, name, text, told):
