@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import braintrace
-from braintrace.engine import Engine, _kernel, recorded, scan_time
+from braintrace.engine import Engine, _kernel, _recurrence, recorded, scan_time
 
 T, B, N = 7, 2, 3
 RNG = np.random.RandomState(0)
@@ -104,12 +104,15 @@ def test_affine_loops_of_few_units_are_split_over_time(monkeypatch):
     length = 24
     x, D = draw(length, B, N), draw(length, B, N, 2, 2)
     moved = lambda q, now: (now[1] + (now[0] * q[..., None, :]).sum(-1), q)
+    products = lambda p, d: ((d[..., None] * p[..., None, :, :]).sum(-2), p)
     bodies = [  # chunks, whether from behind, the loop
         (6, False, gated, draw(B, N), x),
         (6, True, moved, draw(B, N, 2), (D, D[..., 0])),
         (6, False, turning, draw(B, N) + 0j, x + 1j * x[::-1]),
         (6, False, lambda h, x: (x * h, h), jnp.zeros((B, N)), 1e160 + x),  # overflows in a chunk
         (1, True, lambda h, x: (jnp.where(h == 0, 0, x * h), h), draw(B, N), x),
+        # Four values per unit: what a chunk makes of each is a kernel that compiles for a minute.
+        (1, False, products, draw(B, N, 2, 2), D),
     ]
     count, chunks = _kernel._Plan._chunks, []
     monkeypatch.setattr(
@@ -216,6 +219,41 @@ def test_what_repeats_is_not_stored_for_every_step_and_sample():
     program = str(jax.make_jaxpr(gradient)(params))
     # The states, q, and what traces grow by: one kernel of the units alone, one of all samples.
     assert program.count("pallas_call[") == 4
+
+
+def test_a_kernel_does_cheap_arithmetic_itself_and_stores_the_new_states(monkeypatch):
+    """It reads x @ w and x @ g, two real arrays, and results read the states that it stores."""
+    params = {**PARAMS, "a": 0.5 * draw(2, N)}
+    scan, shapes = _recurrence.scan_time, []
+
+    def seen(body, carry, xs, length):
+        out = scan(body, carry, xs, length)
+        shapes.append([[(a.shape, a.dtype.kind) for a in jax.tree.leaves(t)] for t in (xs, out[1])])
+        return out
+
+    monkeypatch.setattr(_recurrence, "scan_time", seen)
+
+    def bptt(params):
+        out = lax.scan(lambda h, x: turned_complex(params, h, x), START, XS)[1]
+        return jax.vmap(loss)(out, YS).sum()
+
+    net = braintrace.online(turned_complex, "d_rtrl", engine="kernel")
+    carry = net.init(params, START, XS[0])
+    mask = jnp.asarray(RNG.rand(9) > 0.4)
+    assert_close(net.grad(loss, block_size=9)(params, carry, XS, YS)[0], jax.grad(bptt)(params))
+    real = ((9, B, N), "f")
+    assert shapes == [[[real] * 2, [real] * 4]]  # the states before and after every step
+    plain = braintrace.online(turned_complex, "d_rtrl", engine="scan")
+    plain.init(params, START, XS[0])
+    masked = plain.grad(loss, block_size=9)(params, carry, XS, YS, mask=mask)[0]
+    assert_close(net.grad(loss, block_size=9)(params, carry, XS, YS, mask=mask)[0], masked)
+
+
+def turned_complex(params, state, x):
+    """`turned`, with complex numbers, and the new state taken apart twice."""
+    a, u = lax.complex(*params["a"]), lax.complex(x @ params["w"], x @ params["g"])
+    h = a * lax.complex(*state) + params["decay"] * u
+    return (h.real, h.imag), h.real * h.imag
 
 
 def test_reverse_passes_of_the_user_run_by_the_same_engine():

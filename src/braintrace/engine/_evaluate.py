@@ -20,6 +20,7 @@ from .._jaxpr import Equation, Var, bind
 from ..graph import Graph, bind_reversible, bits_of, reach
 from ..ops import ETPPrimitive
 from ._detached import variants_of
+from ._kernel import kernels_allowed
 from ._rule import ExitCotangents, Feedback
 from ._values import Values
 
@@ -80,7 +81,7 @@ def evaluate_window(
     backs: Backs | None = None,
 ) -> list[Array]:
     """The program's outputs, nothing cut; operators as in `evaluate_single`."""
-    apply = _applied(graph, taps, ys, backs)
+    apply = _applied(graph, taps, (ys, {}), backs)
     inputs = inputs_of(graph, values)
     return run(graph.step.program, values.consts, inputs, apply, graph.inner, dict(taps))[0]
 
@@ -89,7 +90,7 @@ def evaluate_single(
     graph: Graph,
     values: Values,
     taps: Mapping[int, Array],
-    ys: Mapping[int, Array],
+    computed: Computed,
     exits: Sequence[Array] | None,
     exit_cotangents: ExitCotangents | None = None,
     backs: Backs | None = None,
@@ -100,25 +101,53 @@ def evaluate_single(
         graph: the analysed step.
         values: its arrays.
         taps: added to the operators' outputs, by relation; tapped weights have no gradient here.
-        ys: outputs of operators that were computed before, by the number of the site.
+        computed: outputs of operators that were computed before, by the number of the site, and
+            new states, by the number of the leaf.
         exits: zeros to add to the new states as others see them; None for none.
         exit_cotangents: which cotangents they get.
         backs: operands for the reverse pass through operators.
     """
-    apply = _applied(graph, taps, ys, backs)
+    apply = _applied(graph, taps, computed, backs)
     variants = variants_of(graph, apply, exits, exit_cotangents)
     return variants.start(values.consts, inputs_of(graph, values), dict(taps))
 
 
 Backs = Mapping[Equation, Mapping[int, Array]]
+Computed = tuple[Mapping[int, Array], Mapping[int, Array]]
+# What the derivative of a new state needs of its value is nothing.
+_LINEAR = {"add", "sub", "mul", "neg", "real", "imag"}
+
+
+def stored_exits(graph: Graph) -> dict[int, Var]:
+    """New states, by the number of the leaf, that a kernel had better store than XLA recompute.
+
+    The results of all steps read them, as operands of matrix products usually: they are stored
+    anyway, and to compute them from the states before reads these and all that enters.
+    """
+    step = graph.step
+    if not kernels_allowed():
+        return {}
+    linear = {o for e in step.program.equations if e.name in _LINEAR for o in e.outputs}
+    return {i: step.exit(l) for i, l in enumerate(step.hidden) if step.exit(l) in linear}
+
+
+def _same(graph: Graph, var: Var) -> list[Equation]:
+    """The equations that compute this value, as a step may write `h.real` twice."""
+    equations = graph.step.program.equations
+    own = next(e for e in equations if var in e.outputs)
+    what = lambda e: (e.primitive, e.inputs, tuple(e.params.items()))
+    return [e for e in equations if e.name == own.name and what(e) == what(own)]
 
 
 def _applied(
-    graph: Graph, taps: Mapping[int, Array], ys: Mapping[int, Array], backs: Backs | None
+    graph: Graph, taps: Mapping[int, Array], computed: Computed, backs: Backs | None
 ) -> Apply:
     """How to apply an equation: a tapped operator passes no gradient to its weights."""
     relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
-    output_of = {graph.sites[i].equation: y for i, y in ys.items()}
+    ys, new = computed
+    exits = stored_exits(graph) if new else {}
+    output_of = {e: h for i, h in new.items() for e in _same(graph, exits[i])}
+    output_of |= {graph.sites[i].equation: y for i, y in ys.items()}
 
     def apply(eqn: Equation, operands: list[Array], feed: Any) -> tuple[list[Array], dict]:
         r = relation_of.get(eqn)
@@ -145,7 +174,7 @@ def _applied(
 
 
 def _precomputed(eqn: Equation, operands: list[Array], y: Array) -> Array:
-    """The output `y` of an operator, computed before, with the operator's derivative."""
+    """The output `y` of an equation, computed before, with the equation's derivative."""
 
     @jax.custom_jvp
     def output(values, y):

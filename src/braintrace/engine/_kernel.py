@@ -52,7 +52,7 @@ _WRITTEN_OUT = 512  # operations of the steps that are written out one after ano
 _FILLED = 1 << 15  # units that fill a device: of fewer, an affine loop is split over time,
 _CHUNK = 64  # into chunks of so many steps or more,
 _FEWEST_CHUNKS = 8  # if there are so many of them,
-_MOST_STATES = 4  # and a unit has no more values than these
+_MOST_STATES = 2  # and a unit has no more values than these: of four, XLA compiles for a minute
 
 
 class Engine(Enum):

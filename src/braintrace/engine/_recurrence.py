@@ -33,7 +33,7 @@ from .._jaxpr import (
 )
 from ..graph import bits_of, indices_of, strongly_connected
 from ..ops import ETPPrimitive, Operator
-from ._kernel import scan_time
+from ._kernel import kernels_allowed, scan_time
 from ._values import map_steps
 
 Array = jax.Array
@@ -67,6 +67,7 @@ def unroll(
     start: Sequence[Array],
     length: int,
     wanted: Sequence[Var] = (),
+    by_kernels: Sequence[Var] = (),
 ) -> list[Array]:
     """Run the states of a step through `length` steps; returns their last values.
 
@@ -78,6 +79,7 @@ def unroll(
         start: the states before the first step.
         length: number of steps.
         wanted: further variables whose values are stored.
+        by_kernels: the same where it costs little.
     """
     last = list(start)
     for group in _groups(program, carried):
@@ -86,7 +88,8 @@ def unroll(
             for i in group:
                 values.add(carried[i][0], start[i], timed=False)
             continue
-        after = _run_group(program, values, pairs, [start[i] for i in group], length, wanted)
+        also = (wanted, by_kernels)
+        after = _run_group(program, values, pairs, [start[i] for i in group], length, also)
         for i, value in zip(group, after, strict=True):
             last[i] = value
     return last
@@ -117,15 +120,22 @@ def _run_group(
     pairs: Sequence[tuple[Var, Atom]],
     start: Sequence[Array],
     length: int,
-    wanted: Sequence[Var],
+    also: tuple[Sequence[Var], Sequence[Var]],
 ) -> list[Array]:
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
     equations = needed(program, targets, values)
     varying = {v for v, bit in _depends(equations, dict.fromkeys(entries, 1)).items() if bit}
-    evaluate_all_steps([e for e in equations if not varying & set(e.outputs)], values, length)
-    inside = _apart([e for e in equations if varying & set(e.outputs)], varying, values, length)
-    stored = [v for v in wanted if v in varying and v not in entries]
+    inside = [e for e in equations if varying & set(e.outputs)]
+    outside = [e for e in equations if not varying & set(e.outputs)]
+    alone = kernels_allowed() and not any(
+        isinstance(e.primitive, ETPPrimitive) or e.bodies for e in inside
+    )
+    cheap = _absorbed(outside, inside, values) if alone else []
+    evaluate_all_steps([e for e in outside if e not in cheap], values, length)
+    inside = cheap + _apart(inside, varying, values, length)
+    wanted = [*also[0], *(also[1] if alone else ())]
+    stored = [v for v in dict.fromkeys(wanted) if v in varying and v not in entries]
     inside = list(prune(Program((), (), tuple(inside), ()), [*targets, *stored]).equations)
     read = [*(a for e in inside for a in e.inputs), *targets]
     sliced = [v for v in dict.fromkeys(read) if isinstance(v, Var) and v in values.timed]
@@ -142,6 +152,38 @@ def _run_group(
     values.timed.update(zip((v for v, _ in pairs), before, strict=True))
     values.timed.update(zip(stored, seen, strict=True))
     return last
+
+
+# Arithmetic that a kernel does while it waits for memory.
+_CHEAP = {"add", "sub", "mul", "neg", "complex", "real", "imag"}
+
+
+def _absorbed(
+    outside: Sequence[Equation], inside: Sequence[Equation], values: StepValues
+) -> list[Equation]:
+    """Equations that a kernel may as well compute itself, from no more bytes than it reads now.
+
+    What `b * (x @ W)` is then need not be stored for all steps: the kernel reads `x @ W`, which the
+    rule needs anyway.
+    """
+    timed = {v for v, bit in _depends(outside, dict.fromkeys(values.timed, 1)).items() if bit}
+    needed_outside, of = set[Any](), dict[Any, Equation]()
+    for eqn in reversed(outside):
+        if eqn.name in _CHEAP and eqn.outputs[0] in timed - needed_outside:
+            of[eqn.outputs[0]] = eqn
+        else:
+            needed_outside.update(eqn.inputs)
+    read = {a for e in inside for a in e.inputs if a in timed}
+    leaves, taken, stack = set[Any](), dict[Equation, None](), list(read)
+    while stack:
+        value = stack.pop()
+        if value not in of:
+            leaves.add(value)
+        elif of[value] not in taken:
+            taken[of[value]] = None
+            stack += [a for a in of[value].inputs if a in timed]
+    size = lambda atoms: sum(a.size * getattr(a.dtype, "itemsize", 4) for a in atoms)
+    return [e for e in outside if e in taken] if size(leaves) <= size(read) else []
 
 
 # ---------------------------------------------------------------------------- concatenated inputs

@@ -21,7 +21,14 @@ from jax import lax
 from ..graph import Graph
 from ..ops import ETPPrimitive
 from ._anchor import depending_on, floating_of, once
-from ._evaluate import Backs, after_step, back_operands, evaluate_single, evaluate_window
+from ._evaluate import (
+    Backs,
+    after_step,
+    back_operands,
+    evaluate_single,
+    evaluate_window,
+    stored_exits,
+)
 from ._kernel import as_running, running_placement
 from ._placement import pinned
 from ._recurrence import StepValues, unroll
@@ -220,12 +227,14 @@ def _unrolled(graph: Graph, values: Values, axes: TimeAxes) -> Block:
         for i, s in enumerate(graph.sites)
         if not s.levels and isinstance(s.equation.primitive, ETPPrimitive)
     }
-    unroll(program, env, carried, start, axes.length, list(outputs.values()))
+    after = stored_exits(graph)
+    unroll(program, env, carried, start, axes.length, list(outputs.values()), list(after.values()))
 
     entries = lambda leaves: tuple(env.all_steps(step.entry(a), axes.length) for a in leaves)
     hidden, others = map(entries, (step.hidden, step.others))
     ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
-    return Block(replace(values, hidden=hidden, others=others), axes, ys)
+    new = {i: env.timed[var] for i, var in after.items() if var in env.timed}
+    return Block(replace(values, hidden=hidden, others=others), axes, ys, new)
 
 
 # --------------------------------------------------------------------------------------- anchors
@@ -250,7 +259,7 @@ def _results(
     backs = back_operands(graph, rule.feedback)
     source = signal_source(graph, rule, values, path, axes, backs)
     starts, taps, exits = _anchored(memory, source, values, block, substitute)
-    per_step = (axes.slices(values), path.others, taps, block.ys)
+    per_step = (axes.slices(values), path.others, taps, (block.ys, block.new))
     if substitute is not None:
         size = axes.window or 1
         index = (substitute[:, None] * size + jnp.arange(size)).reshape(-1)
@@ -260,9 +269,9 @@ def _results(
         return _windows(graph, values, axes, starts, per_step, backs)
 
     def single(hidden, exits, sliced):
-        slices, others, taps, ys = sliced
+        slices, others, taps, computed = sliced
         now = axes.at(values, slices, hidden, others)
-        return evaluate_single(graph, now, taps, ys, exits or None, source.exits, backs)
+        return evaluate_single(graph, now, taps, computed, exits or None, source.exits, backs)
 
     return map_steps(axes.length, single, starts, exits, per_step)
 
@@ -274,7 +283,7 @@ def _windows(
     assert size is not None
 
     def step(hidden, sliced):
-        slices, others, taps, ys = sliced
+        slices, others, taps, (ys, _) = sliced
         now = axes.at(values, slices, hidden, others)
         outs = evaluate_window(graph, now, taps, ys, backs)
         return after_step(graph, now, outs)[1].hidden, outs

@@ -137,7 +137,7 @@ def run_with_exits(
         item to the signals of the rule, and that item: arrays.
     """
     backs = back_operands(graph, rule.feedback)
-    outs = evaluate_single(graph, values, {}, {}, exits, ExitCotangents.READ, backs)
+    outs = evaluate_single(graph, values, {}, ({}, {}), exits, ExitCotangents.READ, backs)
     results, after = after_step(graph, values, outs)
     one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
     consts, args = ((False,) * len(a) for a in (values.consts, values.args))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -72,11 +72,13 @@ class Block:
         path: the values, with states stacked: those before every step.
         axes: how arrays lie in time.
         ys: outputs of operators that were computed on the way, by the number of the site.
+        new: the states after each step that were stored on the way, by the number of the leaf.
     """
 
     path: Values
     axes: TimeAxes
     ys: dict[int, Array]
+    new: dict[int, Array] = field(default_factory=dict)
 
     @property
     def consts(self) -> tuple[Array, ...]:
