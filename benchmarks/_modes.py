@@ -5,6 +5,7 @@
     ours:pp_prop  [:block=K | :step] [:drop]     peer:pp_prop
     ours:online [:bf16], ours:step               peer:step
     bptt          [:checkpoint]
+    forward                                      states and losses of a GRU, no gradient
 
 `window=W` is D-RTRL in windows of W steps. As an option, `step` advances the traces at every step;
 `drop` does not keep them, `bf16` stores them in half the bytes. As modes, `online` and `step`
@@ -49,6 +50,10 @@ def variants(mode: str, net: Net, size: Size, x: Any) -> Iterator[Variant]:
     """The functions that a mode stands for: one, or options of which the best one counts."""
     side, *words = mode.split(":")
     options = dict(word.partition("=")[::2] for word in words)
+    if side == "forward":
+        brainstate.nn.init_all_states(net, batch_size=size.b)
+        yield Variant("", brainstate.transform.jit(forward(net, size)), net)
+        return
     if side == "bptt":
         brainstate.nn.init_all_states(net, batch_size=size.b)
         run = bptt(net, size, block=divisor(size.t) if "checkpoint" in options else None)
@@ -154,6 +159,31 @@ def moved(run: Callable, net: Net) -> Callable:
         return jax.tree.map(lambda a, b: a - b, end, start), losses
 
     return measured
+
+
+def forward(net: Net, size: Size) -> Callable:
+    """States and losses of a GRU, its input projections computed for all steps at once."""
+    gates, inputs = [net.core.Wz, net.core.Wr, net.core.Wh], size.inputs
+
+    def run(xs, ys):
+        of_x, of_h, of_both = zip(*(_parts(g.weight.value, inputs) for g in gates), strict=True)
+        projected = xs @ jnp.concatenate(of_x, 1) + jnp.concatenate(of_both)
+
+        def step(h, u):
+            uz, ur, uh = jnp.split(u, 3, -1)
+            z, r = jax.nn.sigmoid(uz + h @ of_h[0]), jax.nn.sigmoid(ur + h @ of_h[1])
+            h = (1 - z) * h + z * jnp.tanh(uh + (r * h) @ of_h[2])
+            return h, h
+
+        states = jax.lax.scan(step, jnp.zeros((size.b, size.n)), projected)[1]
+        return {}, loss(net.read(states), ys)
+
+    return run
+
+
+def _parts(value: dict[str, Any], inputs: int) -> tuple[Any, Any, Any]:
+    weight = value["weight"]
+    return weight[:inputs], weight[inputs:], value["bias"]
 
 
 def bptt(net: Net, size: Size, block: int | None) -> Callable:

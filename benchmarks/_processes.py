@@ -35,7 +35,7 @@ def sides(ours: str | None, peer: str | None) -> dict[str, Callable[[], Side]]:
     """Where each kind of mode runs; the published package is installed when first asked for."""
     own = Side.parse(ours) if ours else Side(sys.executable, str(HERE.parent / "src"))
     other = (lambda: Side.parse(peer)) if peer else find_peer
-    return {"ours": lambda: own, "bptt": lambda: own, "peer": other}
+    return {"ours": lambda: own, "bptt": lambda: own, "forward": lambda: own, "peer": other}
 
 
 def find_peer() -> Side:

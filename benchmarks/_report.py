@@ -31,7 +31,7 @@ def references(mode: str) -> tuple[str, ...]:
 
 def compare(rows: list[Row]) -> None:
     """Fill in how far each gradient is from its reference, parameter by parameter."""
-    fine = {row.mode: row for row in rows if row.setup}
+    fine = {row.mode: row for row in rows if row.setup and row.mode != "forward"}
     for row in fine.values():
         known = next((mode for mode in references(row.mode) if mode in fine), row.mode)
         if known != row.mode:
@@ -55,7 +55,7 @@ def seconds(rows: Iterable[Row], mode: str) -> float:
 
 def counterpart(mode: str, rows: list[Row]) -> str:
     """Our mode that a mode is compared with."""
-    plain = "ours:d_rtrl" if mode.startswith("bptt") else references(mode)[-1]
+    plain = "ours:d_rtrl" if mode.startswith(("bptt", "forward")) else references(mode)[-1]
     here = [row.mode for row in rows if row.mode.startswith(OURS)]
     return plain if plain in here else next(iter(here), mode)
 
@@ -117,6 +117,13 @@ class Target:
         sign = ">=" if self.at_least else "<="
         verdict = "met" if kept else "MISSED"
         return f"  {verdict:>12}  {self.name}: {self.value:.2f} (target {sign} {self.bound:g})"
+
+
+def first_call(rows: list[Row], mode: str, bound: float) -> Target:
+    """Seconds until a mode has its first gradient: analysis, compilation and the call."""
+    found = [r.setup["compile_s"] + r.setup["first_s"] for r in rows if r.mode == mode and r.setup]
+    name = f"{rows[0].workload}: seconds until the first gradient of {mode}"
+    return Target(name, found[0] if found else float("nan"), bound)
 
 
 def faster(rows: list[Row], ours: str, other: str, bound: float) -> Target:
