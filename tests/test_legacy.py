@@ -169,7 +169,7 @@ def test_mistakes_are_named():
         old("LoraOp")()(X[0], {"B": draw(3, 2)})
     with pytest.raises(TypeError, match="cannot use a int as sparse_mat"):
         old("SpMatMulOp")(3)
-    with pytest.raises(TypeError, match="ETraceParam: op is a function"):
+    with pytest.raises(TypeError, match="ETraceParam: op has type function"):
         old("ETraceParam")(weights, lambda x, w: x)
     with pytest.raises(ValueError, match="grad='half'"):
         old("ETraceParam")(weights, op, "half")

@@ -291,7 +291,7 @@ class ETraceParam(brainstate.ParamState):
     ):
         if not isinstance(op, ETraceOp):
             raise type_error(
-                f"{type(self).__name__}: op is a {type(op).__name__}.",
+                f"{type(self).__name__}: op has type {type(op).__name__}.",
                 why="the weights go through an operator, which has their traces",
                 do="pass e.g. braintrace.MatMulOp(), or braintrace.NonTempParam(weight, op)",
             )

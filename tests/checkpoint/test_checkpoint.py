@@ -415,7 +415,7 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
             learner.save(tmp_path / "a", extra=extra)
     with pytest.raises(IsADirectoryError, match=r"(?s)is a folder.*do:.*name a file in it"):
         learner.save(tmp_path)
-    with pytest.raises(TypeError, match="step is a float"):
+    with pytest.raises(TypeError, match="step has type float"):
         learner.save(tmp_path / "a", step=1.5)
 
     for act in (lambda: learner.save(tmp_path / "a"), lambda: learner.load(path)):

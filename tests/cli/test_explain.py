@@ -117,7 +117,7 @@ def test_explain_writes_a_page(file, tmp_path, capsys, monkeypatch):
     [
         ("Network", [], 2, "there is no input."),
         ("Missing", ["--input", "3"], 2, "has no Missing.\n  why:   it defines Network, Table, "),
-        ("number", ["--input", "3"], 2, "number is a int."),
+        ("number", ["--input", "3"], 2, "number has type int."),
         ("Network(1 + )", ["--input", "3"], 2, "'Network(1 + )' is no name."),
         ("Network(open('x'))", ["--input", "3"], 2, "is no name."),
         ("Network", ["--input", "3", "--input-dtype", "magic"], 2, "is no type of an array"),

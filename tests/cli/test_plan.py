@@ -113,8 +113,8 @@ def test_plan_allocates_no_traces(file, capsys):
     [
         ("cell", [], 2, "cell takes the arguments input, hidden."),
         ("step", [], 2, "step takes the arguments params, h, x."),
-        ("number", [], 2, "number is a int."),
-        ("pair", [], 2, "pair is a tuple of GRUCell, int."),
+        ("number", [], 2, "number has type int."),
+        ("pair", [], 2, "pair has type tuple of GRUCell, int."),
         ("Network", [], 2, "there is no input."),
         ("nothing", [], 2, "has no nothing.\n  why:   it defines "),
         ("model", ["--rule", "magic"], 2, "there is no rule 'magic'"),

@@ -164,7 +164,7 @@ def test_what_is_no_number_is_refused(choice):
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda m: bt.D_RTRL(m, config="d_rtrl"), TypeError, "config is a str"),
+        (lambda m: bt.D_RTRL(m, config="d_rtrl"), TypeError, "config has type str"),
         (lambda m: bt.D_RTRL(m, config=ETraceConfig("none")), ValueError, "its trace is"),
         (
             lambda m: bt.D_RTRL(m, config=ETraceConfig(learning_signal="modulatory")),
@@ -197,7 +197,7 @@ def test_mistakes_in_making_a_rule(make, error, text):
 def test_mistakes_in_calling_a_rule():
     with pytest.raises(RuntimeError, match="without a modulator"):
         made("three_factor")(XS[0])
-    with pytest.raises(TypeError, match="modulator is a list"):
+    with pytest.raises(TypeError, match="modulator has type list"):
         made("three_factor")(XS[0], modulator=[1.0])
     with pytest.raises(ValueError, match="a modulator of shape"):
         gradient(made("three_factor"), modulator=lambda y: jnp.ones(7))

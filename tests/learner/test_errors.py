@@ -132,8 +132,15 @@ def test_inspection_before_compile(name):
 
 
 def test_report_before_compile():
-    with pytest.raises(RuntimeError, match="not compiled yet: call compile_graph"):
+    with pytest.raises(RuntimeError) as error:
         _ = braintrace.D_RTRL(leaky()).report
+    assert_designed(error, "not compiled yet", "braintrace.compile")
+
+
+def test_misspelt_rule_names_the_rule_that_may_be_meant():
+    with pytest.raises(ValueError) as error:
+        braintrace.compile(leaky(), "drtrl", X)
+    assert_designed(error, "unknown rule 'drtrl'", "did you mean 'd_rtrl'")
 
 
 @pytest.mark.parametrize("method", ["etrace_grad", "etrace_evolve"])

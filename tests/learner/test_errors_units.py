@@ -127,6 +127,10 @@ def test_step_function_must_call_the_learner():
     with pytest.raises(ValueError, match="does not call the learner") as error:
         learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(cell(x)))
     assert_designed(error, "learner(x)")
+    old, learner = learner, braintrace.compile(Gained(), "d_rtrl", jnp.ones(2))
+    with pytest.raises(ValueError) as error:
+        learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(old(x)))
+    assert_designed(error, "notebook", "define step_fn again")
     with pytest.raises(ValueError, match="does not call the learner"):
         learner.etrace_train(xs, step_fn=lambda x: jnp.sum(cell(x)), optimizer=optax.sgd(0.1))
     once = brainstate.transform.jit(lambda x: jnp.sum(learner(x)))

@@ -103,7 +103,7 @@ def test_next_loop_is_started_before_the_function_is_called(monkeypatch):
     assert events == loops
 
 
-@pytest.mark.parametrize("bad", ["log", 3])
+@pytest.mark.parametrize("bad", ["log", 3, lambda step: None])
 def test_what_cannot_be_called_is_refused(bad):
     algo = learner()
     with pytest.raises(TypeError) as error:

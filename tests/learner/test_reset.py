@@ -239,3 +239,21 @@ def test_states_made_anew_with_another_batch_size_work_after_reset_state():
     brainstate.nn.init_all_states(model, batch_size=4)
     algo.reset_state(batch_size=4)
     resized(algo, 4)
+
+
+def test_attributes_may_hide_the_methods_of_a_module():
+    """A network may call its layers `nodes`, or its counters `states`."""
+
+    class Hiding(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.nodes, self.states = {"cell": leaky()}, [0]
+
+        def update(self, x):
+            return self.nodes["cell"](x)
+
+    algo = braintrace.compile(Hiding(), "d_rtrl", XS[0])
+    first = online(algo, XS)
+    algo.reset()
+    assert_close(online(algo, XS), first)
+    algo.from_pytree(algo.to_pytree())

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import nir
 import numpy as np
+import optax
 import pytest
 import saiunit as u
 
@@ -278,6 +279,7 @@ def two_shapes():
 
 
 REFUSED = {
+    "a path": (lambda: from_nir("net.nir", DT), "takes a graph, not str"),
     "unknown nodes": (lambda: from_nir(threshold_graph(), DT), r"'threshold' \(Threshold\), 'sc"),
     "dt too long": (lambda: from_nir(recurrent("LIF"), 1.0), "node 'cells', LIF"),
     "no dt": (lambda: from_nir(recurrent("LIF"), 0.0), "time step dt is 0.0"),
@@ -328,7 +330,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_represented_is_refused(name):
     call, text = REFUSED[name]
-    with pytest.raises((ValueError, braintrace.NotSupportedError), match=text) as refusal:
+    kinds = (ValueError, TypeError, braintrace.NotSupportedError)
+    with pytest.raises(kinds, match=text) as refusal:
         call()
     assert "  why: " in str(refusal.value) and "  do: " in str(refusal.value)
 
@@ -337,3 +340,22 @@ def test_without_nir_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nir", None)
     with pytest.raises(ImportError, match=r"pip install 'braintrace\[nir\]'"):
         to_nir(cell())
+
+
+def test_network_of_a_file_trains_sequence_after_sequence():
+    """From reading to a trained file: reset between sequences, weights that changed are written."""
+    network = from_nir(recurrent("LIF"), DT)
+    learner = braintrace.compile(network, "d_rtrl", jnp.zeros((2, I)), batch_size=2)
+    xs = jnp.asarray(normal(8, 2, I, scale=2.0))
+    loss = lambda x: jnp.mean((learner(x) - 1) ** 2)
+    options = {"step_fn": loss, "optimizer": optax.adam(0.05), "update_every": 4}
+    losses = []
+    for _ in range(5):
+        learner.reset()
+        assert not np.any(network.layers["cells"].V.value)
+        losses.append(float(learner.etrace_train(xs, **options).mean()))
+    assert losses[-1] < losses[0]
+    written = to_nir(network).nodes["w"].weight
+    assert np.any(written != recurrent("LIF").nodes["w"].weight)
+    again = outputs([from_nir(to_nir(network), DT)], xs)
+    np.testing.assert_array_equal(again, outputs([network], xs))

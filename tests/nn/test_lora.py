@@ -83,7 +83,7 @@ def test_lora_beside_a_frozen_cell_is_learned_alone():
     [
         (ValueError, "lora_rank is 0", dict(lora_rank=0)),
         (ValueError, r"in_size \(2, 5\) does not end in in_features 3", dict(in_size=(2, 5))),
-        (TypeError, "base_module is a float", dict(base_module=1.0)),
+        (TypeError, "base_module has type float", dict(base_module=1.0)),
         (ValueError, r"lora_b_init has the shape \(5,\)", dict(lora_b_init=jnp.ones(5))),
     ],
 )

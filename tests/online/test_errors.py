@@ -34,7 +34,7 @@ def test_rule_and_options(leaky):
     refuses(TypeError, "unknown option.*decay", braintrace.online, step, "d_rtrl", decay=0.5)
     refuses(TypeError, "as a value", braintrace.online, step, rules.d_rtrl(), n=2)
     refuses(TypeError, "int is not a rule", braintrace.online, step, 3)
-    refuses(TypeError, "the step is a int", braintrace.online, 3)
+    refuses(TypeError, "the step has type int", braintrace.online, 3)
     refuses(ValueError, "has no windows", braintrace.online, step, "stllr", window=2)
     refuses(ValueError, "window=0", braintrace.online, step, window=0)
 
@@ -43,7 +43,9 @@ def test_steps_that_are_none(leaky):
     init = lambda step, state=leaky.state: braintrace.online(step).init(
         leaky.params, state, leaky.xs[0]
     )
-    refuses(TypeError, "returned dict", init, lambda p, s, x: s)
+    refuses(TypeError, "returned a dict, not a pair", init, lambda p, s, x: s)
+    refuses(TypeError, "returned an array, not a pair", init, lambda p, s, x: x)
+    refuses(TypeError, "returned a tuple of 3, not a pair", init, lambda p, s, x: (s, x, x))
     refuses(TypeError, "of the structure", init, lambda p, s, x: (x, s))
     lost = lambda p, s, x: ({"v": leaky.step(p, s, x)[0]["v"].astype(jnp.float32)}, x)
     refuses(ValueError, "v enters as float64.*leaves as float32", init, lost)
@@ -53,6 +55,28 @@ def test_steps_that_are_none(leaky):
         leaky.params, leaky.state, leaky.xs[0]
     )
     refuses(braintrace.CompilationError, "no parameter reaches", marked, plain)
+
+
+def test_error_inside_a_step_has_a_note(leaky, made):
+    net, carry = made
+    short = leaky.xs[..., :1]
+    with pytest.raises(ValueError) as caught:
+        net.grad(leaky.loss)(leaky.params, carry, short)
+    note = "\n".join(caught.value.__notes__)
+    parts = PARTS.search(note[note.index("the step") :])
+    assert parts and "could not be traced on inputs float64[2, 1]" in note
+    assert "online_cases.py:" in note
+
+
+def test_lists_are_no_sequences(leaky, made):
+    net, carry = made
+    pairs = jnp.asarray(leaky.xs).tolist()
+    refuses(ValueError, "and .* more", net.grad(leaky.loss), leaky.params, carry, pairs)
+
+
+def test_learner_is_shown_by_rule_and_step(leaky, made):
+    assert repr(braintrace.online(leaky.step)).endswith("not analysed yet")
+    assert "trace" in repr(made[0]) and repr(made[0]).startswith("d_rtrl of ")
 
 
 def leak(w, h, x):
@@ -202,7 +226,7 @@ def test_sequences(leaky, made):
     refuses(ValueError, "not a finite number", run, leaky.xs, leaky.ys, mask=nan)
     refuses(TypeError, "takes no modulator", run, leaky.xs, leaky.ys, modulator=jnp.ones(T))
     refuses(ValueError, "block_size=0", net.grad, leaky.loss, block_size=0)
-    refuses(TypeError, "update_every is a str", net.train, leaky.loss, None, "1")
+    refuses(TypeError, "update_every has type str", net.train, leaky.loss, None, "1")
 
 
 def test_a_carry_belongs_to_its_shapes_and_its_rule(leaky, made):
@@ -214,7 +238,7 @@ def test_a_carry_belongs_to_its_shapes_and_its_rule(leaky, made):
     )
     other = braintrace.online(leaky.step, "rtrl")
     refuses(ValueError, "those of rtrl are", other, leaky.params, carry, leaky.xs[0])
-    refuses(TypeError, "the carry is a dict", net, leaky.params, carry.state, leaky.xs[0])
+    refuses(TypeError, "the carry has type dict", net, leaky.params, carry.state, leaky.xs[0])
 
 
 def test_losses(leaky, made):

@@ -178,7 +178,7 @@ def step(params, h, x):
 
 ARGUMENTS = [
     ({"batch": "data"}, ValueError, "batch='data' without a mesh"),
-    ({"mesh": 8, "batch": "data"}, TypeError, "the mesh is a int"),
+    ({"mesh": 8, "batch": "data"}, TypeError, "the mesh has type int"),
     ({"batch": "samples"}, ValueError, r"no axis 'samples'(.|\n)*its axes are 'data', 'model'"),
     ({}, ValueError, "name an axis for batch or units"),
     ({"batch": "data", "units": "data"}, ValueError, "its own axis of the mesh"),

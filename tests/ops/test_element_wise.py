@@ -13,5 +13,5 @@ def test_element_wise_has_two_spellings():
 
 
 def test_element_wise_names_the_hook_that_gives_no_array():
-    with pytest.raises(TypeError, match=r"element_wise: fn\(weight\) is a list"):
+    with pytest.raises(TypeError, match=r"element_wise: fn\(weight\) has type list"):
         element_wise(jnp.ones(2), list)

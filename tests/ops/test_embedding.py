@@ -13,7 +13,7 @@ TABLE = jnp.arange(12.0).reshape(4, 3)
     "indices, weight, error, text",
     [
         (jnp.ones(2), TABLE, TypeError, "indices are float64"),
-        ([0, 1], TABLE, TypeError, "indices is a list"),
+        ([0, 1], TABLE, TypeError, "indices has type list"),
         (jnp.zeros((2, 2), int), TABLE, NotImplementedError, r"indices \(2, 2\) has 2 axes"),
         (0, TABLE[0], ValueError, r"weight \(3,\) has 1 axes"),
         (jnp.array([1, 4]), TABLE, ValueError, "index 4 is outside the table's 4 rows"),

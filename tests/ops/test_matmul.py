@@ -27,7 +27,7 @@ def test_matmul_names_the_hook_that_changed_the_shape():
         matmul(X, W, weight_fn=jnp.transpose)
     with pytest.raises(ValueError, match=r"bias_fn\(bias\) \(\) does not have"):
         matmul(X, W, jnp.ones(4), bias_fn=jnp.sum)
-    with pytest.raises(TypeError, match=r"weight_fn\(weight\) is a tuple"):
+    with pytest.raises(TypeError, match=r"weight_fn\(weight\) has type tuple"):
         matmul(X, W, weight_fn=lambda w: (w,))
 
 

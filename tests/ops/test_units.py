@@ -55,9 +55,9 @@ def test_gradient_passes_the_door():
 @pytest.mark.parametrize(
     "weight, text",
     [
-        ([[1.0]], r"weight is a list, not an array(.|\n)*do: .*asarray\(weight\)"),
+        ([[1.0]], r"weight has type list, not an array(.|\n)*do: .*asarray\(weight\)"),
         (brainstate.ParamState(W), r"weight is a ParamState(.|\n)*do: .*weight\.value"),
-        (None, "weight is a NoneType"),
+        (None, "weight has type NoneType"),
     ],
 )
 def test_operand_that_is_no_array_is_refused(weight, text):

@@ -301,7 +301,7 @@ def test_what_cannot_be_recorded_is_refused(recorded):
         show.record(learner, xs, ys, step_fn=loss, states=["q"])
     with pytest.raises(ValueError, match="the learner has no parameter with a trace 'out'"):
         show.record(learner, xs, ys, step_fn=loss, weights=["out"])
-    with pytest.raises(TypeError, match="step_fn is a int"):
+    with pytest.raises(TypeError, match="step_fn has type int"):
         show.record(learner, xs, ys, step_fn=3)
     with pytest.raises(TypeError, match="Neurons is not a compiled learner"):
         show.record(learner.model4compile, xs, ys, step_fn=loss)

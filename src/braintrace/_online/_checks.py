@@ -288,8 +288,10 @@ def check_traces(traces: PyTree, wanted: PyTree, rule: str) -> None:
 def check_result(result: PyTree, before: Layout) -> tuple[list[PyTree], PyTree]:
     """The leaves of the new state, and the output of a step function."""
     if not isinstance(result, tuple) or len(result) != 2:
+        shown = "an array" if hasattr(result, "dtype") else f"a {type(result).__name__}"
+        count = f" of {len(result)}" if isinstance(result, tuple) else ""
         raise type_error(
-            f"the step returned {type(result).__name__}.",
+            f"the step returned {shown}{count}, not a pair.",
             why="it is step(params, state, *inputs) -> (state, out)",
             do="return a pair: the new state first, then the output",
         )
@@ -311,15 +313,21 @@ def check_result(result: PyTree, before: Layout) -> tuple[list[PyTree], PyTree]:
     return leaves, out
 
 
+def _few(shapes: Sequence[tuple[int, ...]]) -> str:
+    more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+    return ", ".join(map(str, shapes[:6])) + more
+
+
 def length_of(xs: PyTree) -> int:
     """The number of steps in sequences, which share it."""
     shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
     lengths = {s[0] if s else 0 for s in shapes}
     if len(lengths) != 1 or 0 in lengths:
         raise value_error(
-            f"sequences of the shapes {shapes}.",
-            why="each has a leading axis of time, of the same length and at least one step",
-            do="stack the steps along axis 0, and close over what does not change",
+            f"sequences of the shapes {_few(shapes)}.",
+            why="each has a leading axis of time, of the same length and at least one step; a list "
+            "is a pytree of scalars",
+            do="pass arrays with the steps along axis 0, and close over what does not change",
         )
     return lengths.pop()
 

@@ -121,7 +121,7 @@ def online(
     """
     if not callable(step):
         raise type_error(
-            f"the step is a {type(step).__name__}.",
+            f"the step has type {type(step).__name__}.",
             why="it is a function step(params, state, *inputs) -> (state, out)",
             do="pass a function; a lambda may adapt another signature",
         )
@@ -161,6 +161,11 @@ class Online:
     last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
     _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
     _last: Plan | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        step = getattr(self.step, "__name__", type(self.step).__name__)
+        found = "not analysed yet" if self._last is None else self.report.picture.summary
+        return f"{self.rule.name} of {step}\n  {found}"
 
     # ------------------------------------------------------------------------------- tracing
 
@@ -463,7 +468,7 @@ class Online:
         """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
         if not isinstance(carry, Carry):
             raise type_error(
-                f"the carry is a {type(carry).__name__}.",
+                f"the carry has type {type(carry).__name__}.",
                 why="a call goes on from a Carry: the state with its traces",
                 do="start with init(params, state, *inputs), and pass on what calls return",
             )

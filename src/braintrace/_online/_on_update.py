@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,20 @@ def check_on_update(on_update: OnUpdate | None, arrays: PyTree) -> None:
         return
     if not callable(on_update):
         raise type_error(
-            f"on_update is a {type(on_update).__name__}.",
+            f"on_update has type {type(on_update).__name__}.",
             why="it is called as on_update(step, metrics) after every update",
             do="pass a function",
         )
+    try:
+        inspect.signature(on_update).bind(1, {})
+    except TypeError as cause:
+        raise type_error(
+            f"on_update cannot be called as on_update(step, metrics): {cause}.",
+            why="it gets the number of the update, and a dict with its loss and grad_norm",
+            do="let it take two arguments: def on_update(step, metrics)",
+        ) from None
+    except ValueError:  # a built-in function without a signature
+        pass
     if any(map(is_traced, jax.tree.leaves(arrays))):
         raise type_error(
             "on_update is passed inside of a transformation of JAX.",

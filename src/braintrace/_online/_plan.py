@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.tree_util import PyTreeDef
 
-from .._errors import dotted
-from .._jaxpr import PyTree, flatten, is_traced, prune, trace_of, zeros_of
+from .._errors import dotted, message
+from .._jaxpr import PyTree, failing_line, flatten, is_traced, prune, trace_of, zeros_of
 from ..engine import Engine, Placement, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..ops import compiled as jitted
@@ -111,6 +111,19 @@ class Plan:
         return self.placement.traces(self.graph, record.per_parameter, self.trace_shapes)
 
 
+def _failed(step: Callable, cause: Exception, state: PyTree, inputs: PyTree) -> str:
+    """The note on an error of the user's own step."""
+    shown = lambda tree: ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(tree))
+    return message(
+        f"the step could not be traced on inputs {shown(inputs)}.",
+        where=failing_line(cause),
+        why=f"it raised the error above, in step(params, state, *inputs); the state is "
+        f"{shown(state)}",
+        do="fix the step at this line; if shapes do not fit, compare the inputs of this call with "
+        "those of init, which takes one step: xs[0], not xs",
+    )
+
+
 def make_plan(
     step: Callable[..., PyTree],
     rule: LearningRule,
@@ -134,7 +147,11 @@ def make_plan(
         traces.append(trace_of(leaves[0]))
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
         arguments = jax.tree.unflatten(signature.inputs, inputs)
-        result = step(params.join(trained, fixed), state.join(hidden, others), *arguments)
+        try:
+            result = step(params.join(trained, fixed), state.join(hidden, others), *arguments)
+        except Exception as cause:
+            cause.add_note(_failed(step, cause, hidden, arguments))
+            raise
         after, out = check_result(result, state)
         trees.append(jax.tree.structure(out))
         return [*jax.tree.leaves(out), *(after[i] for i in (*state.trained, *state.arrays))]

@@ -113,7 +113,7 @@ def _hashable(leaf: object) -> PyTree:
         hash(leaf)
     except TypeError:
         raise type_error(
-            f"a leaf is a {type(leaf).__name__}, which is neither array nor hashable: "
+            f"a leaf has type {type(leaf).__name__}, which is neither array nor hashable: "
             f"{repr(leaf)[:60]}.",
             why="a leaf that is no array decides which program is compiled",
             do="make it an array, or keep it out of the pytree",

@@ -245,7 +245,7 @@ def _step(step: int | None) -> int | None:
         return None
     if isinstance(step, bool) or not isinstance(step, int | np.integer):
         raise type_error(
-            f"step is a {type(step).__name__}.",
+            f"step has type {type(step).__name__}.",
             why="it counts the updates so far",
             do="pass an integer, and anything else as extra=...",
         )

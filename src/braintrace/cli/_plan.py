@@ -69,7 +69,7 @@ def _advice(
         if isinstance(value, tuple):
             kind = f"tuple of {', '.join(type(v).__name__ for v in value) or 'nothing'}"
         raise Mistake(
-            f"{word} is a {kind}.",
+            f"{word} has type {kind}.",
             why="a plan needs a step with parameters, a state and inputs, or a module",
             do=_CONVENTION,
         )

@@ -113,7 +113,7 @@ def make_model(module: ModuleType, word: str) -> brainstate.nn.Module:
     value = make_value(module, word, (brainstate.nn.Module,))
     if not isinstance(value, brainstate.nn.Module):
         raise Mistake(
-            f"{word} is a {type(value).__name__}.",
+            f"{word} has type {type(value).__name__}.",
             why="a model is a brainstate.nn.Module, one step in `update`",
             do="name a module, a class of one, or a function that returns one",
         )

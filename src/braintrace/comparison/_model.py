@@ -66,7 +66,7 @@ def _made(model: Any, seed: int, batch_size: int) -> Any:
         return model
     if not callable(model) or is_nnx(model):
         raise type_error(
-            f"the model is a {type(model).__name__}.",
+            f"the model has type {type(model).__name__}.",
             why="it is made for every seed, and for batches of more than one size",
             do=_FORMS,
         )
@@ -119,7 +119,7 @@ def _of_brainstate(module: brainstate.nn.Module, batch_size: int, x: PyTree) -> 
     inputs = x if type(x) is tuple else (x,)
     stateful: Any = brainstate.transform.StatefulFunction(module, return_only_write=False)
     states = stateful.get_states(*inputs)
-    paths = {id(state): dotted(path) for path, state in module.states().items()}
+    paths = {id(state): dotted(path) for path, state in brainstate.graph.states(module).items()}
     names = [paths.get(id(state), f"other{n}") for n, state in enumerate(states)]
     trained = [isinstance(state, brainstate.ParamState) for state in states]
 

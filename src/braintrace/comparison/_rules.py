@@ -59,7 +59,7 @@ def choices_of(rules: Iterable[str | LearningRule]) -> list[Choice]:
             parsed = parse(rule.split())
         else:
             raise type_error(
-                f"a rule is a {type(rule).__name__}.",
+                f"a rule has type {type(rule).__name__}.",
                 why="rules are words such as 'd_rtrl:window=8', or values of braintrace.rules",
                 do="pass a list of these",
             )

@@ -345,7 +345,7 @@ def check_placement(mesh: Any, batch: str | None, units: str | None) -> Placemen
         return None
     if not isinstance(mesh, Mesh):
         raise type_error(
-            f"the mesh is a {type(mesh).__name__}.",
+            f"the mesh has type {type(mesh).__name__}.",
             why="arrays are placed on a jax.sharding.Mesh of devices",
             do="pass mesh=jax.make_mesh((jax.device_count(),), ('data',))",
         )

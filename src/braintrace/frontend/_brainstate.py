@@ -166,7 +166,7 @@ def extract_module_info(
 
 def _check_structure(model: brainstate.nn.Module, structures: Mapping[Path, PyTreeDef]) -> None:
     """Refuse a state that took another unit or structure during the step."""
-    for path, state in model.states().items():
+    for path, state in brainstate.graph.states(model).items():
         old, new = structures.get(path), state._read_value()  # `value` would count as a use
         if old is None or jax.tree.structure(new) == old:
             continue
@@ -289,7 +289,8 @@ def _describe(value: PyTree) -> str:
         unit = f" in {x.unit}" if isinstance(x, u.Quantity) else ""
         is_array = hasattr(x, "dtype") and hasattr(x, "shape")
         parts.append(f"{x.dtype}{list(x.shape)}{unit}" if is_array else repr(x))
-    return ", ".join(parts)
+    more = f" and {len(parts) - 12} more" if len(parts) > 12 else ""
+    return ", ".join(parts[:12]) + more
 
 
 def _mismatch(state: brainstate.State, path: Path) -> CompilationRecord:

@@ -74,7 +74,7 @@ class ETraceGraph(NamedTuple):
     ) -> CompilationReport:
         """A readable summary, for what a rule stores and a step function does."""
         parameters, model = certify(self.analysis, traces), self.module_info.model
-        for path in model.states(brainstate.ParamState).keys():
+        for path in brainstate.graph.states(model, brainstate.ParamState).keys():
             if path not in parameters:
                 parameters[path] = unused(path)
         return CompilationReport(
@@ -181,7 +181,7 @@ def check_crossings(n: int) -> int:
     """Accept the order n of a rule that follows n - 1 crossings."""
     why, do = "n - 1 counts how many operators a trace is followed through", "pass an integer >= 1"
     if isinstance(n, bool) or not isinstance(n, Integral):
-        raise type_error(f"n is a {type(n).__name__}.", why=why, do=do)
+        raise type_error(f"n has type {type(n).__name__}.", why=why, do=do)
     if n < 1:
         raise value_error(f"n={n}.", why=why, do=do)
     return int(n)

@@ -27,7 +27,7 @@ def named_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
     shortest = _shortest(model)
     out: dict[Path, brainstate.State] = {}
     taken: set[str] = set()
-    for key, state in model.states().items():
+    for key, state in brainstate.graph.states(model).items():
         name = _short(shortest.get(id(state), key))
         again = (f"{name}#{n}" for n in count(2))
         while name in taken:

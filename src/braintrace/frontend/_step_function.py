@@ -75,7 +75,7 @@ class StepFunction(brainstate.nn.Module):
             )
         if self._initial is None:
             nodes = [n for n in self.nodes(brainstate.nn.Module).values() if n is not self]
-            inside = {id(s) for node in nodes for s in node.states().values()}
+            inside = {id(s) for node in nodes for s in brainstate.graph.states(node).values()}
             short = [s for s in states if not isinstance(s, brainstate.LongTermState)]
             self._initial = [(s, s.value) for s in short if id(s) not in inside]
 

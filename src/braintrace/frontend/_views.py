@@ -57,7 +57,7 @@ class ModuleViews:
     @property
     def retrieved_model_states(self) -> Mapping[Path, brainstate.State]:
         """All states of the model, by path."""
-        return self.model.states()
+        return brainstate.graph.states(self.model)
 
     @property
     def state_tree_invars(self) -> tuple[PyTree, ...]:

@@ -82,7 +82,7 @@ def check_policy(policy: Any) -> ControlFlowPolicy | None:
     """Accept a policy or None."""
     if policy is not None and not isinstance(policy, ControlFlowPolicy):
         raise type_error(
-            f"control_flow is a {type(policy).__name__}.",
+            f"control_flow has type {type(policy).__name__}.",
             why="it says what to do about operators in branches and loops",
             do="pass a braintrace.ControlFlowPolicy, or leave it out",
         )

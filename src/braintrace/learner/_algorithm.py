@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef
 
-from .._errors import dotted, type_error, value_error
+from .._errors import dotted, error, type_error, value_error
 from .._jaxpr import PyTree, deep_equations, zeros_of
 from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
 from ..checkpoint import CheckpointMixin, PytreeMixin
@@ -320,7 +320,8 @@ class ETraceAlgorithm(
             raise value_error(
                 "step_fn does not call the learner.",
                 why="what it differentiates has no traces: the model by itself knows one step",
-                do="call the learner in it, `learner(x)` in place of `model(x)`",
+                do="call this learner in it, `learner(x)` in place of `model(x)`; after compiling "
+                "again, as when a notebook's cell runs twice, define step_fn again too",
             )
         trained = named_states(weights, self.path_to_states)
         if traced is not None:
@@ -466,7 +467,12 @@ class ETraceAlgorithm(
     def report(self) -> CompilationReport:
         """The compilation report, with what the last step function does outside `update`."""
         if not self.is_compiled:
-            raise RuntimeError("The learner is not compiled yet: call compile_graph first.")
+            raise error(RuntimeError)(
+                f"{type(self).__name__} is not compiled yet.",
+                why="the report is about the analysed step",
+                do="call learner.compile_graph(*example_inputs) first, or build the learner with "
+                "braintrace.compile(model, rule, *example_inputs)",
+            )
         shapes = [jax.tree.map(shape_of, t.value) for t in self.etraces.values()]
         windows = self.vjp_method == "multi-step"
         traces = traces_of(self.rule, self.config, shapes, windows)
@@ -488,7 +494,7 @@ class ETraceAlgorithm(
     @property
     def hidden_states(self) -> dict[Path, brainstate.State]:
         """The states that carry memory, by path."""
-        states = self.model4compile.states()
+        states = brainstate.graph.states(self.model4compile)
         paths = dict.fromkeys(leaf.path for leaf in self.graph.module_info.step.hidden)
         return {p: states[p] for p in paths if p in states}
 
@@ -496,11 +502,13 @@ class ETraceAlgorithm(
     def other_states(self) -> dict[Path, brainstate.State]:
         """States that are neither parameters nor memory, by path."""
         named = {*self.hidden_states, *self.param_states.keys()}
-        return {p: s for p, s in self.model4compile.states().items() if p not in named}
+        return {
+            p: s for p, s in brainstate.graph.states(self.model4compile).items() if p not in named
+        }
 
     @property
     def path_to_states(self) -> dict[Path, brainstate.State]:
-        return dict(self.model4compile.states().items())
+        return dict(brainstate.graph.states(self.model4compile).items())
 
     @property
     def state_id_to_path(self) -> dict[int, Path]:

@@ -142,7 +142,7 @@ def shape_of(x: PyTree) -> jax.ShapeDtypeStruct:
     """Shape and type of an input; what is no array or number is refused."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
         raise type_error(
-            f"an input is a {type(x).__name__}: {x!r}.",
+            f"an input has type {type(x).__name__}: {x!r}.",
             why="the step is traced on arrays and numbers",
             do="convert it with jnp.asarray, or give it to the model as an attribute",
         )

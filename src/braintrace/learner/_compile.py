@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -164,7 +165,9 @@ class ETraceVmap(CheckpointMixin, PytreeMixin, SequenceDriverMixin, brainstate.n
     def remember_samples(self, n_samples: int) -> None:
         """Note which states have one entry per sample."""
         self._n_samples = n_samples
-        states = [s for s in self.module.states().values() if "new" in (s.tag or ())]
+        states = [
+            s for s in brainstate.graph.states(self.module).values() if "new" in (s.tag or ())
+        ]
         self._sample_shapes = [
             (s, [jnp.shape(a)[1:] for a in jax.tree.leaves(s.value)]) for s in states
         ]
@@ -314,7 +317,11 @@ def _maker(
 def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     if not isinstance(model, brainstate.nn.Map):
         brainstate.nn.init_all_states(model, batch_size=batch_size)
-    nodes = model.nodes(brainstate.nn.Map).values() if isinstance(model, StepFunction) else [model]
+    nodes = (
+        brainstate.graph.nodes(model, brainstate.nn.Map).values()
+        if isinstance(model, StepFunction)
+        else [model]
+    )
     for node in nodes:
         if isinstance(node, brainstate.nn.Map):
             node.init_all_states()
@@ -323,7 +330,7 @@ def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
 def _step_of(function: Callable[..., PyTree]) -> StepFunction:
     """A function as a module."""
     step = StepFunction(function)
-    for path, node in step.nodes().items():
+    for path, node in brainstate.graph.nodes(step).items():
         if isinstance(node, SequenceDriverMixin):
             raise value_error(
                 f"{step.title} calls the learner {dotted(path)}.",
@@ -405,10 +412,12 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     if isinstance(algorithm, str):
         name = algorithm.strip().lower()
         if name not in RULES:
+            close = difflib.get_close_matches(name, RULES, 1)
+            hint = f"did you mean {close[0]!r}? Or pass" if close else "choose one of them, or pass"
             raise value_error(
                 f"unknown rule {algorithm!r}.",
                 why=f"there are {', '.join(sorted(RULES))}",
-                do="choose one of them, or pass a learner class",
+                do=f"{hint} a learner class",
             )
         return RULES[name]
     if isinstance(algorithm, LearningRule):

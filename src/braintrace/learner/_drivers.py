@@ -70,7 +70,7 @@ class SequenceDriverMixin:
     @property
     def param_states(self) -> Mapping[Path, brainstate.State]:
         """All parameters of the model, by path."""
-        return self._learner.model4compile.states(brainstate.ParamState)
+        return brainstate.graph.states(self._learner.model4compile, brainstate.ParamState)
 
     def _check_windows(self, chunk: int) -> None:
         """Refuse windows where they cannot be taken."""

@@ -117,7 +117,7 @@ def _decay(value: PyTree) -> float:
         return float(jnp.exp(-u.Quantity(ratio).to_decimal(u.UNITLESS)))
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise type_error(
-            f"tau_or_decay is a {type(value).__name__}.",
+            f"tau_or_decay has type {type(value).__name__}.",
             why="it is a time constant or a decay",
             do="pass a quantity of time, or a float in (0, 1)",
         )

@@ -379,7 +379,7 @@ class ModuleLearner:
     def _check_optimizer(self, optimizer: Any) -> None:
         if not isinstance(optimizer, self._nnx.Optimizer):
             raise type_error(
-                f"the optimizer is a {type(optimizer).__name__}.",
+                f"the optimizer has type {type(optimizer).__name__}.",
                 why="it holds the state of an optimizer for the parameters of the module",
                 do="pass nnx.Optimizer(module, optax.adam(1e-3), wrt=nnx.Param)",
             )

@@ -53,7 +53,7 @@ def optimizer_of(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
     if callable(getattr(optimizer, "register_trainable_weights", None)):
         return _stateful(optimizer, weights)
     raise type_error(
-        f"optimizer is {type(optimizer).__name__}.",
+        f"optimizer has type {type(optimizer).__name__}.",
         why="it must turn gradients into updates of the weights",
         do="pass an optax transformation such as optax.adam(1e-3), or an optimizer of braintools",
     )

@@ -103,7 +103,7 @@ def strengthen(model: brainstate.nn.Module) -> None:
     """Make weakly typed states strong, as a step does: two types would be two compilations."""
     is_weak = lambda leaf: getattr(leaf, "weak_type", False)
     strong = lambda leaf: leaf.astype(leaf.dtype) if is_weak(leaf) else leaf
-    for state in model.states().values():
+    for state in brainstate.graph.states(model).values():
         if any(map(is_weak, jax.tree.leaves(state.value))):
             state.value = jax.tree.map(strong, state.value)
 
@@ -114,9 +114,9 @@ def reinitialise(model: brainstate.nn.Module, batch_size: int | None = None) -> 
     The state objects stay: compiled programs and mapped models hold on to them. Long-term
     states, such as weights, keep their values.
     """
-    nodes = list(model.nodes(Module).values())
+    nodes = list(brainstate.graph.nodes(model, Module).values())
     maps = [n for n in nodes if isinstance(n, brainstate.nn.Map)]
-    mapped = {id(n) for m in maps for n in m.module.nodes(Module).values()}
+    mapped = {id(n) for m in maps for n in brainstate.graph.nodes(m.module, Module).values()}
     for node in nodes:
         kind = type(node)
         if kind.reset_state is Module.reset_state and kind.init_state is not Module.init_state:
@@ -125,10 +125,10 @@ def reinitialise(model: brainstate.nn.Module, batch_size: int | None = None) -> 
 
 def _reinitialise(node: brainstate.nn.Module, batch_size: int | None, mapped: bool) -> None:
     held = dict(vars(node))
-    old: dict[Path, brainstate.State] = dict(node.states().items())
+    old: dict[Path, brainstate.State] = dict(brainstate.graph.states(node).items())
     named = batch_size is not None and _takes_batch_size(node.init_state)
     node.init_state(**({"batch_size": batch_size} if named else {}))
-    new: dict[Path, brainstate.State] = dict(node.states().items())
+    new: dict[Path, brainstate.State] = dict(brainstate.graph.states(node).items())
     for name in {path[0] for path in old}:
         setattr(node, name, held[name])
     for path, state in old.items():

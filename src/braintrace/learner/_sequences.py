@@ -34,8 +34,8 @@ def length_of(sequences: tuple[PyTree, ...]) -> int:
             "leave it out",
         )
     elif () in shapes:
-        what = "a sequence holds a scalar.", "it has no time axis"
-        do = "close over it in step_fn instead"
+        what = "a sequence holds a scalar.", "it has no time axis; a list is a pytree of scalars"
+        do = "pass an array, jnp.asarray(xs); close over what all steps share in step_fn"
     elif len(lengths) > 1:
         what = (
             f"sequences of different lengths {sorted(lengths)}.",

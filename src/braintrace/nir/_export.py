@@ -227,8 +227,8 @@ def _network(out: _Writer, name: str, network: Network) -> None:
         )
     names = {network.entry: out.last}
     fresh = lambda node: f"{name}_{node}" if node in (*out.nodes, "output") else node
-    names |= {node: fresh(node) for node in network.nodes}
-    for node, layer in network.nodes.items():
+    names |= {node: fresh(node) for node in network.layers}
+    for node, layer in network.layers.items():
         if isinstance(layer, Neurons):
             metadata = out.reset(names[node], layer.reset) if layer.spiking else {}
             copy = type(layer.node)(**_fields(layer.node), metadata=metadata)

@@ -9,7 +9,7 @@ import brainstate
 import jax
 import numpy as np
 
-from .._errors import not_supported, value_error
+from .._errors import not_supported, type_error, value_error
 from ..nn import Conv1d, Conv2d, Linear
 from ._neurons import HARD, KINDS, Neurons, seconds
 
@@ -21,13 +21,13 @@ _PASSED = ("Input", "Output", "Identity")
 
 
 class Network(brainstate.nn.Module):
-    """A network that `from_nir` made; its layers are `nodes[name]`.
+    """A network that `from_nir` made; its layers are `layers[name]`.
 
     What comes into a node is the sum over its edges. An edge that closes a loop carries what the
     neurons returned in the last step.
 
     Attributes:
-        nodes: the layers, by the names of the nodes.
+        layers: by the names of the nodes.
         dt: length of a step in the file's unit of time.
         in_size: shape of an input.
         out_size: shape of an output.
@@ -35,23 +35,23 @@ class Network(brainstate.nn.Module):
 
     def __init__(
         self,
-        nodes: Mapping[str, brainstate.nn.Module],
+        layers: Mapping[str, brainstate.nn.Module],
         order: Sequence[tuple[str, tuple[tuple[str, bool], ...]]],
         entry: str,
         exit: str,
         dt: float,
     ):
         super().__init__()
-        self.nodes, self.dt = dict(nodes), dt
+        self.layers, self.dt = dict(layers), dt
         self.order, self.entry, self.exit = tuple(order), entry, exit
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns what arrives at the output."""
         values = {self.entry: x}
         for name, sources in self.order:
-            arriving = [self.nodes[s].last() if past else values[s] for s, past in sources]
+            arriving = [self.layers[s].last() if past else values[s] for s, past in sources]
             total = sum(arriving[1:], start=arriving[0])
-            values[name] = total if name == self.exit else self.nodes[name](total)
+            values[name] = total if name == self.exit else self.layers[name](total)
         return values[self.exit]
 
 
@@ -81,6 +81,7 @@ def from_nir(
     Raises:
         NotSupportedError: nodes that have no layer here; all are named.
         ValueError: numbers or shapes do not fit, or a loop has no neurons.
+        TypeError: no graph.
 
     Example:
         >>> import jax.numpy as jnp, nir, numpy as np, braintrace
@@ -92,6 +93,12 @@ def from_nir(
         >>> learner(jnp.ones(3)).shape
         (4,)
     """
+    if not hasattr(graph, "nodes") or not hasattr(graph, "edges"):
+        raise type_error(
+            f"from_nir takes a graph, not {type(graph).__name__}.",
+            why="reading a file is up to nir",
+            do="pass nir.read(path)",
+        )
     time = seconds(dt)
     nodes, edges = _inlined(graph, "")
     refused = [

@@ -94,7 +94,7 @@ def _check(layer: LoRA) -> None:
         )
     if layer.base_module is not None and not callable(layer.base_module):
         raise type_error(
-            f"LoRA: base_module is a {type(layer.base_module).__name__}.",
+            f"LoRA: base_module has type {type(layer.base_module).__name__}.",
             why="the base is called with the input, and its result is added.",
             do="pass a layer such as braintrace.nn.Linear, or a function.",
         )

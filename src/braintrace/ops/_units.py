@@ -63,7 +63,7 @@ def _array(op: str, label: str, value: object) -> Array:
         return jnp.asarray(value)
     do = f"pass {label}.value" if hasattr(value, "value") else f"pass jax.numpy.asarray({label})"
     raise type_error(
-        f"{op}: {label} is a {type(value).__name__}, not an array.",
+        f"{op}: {label} has type {type(value).__name__}, not an array.",
         why="an operator takes JAX or NumPy arrays, with or without a unit.",
         do=f"{do}.",
     )
@@ -102,9 +102,9 @@ def bias_operand(
     raw = operand(op, "bias", bias)
     if not raw.unit.has_same_dim(unit):
         text = message(
-            f"{op}: bias cannot be added to the product, their units differ:",
-            why="the bias is converted to the unit of x times the weights before it is added.",
-            do="give the bias that unit.",
+            f"{op}: the bias has another unit than the product.",
+            why="the bias is converted to the unit of x times the weights before it is added",
+            do="give the bias that unit, or leave it out",
         )
         raise u.UnitMismatchError(text, raw.unit, unit)
     if raw.unit != unit:

@@ -266,7 +266,7 @@ def check_config(
         return default
     if not isinstance(config, ETraceConfig):
         raise type_error(
-            f"config is a {type(config).__name__}.",
+            f"config has type {type(config).__name__}.",
             why="it holds the coordinates of a rule",
             do="pass a braintrace.ETraceConfig",
         )

@@ -147,7 +147,7 @@ def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
         )
     if isinstance(modulator, (list, tuple)):
         raise type_error(
-            f"the modulator is a {type(modulator).__name__}.",
+            f"the modulator has type {type(modulator).__name__}.",
             why="one for each group is a dict by the index of the group",
             do="pass a number, an array or such a dict",
         )

@@ -66,7 +66,7 @@ def decay_of(value: Any) -> float:
 
 
 def _refusal(right_type: bool, name: str, value: Any, why: str, do: str) -> Exception:
-    what = f"{name}={value}." if right_type else f"{name} is a {type(value).__name__}."
+    what = f"{name}={value}." if right_type else f"{name} has type {type(value).__name__}."
     return (value_error if right_type else type_error)(what, why=why, do=do)
 
 
@@ -83,7 +83,7 @@ def key_of(name: str, key: Any) -> Any:
     if isinstance(key, (jax.Array, np.ndarray)):
         return jnp.asarray(key)
     raise type_error(
-        f"{name} is a {type(key).__name__}.",
+        f"{name} has type {type(key).__name__}.",
         why="random numbers are drawn from a seed or a key",
         do="pass an integer, or a key of jax.random",
     )

@@ -167,7 +167,7 @@ def _check(learner: object, step_fn: object, entries: int, sample: int | None) -
         )
     if step_fn is not None and not callable(step_fn):
         raise type_error(
-            f"step_fn is a {type(step_fn).__name__}.",
+            f"step_fn has type {type(step_fn).__name__}.",
             why="it computes the loss of a step",
             do="pass step_fn=lambda x, y: loss(learner(x), y)",
         )

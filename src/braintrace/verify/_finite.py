@@ -57,7 +57,7 @@ def finite_difference_grad(
             do="name them by their path in the model",
         )
     with jax.enable_x64(True), restored(model):
-        model_states = dict(model.states().items())
+        model_states = dict(brainstate.graph.states(model).items())
         for state in model_states.values():
             state.value = jax.tree.map(_double, state.value)
         doubled = jax.tree.map(_double, sequences)

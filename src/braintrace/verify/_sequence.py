@@ -38,7 +38,7 @@ def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "s
         )
     if not callable(step_fn):
         raise type_error(
-            f"step_fn is a {type(step_fn).__name__}.",
+            f"step_fn has type {type(step_fn).__name__}.",
             why="the loss of a step is the user's",
             do="pass step_fn=lambda net, x, y: loss(net(x), y)",
         )
@@ -104,10 +104,10 @@ def traced_step(model: Module, step_fn: StepFn, slices: PyTree) -> tuple[Program
 def parameters(model: Module, weights: Weights = None) -> dict[Path, brainstate.State]:
     """The states to differentiate, by path; default all parameters."""
     if weights is None:
-        return dict(model.states(brainstate.ParamState).items())
+        return dict(brainstate.graph.states(model, brainstate.ParamState).items())
     if isinstance(weights, Mapping):
         return dict(weights.items())
-    paths = {id(s): p for p, s in model.states().items()}
+    paths = {id(s): p for p, s in brainstate.graph.states(model).items()}
     states = [weights] if isinstance(weights, brainstate.State) else list(weights)
     if missing := [s for s in states if id(s) not in paths]:
         raise value_error(
@@ -140,7 +140,9 @@ def unvector(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 @contextlib.contextmanager
 def restored(*modules: Module) -> Iterator[None]:
     """Put every state of the modules, and the default random key, back afterwards."""
-    states = [s for m in modules for s in m.states().values()] + [brainstate.random.DEFAULT]
+    states = [s for m in modules for s in brainstate.graph.states(m).values()] + [
+        brainstate.random.DEFAULT
+    ]
     saved = [s.value for s in states]
     try:
         yield
