@@ -1,7 +1,8 @@
 """Writes `notebooks/` from the tutorials: `make notebooks`.
 
 A tutorial is the only source: its text and its blocks of Python become cells. Pictures are left
-out, since the cells draw them. The first cell installs the package where it is missing (Colab).
+out, since the cells draw them. The first cell installs the package where it is missing (Colab),
+from a wheel: PyPI has another package under this name.
 """
 
 import json
@@ -11,13 +12,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("own-model", "first-network", "long-sequences", "ei-network")
-VERSION = re.search(r'"(.+)"', (ROOT / "src/braintrace/_version.py").read_text("utf-8"))[1]
-INSTALL = f"""\
-# Installs the package where it is missing, as on Colab.
-import importlib.util
+INSTALL = """\
+# Installs braintrace where it is missing, as on Colab, from its wheel: PyPI has another package
+# under this name (0.2). Run `pip wheel --no-deps .` in a checkout, and put the wheel next to this
+# notebook; on Colab, choose it when asked.
+import glob
+from importlib.metadata import distributions
 
-if importlib.util.find_spec("braintrace") is None:
-    %pip install --quiet "braintrace[plot,tasks]=={VERSION}" brainpy
+versions = [d.version for d in distributions(name="braintrace")]
+if not versions or versions[0].startswith("0.2."):
+    if not glob.glob("braintrace-*.whl"):
+        from google.colab import files
+
+        files.upload()
+    wheel = max(glob.glob("braintrace-*.whl"))
+    %pip install --quiet "./{wheel}[plot,tasks]" brainpy
 """
 
 _CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)

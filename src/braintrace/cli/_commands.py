@@ -136,7 +136,7 @@ def _compare(commands: Commands) -> None:
     option("--seeds", type=positive, metavar="N", help=f"how many, from 0 on (default: {SEEDS})")
     _out(option, "JSON and PNG files")
     option("--quick", action="store_true", help=QUICK)
-    option("--list", action="store_true", help="show tasks, cells and rules, and end")
+    option("--list", action="store_true", help="list tasks, cells and rules, and exit")
 
 
 def _check_compare(options: argparse.Namespace) -> None:
@@ -159,11 +159,11 @@ def _explain(commands: Commands) -> None:
            "returns one; with arguments if it needs them")  # fmt: skip
     _inputs(option)
     option("--rule", default="d_rtrl", metavar="RULE", help=f"{RULE} (default: %(default)s)")
-    option("--verbose", action="store_true", help="print the whole report, too: states, traces, "
+    option("--verbose", action="store_true", help="also print the whole report: states, traces, "
            "and what is left out of every gradient")  # fmt: skip
     option("--level", type=int, choices=(1, 2, 3), default=1, metavar="N",
            help="print the whole report and warnings (2) or every decision (3)")  # fmt: skip
-    option("--html", type=Path, metavar="FILE", help="write the report as a page, too")
+    option("--html", type=Path, metavar="FILE", help="also write the report as a page")
 
 
 _PLANNED = """
@@ -193,7 +193,7 @@ def _plan(commands: Commands) -> None:
     option("--rule", default="d_rtrl", metavar="RULE", help=f"the present rule, {RULE} "
            "(default: %(default)s)")  # fmt: skip
     option("--memory", type=memory, metavar="SIZE", help="what the traces may take, such as 2GB")
-    option("--length", type=positive, metavar="T", help="steps of a sequence: one window over it "
+    option("--length", type=positive, metavar="T", help="steps of a sequence: one window over all of "
            "is a rule, too")  # fmt: skip
     option("--unmarked", action="store_true", help="recognise plain JAX in a brainstate module; "
            "always done for the others")  # fmt: skip

@@ -65,7 +65,7 @@ ALIASES = ("es_d_rtrl", "esd_rtrl")
 def task_table() -> str:
     """The tasks and their defaults, for the end of a help text."""
     columns = ("cell", "length", "units", "batch", "updates", "lr")
-    lines = ["tasks, and the options that they have by default:"]
+    lines = ["tasks, with their default options:"]
     lines.append(f"  {'TASK':14}" + "".join(f"{'--' + name:>10}" for name in columns))
     for name, task in TASKS.items():
         lines.append(f"  {name:14}" + "".join(f"{getattr(task, c):>10}" for c in columns))
