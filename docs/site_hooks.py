@@ -91,6 +91,7 @@ def typeset(page: str) -> str:
         inline = latex.startswith("\\(")
         latex = re.sub(r"^\\[(\[]|\\[)\]]$", "", latex)
         mathml = convert(latex, display="inline" if inline else "block")
+        mathml = mathml.replace("&#x000AF;", "&#x0203E;")  # a bar over all of its letter
         if "\\" in mathml or "&<" in mathml:  # passed through as text
             raise ValueError(f"latex2mathml does not support all of this formula: {latex}")
         mathml = _MO.sub(

@@ -56,6 +56,7 @@ def test_inline_formulas_have_nothing_that_markdown_changes(path):
     [
         (r'a <span class="arithmatex">\(h_t\)</span> b', ["a <math", 'display="inline"', " b"]),
         ('<div class="arithmatex">a &lt; b</div>', ['<div class="formula"><math', "&#x0003C;"]),
+        (r'<span class="arithmatex">\(\bar y\)</span>', ["<mi>y</mi>", "&#x0203E;"]),
         ("<code>$h$</code>", ["<code>$h$</code>"]),
     ],
 )

@@ -193,8 +193,8 @@ def _plan(commands: Commands) -> None:
     option("--rule", default="d_rtrl", metavar="RULE", help=f"the present rule, {RULE} "
            "(default: %(default)s)")  # fmt: skip
     option("--memory", type=memory, metavar="SIZE", help="what the traces may take, such as 2GB")
-    option("--length", type=positive, metavar="T", help="steps of a sequence: one window over all of "
-           "is a rule, too")  # fmt: skip
+    option("--length", type=positive, metavar="T", help="steps of a sequence; adds one window over "
+           "all of it as a rule")  # fmt: skip
     option("--unmarked", action="store_true", help="recognise plain JAX in a brainstate module; "
            "always done for the others")  # fmt: skip
 

@@ -159,8 +159,8 @@ class CompilationReport:
         """The graph as a drawing: a web page that needs nothing besides itself.
 
         Parameters are coloured by how they are learned, dashed links are left out of the gradient.
-        Point at a box, or tap it, to follow it and to read its part of the report; a click keeps
-        it. On a phone the drawing is a narrow one.
+        Hover over a box to follow its links and read its part of the report; click or tap to pin it.
+        Phones get a narrow layout.
 
         Args:
             path: a file to write the page to; written whole or not at all.

@@ -40,8 +40,8 @@ def fragment(picture: Picture, name: str) -> str:
             svg(picture, NARROW),
             "</div>",
             '<aside class="panel" aria-live="polite" hidden>',
-            '<p class="hint">Point at a box, or tap it, to see what it is about; '
-            "a click keeps it.</p>",
+            '<p class="hint">Hover over a box to see its part of the report; '
+            "click or tap to pin it.</p>",
             "<pre></pre></aside>",
             "</div>",
             _in_words(picture),
