@@ -96,7 +96,7 @@ def from_nir(
     if not hasattr(graph, "nodes") or not hasattr(graph, "edges"):
         raise type_error(
             f"from_nir takes a graph, not {type(graph).__name__}.",
-            why="reading a file is up to nir",
+            why="files are read by nir",
             do="pass nir.read(path)",
         )
     time = seconds(dt)

@@ -1,4 +1,4 @@
-"""Spiking Heidelberg Digits, for who has its files."""
+"""Spiking Heidelberg Digits, from local files."""
 
 from __future__ import annotations
 
