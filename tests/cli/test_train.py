@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,6 +219,20 @@ def test_rule_that_needs_more_than_a_loss_is_refused_and_leaves_nothing(tmp_path
     assert train(tmp_path / "new", *SMALL, *words) == 1
     assert "modulator" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_score_of_the_metrics_is_in_the_unit_of_its_name():
+    session = SimpleNamespace(
+        settings=SimpleNamespace(score_every=1, updates=5),
+        done=1,
+        losses=[2.0],
+        task=SimpleNamespace(measure=SimpleNamespace(name="accuracy (%)", scale=100)),
+        score=lambda: 0.25,
+        timed_advance=lambda: 0.1,
+    )
+    seen = []
+    _train._advance(session, [], lambda *call: seen.append(call))
+    assert seen == [(1, {"loss": 2.0, "accuracy (%)": 25.0})]
 
 
 def test_function_of_the_user_is_called_for_every_update(tmp_path, capsys):

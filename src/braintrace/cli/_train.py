@@ -154,7 +154,8 @@ def _advance(session: Session, seconds: list[float], hook: Hook) -> None:
     seconds.append(session.timed_advance())
     metrics = {"loss": float(session.losses[-1])}
     if session.done % s.score_every == 0 or session.done == s.updates:
-        metrics[session.task.measure.name] = session.score()
+        measure = session.task.measure
+        metrics[measure.name] = measure.scale * session.score()
     hook(session.done, metrics)
 
 
