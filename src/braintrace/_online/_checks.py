@@ -216,7 +216,7 @@ def check_noise(program: Program) -> None:
                 "the step draws the same random numbers at every step.",
                 where=eqn.where(),
                 why="its key is a constant, neither an input nor a state",
-                do=f"{_KEYS}; or split a key that is part of the state; draw what shall stay the "
+                do=f"{_KEYS}; or split a key that is part of the state; draw what stays the "
                 "same outside of the step",
             )
 

@@ -469,7 +469,7 @@ class Online:
         if not isinstance(carry, Carry):
             raise type_error(
                 f"the carry has type {type(carry).__name__}.",
-                why="a call goes on from a Carry: the state with its traces",
+                why="a call continues from a Carry: the state with its traces",
                 do="start with init(params, state, *inputs), and pass on what calls return",
             )
         plan, arrays = self._plan(params, carry.state, inputs)
@@ -537,7 +537,8 @@ def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[
             raise type_error(
                 f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
                 why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
-                do="sum over samples and outputs, and return what has_aux announces",
+                do="sum over samples and outputs, and return (loss, aux) with has_aux=True, else the "
+                "loss alone",
             )
         return value, aux
 

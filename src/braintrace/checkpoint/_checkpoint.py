@@ -52,7 +52,7 @@ class CheckpointMixin:
         raise type_error(
             f"a {type(self).__name__} cannot be pickled.",
             why="it holds compiled programs and functions of the rule",
-            do="learner.save(path) writes all its numbers; to go on elsewhere, compile the "
+            do="learner.save(path) writes all its numbers; to continue elsewhere, compile the "
             "model again and learner.load(path). Within a process, copy.deepcopy works",
         )
 

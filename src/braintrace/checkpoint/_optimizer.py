@@ -80,7 +80,7 @@ def check_passed(path: str | os.PathLike, kind: str | None, passed: bool) -> Non
         what = "holds no optimizer, one is passed" if kind is None else "holds an optimizer"
         raise value_error(
             f"{os.fspath(path)} {what}.",
-            why="training would go on with another state of the optimizer than it had",
+            why="training would continue with another optimizer state",
             do="pass load(path, optimizer=...) what was passed to save, or optimizer=False to "
             "leave the optimizer as it is",
         )

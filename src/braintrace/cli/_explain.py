@@ -65,7 +65,7 @@ def read_inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, .
             dtype = jnp.dtype(options.input_dtype)
         except TypeError:
             raise Mistake(
-                f"--input-dtype {options.input_dtype} is no type of an array.",
+                f"--input-dtype {options.input_dtype} is not an array type.",
                 why="the inputs of a step are arrays of it",
                 do="pass float32, int32, bool, ...",
             ) from None

@@ -70,7 +70,7 @@ def resumed_settings(options: argparse.Namespace, folder: Path, x64: bool) -> Se
         content = json.loads(path.read_text("utf-8"))
         old = Settings(**{f.name: content[f.name] for f in fields(Settings)})
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}. Start anew in another folder.") from error
+        raise ValueError(f"{path} is damaged: {error!r}. Start again in another folder.") from error
     passed = _passed(options) | {"x64": x64}
     updates = passed.pop("updates", old.updates)
     wrong = [
@@ -81,7 +81,7 @@ def resumed_settings(options: argparse.Namespace, folder: Path, x64: bool) -> Se
     if wrong:
         raise ValueError(
             f"--resume continues the run in {folder}, but {', '.join(wrong)}. Leave these "
-            "options out, or start anew with another --out."
+            "options out, or start again with another --out."
         )
     return replace(old, updates=updates)
 

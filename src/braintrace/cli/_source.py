@@ -61,7 +61,7 @@ def load_module(text: str) -> tuple[ModuleType, str]:
         raise Mistake(f"there is no file {path}.", f"the folder is {Path.cwd()}", do)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise Mistake(f"{path} is no file of Python.", "its name does not end in .py", do)
+        raise Mistake(f"{path} is not a Python file.", "its name does not end in .py", do)
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.resolve().parent))  # as if it were run: it may import neighbours
     before = sys.modules.get(file.stem)
@@ -131,7 +131,7 @@ def _read(word: str) -> tuple[str, Arguments | None]:
     except (SyntaxError, ValueError):
         pass
     raise Mistake(
-        f"{word!r} is no name.",
+        f"{word!r} is not a name.",
         why="after FILE: stands a name, with plain values in brackets if it needs arguments",
         do="write net.py:Network or 'net.py:Network(3, units=20)'",
     )

@@ -36,7 +36,7 @@ class StepFunction(brainstate.nn.Module):
             raise type_error(
                 f"expected a brainstate.nn.Module or a function, got {what.__name__}.",
                 why="one call of it is a step of the network",
-                do="pass a module (an object, no class), or a function that calls modules: "
+                do="pass a module (an instance, not a class), or a function that calls modules: "
                 f"braintrace.compile(lambda x: readout(rnn(x)), rule, x0); {OWN_CELL}",
             )
         self._function, self._original = function, id(self)

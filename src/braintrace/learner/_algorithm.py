@@ -319,7 +319,7 @@ class ETraceAlgorithm(
         if not calls and not called:  # a function that was traced before calls nothing again
             raise value_error(
                 "step_fn does not call the learner.",
-                why="what it differentiates has no traces: the model by itself knows one step",
+                why="without it no trace is used: the model alone gives the gradient of one step",
                 do="call this learner in it, `learner(x)` in place of `model(x)`; after compiling "
                 "again, as when a notebook's cell runs twice, define step_fn again too",
             )

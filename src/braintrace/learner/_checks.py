@@ -88,8 +88,8 @@ def check_precision(states: Mapping[tuple, brainstate.State]) -> None:
             raise value_error(
                 f"state {dotted(path)} is {wide[0]}, and jax_enable_x64 is switched off.",
                 why="the model was initialised with 64 bits; a step would turn it into 32",
-                do="switch it on again, jax.config.update('jax_enable_x64', True), or make "
-                "the model and its learner anew",
+                do="switch it on again, jax.config.update('jax_enable_x64', True), or build "
+                "the model and its learner again",
             )
 
 
@@ -101,7 +101,7 @@ def check_trace(arrays: Sequence[Any]) -> None:
             "the learner is called inside of a transformation of JAX.",
             why="it would store values in its states that do not outlive jax.checkpoint, "
             "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
-            do="use that of brainstate.transform: checkpoint, jit, vmap, grad, scan",
+            do="use the versions in brainstate.transform: checkpoint, jit, vmap, grad, scan",
         )
 
 

@@ -416,7 +416,7 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
             hint = f"did you mean {close[0]!r}? Or pass" if close else "choose one of them, or pass"
             raise value_error(
                 f"unknown rule {algorithm!r}.",
-                why=f"there are {', '.join(sorted(RULES))}",
+                why=f"the rules are {', '.join(sorted(RULES))}",
                 do=f"{hint} a learner class",
             )
         return RULES[name]

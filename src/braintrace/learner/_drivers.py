@@ -231,7 +231,7 @@ class SequenceDriverMixin:
         if step_fn is None or not callable(step_fn):
             raise type_error(
                 f"{name} needs step_fn.",
-                why="the loss is the user's",
+                why="you define the loss",
                 do="pass step_fn=lambda x, y: loss(learner(x), y)",
             )
         length = length_of(sequences)

@@ -57,7 +57,7 @@ def loss_of(result: PyTree, has_aux: bool) -> tuple[Array, PyTree]:
         raise type_error(
             f"step_fn returned {type(result).__name__} with has_aux={has_aux}.",
             why="with has_aux it returns (loss, aux), without it the loss alone",
-            do="return what has_aux announces",
+            do="return (loss, aux) with has_aux=True, else the loss alone",
         )
     loss, aux = result if has_aux else (result, None)
     quantity = isinstance(loss, u.Quantity)

@@ -80,7 +80,7 @@ def no_synthesizer() -> RuntimeError:
     return RuntimeError(
         message(
             "DNI has no synthesizer.",
-            why="it says what later losses are expected to say about the states",
+            why="it predicts the gradient of later losses with respect to the states",
             do="learner.attach_synthesizer(braintrace.SyntheticGradient("
             "learner.group_signal_shapes()))",
         )

@@ -159,8 +159,8 @@ class CompilationReport:
         """The graph as a drawing: a web page that needs nothing besides itself.
 
         Parameters are coloured by how they are learned, dashed links are left out of the gradient.
-        Hover over a box to follow its links and read its part of the report; click or tap to pin it.
-        Phones get a narrow layout.
+        Hover over a box to follow its links and read its part of the report; click or tap to pin
+        it. Phones get a narrow layout.
 
         Args:
             path: a file to write the page to; written whole or not at all.

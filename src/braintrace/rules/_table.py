@@ -126,7 +126,7 @@ def unknown_rule(name: str) -> str:
     close = difflib.get_close_matches(name.strip().lower(), names, 1)
     return message(
         f"unknown rule {name!r}.",
-        why=f"there are {', '.join(sorted(RULES))}",
+        why=f"the rules are {', '.join(sorted(RULES))}",
         do=f"did you mean {close[0]!r}?" if close else "choose one of them",
     )
 

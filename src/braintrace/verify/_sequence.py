@@ -39,7 +39,7 @@ def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "s
     if not callable(step_fn):
         raise type_error(
             f"step_fn has type {type(step_fn).__name__}.",
-            why="the loss of a step is the user's",
+            why="you define the loss of a step",
             do="pass step_fn=lambda net, x, y: loss(net(x), y)",
         )
     check_choice("reduction", reduction, ("sum", "mean"))
