@@ -243,6 +243,16 @@ def test_loop_between_layers_and_graphs_inside():
     np.testing.assert_array_equal(outputs([again], xs), spikes)
 
 
+@pytest.mark.parametrize("kind", ["LIF", "CubaLIF", "LI", "CubaLI"])
+def test_recurrent_graph_comes_back_from_a_file(kind, tmp_path):
+    network = from_nir(recurrent(kind), DT)
+    again = from_nir(copied(to_nir(network), tmp_path / "a"), DT)
+    xs = jnp.asarray(normal(T, 2, I, scale=0.7, seed=5))
+    expected = outputs([network], xs)
+    assert 0.05 < np.mean(expected != 0)
+    np.testing.assert_array_equal(outputs([again], xs), expected)
+
+
 def test_network_learns_as_the_cell_it_is_from():
     """Also backwards: the gradient of a rule is that of the original cell."""
     layers = [cell(reset="hard"), readout()]

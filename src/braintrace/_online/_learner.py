@@ -537,8 +537,8 @@ def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[
             raise type_error(
                 f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
                 why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
-                do="sum over samples and outputs, and return (loss, aux) with has_aux=True, else the "
-                "loss alone",
+                do="sum over samples and outputs, and return (loss, aux) with has_aux=True, else "
+                "the loss alone",
             )
         return value, aux
 
