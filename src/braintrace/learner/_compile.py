@@ -189,7 +189,7 @@ def compile(
     units: str | None = None,
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
-) -> PyTree:
+) -> Any:
     """Initialise a model's states and turn it into an online learner.
 
     The step is the `update` of a module, or a function that calls modules: encoder, network,
