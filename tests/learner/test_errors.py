@@ -317,3 +317,18 @@ def test_changed_destinations_of_a_weight_are_refused_or_exact(change):
         assert_close(model.h.value, h0)
     else:
         assert_close(got[("w",)], jax.grad(loss)(w))
+
+
+@pytest.mark.parametrize(
+    "example, options",
+    [
+        (jnp.ones((3, 2)), {}),  # batch_size is missing
+        (jnp.ones(2), {"batch_size": 3}),  # the batch is missing
+        (jnp.ones((5, 3, 2)), {"batch_size": 3}),  # a sequence
+        (jnp.ones((3, 2)).tolist(), {"batch_size": 3}),  # lists
+    ],
+)
+def test_example_that_does_not_fit_says_which_one_would(example, options):
+    with pytest.raises((TypeError, ValueError)) as error:
+        braintrace.compile(braintrace.nn.GRUCell(2, 4), "d_rtrl", example, **options)
+    assert_designed(error, "could not be traced on inputs", "xs[0]", "batch_size=")

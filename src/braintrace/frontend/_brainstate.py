@@ -207,9 +207,9 @@ def _failed(model: brainstate.nn.Module, args: PyTree, kwargs: PyTree, where: st
         f"{title_of(model)} could not be traced on inputs {_describe((args, kwargs))}.",
         where=where,
         why=f"{code} raised the error above; the model's states are {states_now}",
-        do=f"fix {code} at this line; if shapes do not fit, give states and inputs the same "
-        "batch size: braintrace.compile(..., batch_size=...) or "
-        "brainstate.nn.init_all_states(model, batch_size=...)",
+        do=f"fix {code} at this line; if shapes do not fit, pass the inputs of one step (xs[0], "
+        "not xs), and give states the batch size of the inputs: braintrace.compile(..., "
+        "batch_size=...) or brainstate.nn.init_all_states(model, batch_size=...)",
     )
 
 
