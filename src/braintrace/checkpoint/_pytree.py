@@ -39,12 +39,12 @@ class PytreeMixin:
         return {name: state.value for name, state in states.items()}, states
 
     def to_pytree(self) -> dict[str, Any]:
-        """Everything that training goes on from, as nested dicts of arrays.
+        """Everything needed to resume training, as nested dicts of arrays.
 
         Orbax and other libraries can store it. The groups are `weights`, `states` (with traces and
-        random numbers) and, after `etrace_train` with an optax transformation, `optimizer`. Arrays
-        stay on their devices; a unit is part of a name. Unlike `save`, it does not say of which
-        rule and options it is.
+        random state) and, after `etrace_train` with an optax transformation, `optimizer`. Arrays
+        stay on their devices; a unit is part of a name. Unlike `save`, it does not record the rule
+        and its options.
 
         Raises:
             ValueError: the learner is not compiled.
@@ -60,12 +60,12 @@ class PytreeMixin:
         return tree_of_values(self._values()[0])
 
     def from_pytree(self, tree: Mapping[str, Any], *, weights_only: bool = False) -> None:
-        """Put back what `to_pytree` returned. A tree that is refused changes nothing.
+        """Restore what `to_pytree` returned. A tree that is refused changes nothing.
 
         Args:
             tree: nested dicts of arrays.
-            weights_only: whether to take the weights and leave states, traces and optimizer as they
-                are; then batch size and rule may be other ones.
+            weights_only: whether to restore only the weights and leave states, traces and optimizer
+                as they are; then batch size and rule may differ.
 
         Raises:
             ValueError: names, shapes or types differ; all differences are listed.

@@ -192,20 +192,20 @@ def compile(
 ) -> Any:
     """Initialise a model's states and turn it into an online learner.
 
-    The step is the `update` of a module, or a function that calls modules: encoder, network,
-    read-out and loss, whatever of it depends on states and parameters is analysed. The modules and
-    states that the function names (variables, bound arguments, functions it calls) are initialised
-    and reset with the learner; `learner.model4compile` is a module that holds them by these names.
+    The step is the `update` of a module, or a function that calls modules, such as encoder, network
+    and read-out; all of it is analysed. The modules and states that the function refers to
+    (variables, bound arguments, functions it calls) are initialised and reset with the learner;
+    `learner.model4compile` is a module that holds them by their names.
 
     Args:
         model: the network, one step in `update`; or a function of the inputs; or a module of flax's
             nnx, one step in `__call__`, with its states as Variables: then plain JAX is always
-            recognised, and `batch_size`, `seed`, `vmap` and `kwargs` have no meaning.
+            recognised, and `batch_size`, `seed`, `vmap` and `kwargs` do not apply.
         algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), as a value
             (`braintrace.rules.d_rtrl()`), by its coordinates or by class.
-        *example_inputs: arguments of one step; shapes count, values do not, so that they may be
-            `jax.ShapeDtypeStruct`s.
-        batch_size: batch axis for the states.
+        *example_inputs: arguments of one step; only shapes and types matter, so
+            `jax.ShapeDtypeStruct`s will do.
+        batch_size: number of samples; states get a batch axis of this size.
         seed: seed of the state initialisation.
         verbose: 1 prints the report, 2 adds warnings.
         vmap: compile for one sample and map over the batch axis of the inputs.

@@ -167,9 +167,9 @@ class SequenceDriverMixin:
         """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
 
         Weights, states, traces and the state of the optimizer are left as they are after the last
-        step. The state of an optax transformation is `learner.optimizer_state`; it starts anew
-        when another transformation or other weights are passed. Inside of `jit` it must exist
-        before: see `init_optimizer`.
+        step. The state of an optax transformation is `learner.optimizer_state`; it is
+        initialised again when another transformation or other weights are passed. Inside `jit` it
+        must exist already: see `init_optimizer`.
 
         Args:
             *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
@@ -184,8 +184,8 @@ class SequenceDriverMixin:
             has_aux: whether `step_fn` returns `(loss, aux)`.
             progress: whether to show a progress bar (needs tqdm).
             on_update: `on_update(step, metrics)`, called for every update of this call, counted
-                from 1, with its `loss` (the mean over its steps) and `grad_norm`. The calls are
-                between compiled loops of 256 updates: for one loop while the next one runs.
+                from 1, with its `loss` (the mean over its steps) and `grad_norm`. It is called
+                outside the compiled loops of 256 updates: for one loop while the next one runs.
 
         Returns:
             the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).

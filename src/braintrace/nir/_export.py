@@ -63,15 +63,15 @@ class _Writer:
         if reset != HARD and not self.soft_reset:
             raise not_supported(
                 f"{name}: its reset is {reset!r}.",
-                why="a spike sets the membrane to v_reset in NIR; it cannot take the threshold off",
-                do="build it with reset='hard', or pass soft_reset=True: the node's metadata says "
-                "so, and a simulator that does not read it may still reset in its own way",
+                why="in NIR a spike sets the membrane to v_reset; it cannot subtract the threshold",
+                do="build it with reset='hard', or pass soft_reset=True to write it as metadata, "
+                "which other simulators may ignore",
             )
         return {"reset": reset}
 
 
 def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
-    """A graph of NIR that computes what the network does.
+    """Write a network as a NIR graph that computes the same.
 
     Layers are `Linear`, `Conv1d`, `Conv2d`, `LIFCell`, `LeakySpikeReadout` and `LeakyRateReadout`
     of `braintrace.nn`, `brainstate.nn.Flatten`, and networks of `from_nir`. Time constants are
@@ -83,7 +83,7 @@ def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
             in the order in which they are applied.
         dt: length of a step, a number or a time, which is written in seconds; default that of
             `brainstate.environ`.
-        soft_reset: whether resets that take the threshold off are written, as metadata.
+        soft_reset: whether to write resets that subtract the threshold, as metadata.
 
     Returns:
         A `nir.NIRGraph`; `nir.write(path, graph)` makes a file of it.
@@ -201,8 +201,8 @@ def _conv(out: _Writer, name: str, layer: Any) -> None:
         raise not_supported(
             f"{name}: it maps {layer.in_size} to {layer.out_size}, its node {typed[0]} to "
             f"{typed[1]}.",
-            why="NIR has no groups, one size for all axes of a kernel, and 'same' without a stride",
-            do="choose such a kernel, and write the padding as numbers",
+            why="nir does not support groups, kernels of unequal sides, or 'same' with a stride",
+            do="avoid these, and write the padding as numbers",
         )
     out.add(name, node)
 

@@ -21,13 +21,13 @@ _PASSED = ("Input", "Output", "Identity")
 
 
 class Network(brainstate.nn.Module):
-    """A network that `from_nir` made; its layers are `layers[name]`.
+    """A network from `from_nir`, with a layer for every node.
 
-    What comes into a node is the sum over its edges. An edge that closes a loop carries what the
+    The input of a node is the sum over its edges. An edge that closes a loop carries what the
     neurons returned in the last step.
 
     Attributes:
-        layers: by the names of the nodes.
+        layers: the layers by the names of their nodes.
         dt: length of a step in the file's unit of time.
         in_size: shape of an input.
         out_size: shape of an output.
@@ -62,7 +62,7 @@ def from_nir(
     reset: str = HARD,
     surrogate: str | Callable[[Array], Array] = "triangle",
 ) -> Network:
-    """A network to train, from a graph of NIR.
+    """Make a network that can be trained from a NIR graph.
 
     Linear, Affine, Conv1d and Conv2d become layers of `braintrace.nn`, whose weights are
     parameters; LIF, CubaLIF, LI and CubaLI become `Neurons`. Graphs inside are inlined.

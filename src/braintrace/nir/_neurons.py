@@ -66,7 +66,7 @@ class Neurons(Cell):
         shape: number of neurons, or the shape of their array.
         dt: length of a step in the unit of the node's time constants.
         reset: of spiking ones, 'hard': the membrane is set to v_reset; 'soft': the threshold is
-            taken off before the leak, as in `braintrace.nn.LIFCell`; 'soft_after_leak': after it.
+            subtracted before the leak, as in `braintrace.nn.LIFCell`; 'soft_after_leak': after it.
         surrogate: derivative of a spike, see `braintrace.nn.surrogate`.
 
     Raises:
