@@ -128,6 +128,17 @@ def test_learner_inside_of_a_transformation_of_jax_is_refused(raw):
     assert_close(online(learner, XS), bptt(leaky(), XS))  # nothing has leaked into the states
 
 
+@pytest.mark.parametrize("name", ["jit", "vmap", "scan"])
+def test_transformation_of_jax_around_a_learner_is_explained(name):
+    learner = braintrace.compile(Leaky(), "d_rtrl", X)
+    train = lambda x: learner.etrace_grad(XS * x.sum(), step_fn=lambda x: squares(learner(x)))
+    for call in (learner, train):
+        with pytest.raises(Exception, match="brainstate") as error:
+            RAW[name](call)(X)
+        assert_designed(error, "inside of a transformation of JAX", "braintrace.online")
+    assert_close(online(learner, XS), bptt(leaky(), XS))
+
+
 def test_learner_inside_of_a_checkpoint_of_brainstate():
     learner = braintrace.compile(Leaky(), "d_rtrl", X)
     again = brainstate.transform.checkpoint(learner)

@@ -4,6 +4,7 @@ from .._precision import brainstate as _loaded  # noqa: F401
 from ._brainstate import ModuleInfo as ModuleInfo
 from ._brainstate import extract_module_info as extract_module_info
 from ._brainstate import write_leaves as write_leaves
+from ._brainstate import writing_states as writing_states
 from ._etrace_graph import ETraceGraph as ETraceGraph
 from ._etrace_graph import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
 from ._etrace_graph import add_hidden_perturbation_in_module as add_hidden_perturbation_in_module

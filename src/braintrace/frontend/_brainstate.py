@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import brainstate
@@ -79,8 +80,27 @@ def write_leaves(
     for (state, index), array in zip(places, arrays, strict=True):
         flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
         flat[index] = array
-    for state, flat in new.values():
-        state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+    with writing_states():
+        for state, flat in new.values():
+            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+
+
+@contextmanager
+def writing_states() -> Iterator[None]:
+    """Explain brainstate's error about a transformation of JAX around a write."""
+    try:
+        yield
+    except getattr(brainstate, "TraceContextError", ()) as error:
+        error.add_note(
+            message(
+                "the learner is called inside of a transformation of JAX.",
+                why="its states and traces change with every call, and jax.jit, jax.vmap, jax.grad "
+                "and jax.lax.scan do not know them",
+                do="use the versions in brainstate.transform: jit, vmap, grad, scan; or "
+                "braintrace.online, whose learners have no states",
+            )
+        )
+        raise
 
 
 def extract_module_info(

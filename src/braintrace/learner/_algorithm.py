@@ -40,6 +40,7 @@ from ..frontend import (
     placeholder_call,
     title_of,
     weights_of,
+    writing_states,
 )
 from ..frontend import values_of as arrays_of
 from ..graph import ControlFlowPolicy, Graph, Outside, Path, with_step
@@ -247,8 +248,9 @@ class ETraceAlgorithm(
         else:
             traces = [t.value for t in self.etraces.values()]
             outs, new, traces = self._run(graph, call, *of_rule)(values, traces)
-            for state, value in zip(self.etraces.values(), traces, strict=True):
-                state.value = value
+            with writing_states():
+                for state, value in zip(self.etraces.values(), traces, strict=True):
+                    state.value = value
             self.running_index.value = lax.stop_gradient(self.running_index.value + 1)
         info.write("hidden", new.hidden)
         info.write("others", new.others)

@@ -128,8 +128,10 @@ class SequenceRun:
         etraces = list(learner.etraces.values()) if self.split else []
         if self.split:
             keys = (body.key for body in bodies.values() if isinstance(body, SplitBody))
-            whole, donated = (key, options, *keys), 6 if only_ours(etraces) else None
-            compiled = learner.executor.compiled(whole, loop, donated)
+            # A write may be refused inside of a transformation: the traces must outlive the loop.
+            mapped = any(map(is_traced, jax.tree.leaves(self.stream)))
+            donated = 6 if only_ours(etraces) and not mapped else None
+            compiled = learner.executor.compiled((key, options, *keys), loop, donated)
         else:  # a program of real calls has no fingerprint that is cheap
             compiled = jax.jit(loop)
         values = [jax.tree.leaves(state.value)[i] for state, i in self.states]
