@@ -68,6 +68,12 @@ def test_error_inside_a_step_has_a_note(leaky, made):
     assert "online_cases.py:" in note
 
 
+def test_loss_takes_the_output_and_the_targets(leaky, made):
+    net, carry = made
+    grad = net.grad(lambda out, y: jnp.sum(out))
+    refuses(TypeError, "called with the output and 0 target", grad, leaky.params, carry, leaky.xs)
+
+
 def test_lists_are_no_sequences(leaky, made):
     net, carry = made
     pairs = jnp.asarray(leaky.xs).tolist()

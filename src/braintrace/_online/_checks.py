@@ -165,12 +165,32 @@ _KEYS = (
 )
 
 
+def _signature(function: Callable[..., PyTree]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return None
+
+
+def check_loss(loss: Callable[..., PyTree], n_targets: int) -> None:
+    """Refuse a loss that does not take the output and so many targets."""
+    arguments = _signature(loss)
+    try:
+        if arguments is not None:
+            arguments.bind(*range(1 + n_targets))
+    except TypeError as error:
+        raise type_error(
+            f"the loss takes {arguments} and is called with the output and {n_targets} target(s): "
+            f"{error}.",
+            where=line_of(loss),
+            why="it is loss(out, *targets), of one step",
+            do="pass one sequence of targets for each: grad(loss)(params, carry, xs, ys)",
+        ) from None
+
+
 def check_signature(step: Callable[..., PyTree], n_inputs: int, n_trained: int) -> None:
     """Refuse a step that does not take so many inputs, and parameters that are none."""
-    try:
-        arguments = inspect.signature(step)
-    except (TypeError, ValueError):  # some builtins have none
-        arguments = None
+    arguments = _signature(step)
     try:
         if arguments is not None:
             arguments.bind(*range(2 + n_inputs))

@@ -26,7 +26,7 @@ from ..graph import ControlFlowPolicy, check_policy
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
-from ._checks import check_exact, check_mask, check_shared, check_traces, length_of
+from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
 from ._loop import (
     Mode,
     Options,
@@ -528,6 +528,7 @@ def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[
     """The user's loss as a function to `(loss, aux)`."""
 
     def checked(out: PyTree, *targets: PyTree) -> tuple[Array, PyTree]:
+        check_loss(loss, len(targets))
         result = loss(out, *targets)
         pair = isinstance(result, tuple) and len(result) == 2
         value, aux = result if has_aux and pair else (result, None)
