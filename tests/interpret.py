@@ -3,7 +3,7 @@
 `interpreted(fn)` traces `fn` and evaluates its jaxpr: the commonest primitives with numpy, the
 others with kernels that JAX compiles once per primitive and shape, for all programs together. Loops
 turn in Python, a choice takes its branch. `computed(fn)` does that in the quick suite, and compiles
-`fn` as one program in `make test-all`.
+`fn` as one program in `make test-all` and on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from jax.extend import core
 
 from thinned import ALL
 
+COMPILED = ALL or jax.default_backend() != "cpu"  # on a GPU its own programs are what is tested
+
 
 def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
     """The value of `fn()`, computed without compiling it as a whole; states stay as they are.
@@ -31,12 +33,12 @@ def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
 
 def computed(fn: Callable[[], Any]) -> Any:
     """The value of `fn()`: interpreted in the quick suite, by XLA in `make test-all`."""
-    return brainstate.transform.jit(fn)() if ALL else interpreted(fn, lower=False)
+    return brainstate.transform.jit(fn)() if COMPILED else interpreted(fn, lower=False)
 
 
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`brainstate.transform.jit(fn)`, but interpreted in the quick suite; states are written."""
-    if ALL:
+    if COMPILED:
         return brainstate.transform.jit(fn)
     stateful = _stateful(fn)
 
