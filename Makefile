@@ -11,8 +11,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax sweep bench bench-gpu compare \
-  bench-compile pictures notebooks clean
+.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
+  compare bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -33,7 +33,7 @@ test-all: $(VENV)/.dev  ## the same with every model and rule
 test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
 	$(BIN)/python -m pytest -q tests/browser
 
-check: lint types docs test  ## ruff, mypy, the site, the quick suite; CI runs these and test-browser
+check: lint types docs test  ## ruff, mypy, the site, the quick suite; CI runs these, test-browser and package
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -50,6 +50,14 @@ docs-serve: $(VENV)/.dev  ## the site on http://127.0.0.1:8000, built again as p
 
 test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
 	$(JAX_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
+
+# The wheel is built from the sdist, installed beside nothing, and run away from the checkout.
+package: $(VENV)/.dev  ## build dist/ and try the wheel in an empty environment
+	rm -rf dist
+	@out=$$($(BIN)/python -m build --outdir dist . 2>&1) || { echo "$$out"; exit 1; }
+	$(PYTHON) -m venv --clear .venv-package
+	.venv-package/bin/python $(PIP) dist/*.whl
+	@home=$$PWD && cd "$$(mktemp -d)" && "$$home/.venv-package/bin/python" -I "$$home/tests/package/smoke.py"
 
 sweep: $(VENV)/.dev  ## judge thousands of random programs
 	$(BIN)/python benchmarks/sweep.py --count 2000
@@ -76,7 +84,7 @@ notebooks: $(VENV)/.dev  ## write the notebooks of the tutorials again
 	$(BIN)/python docs/notebooks.py
 
 clean:  ## remove environments, caches and build outputs
-	rm -rf .venv .venv-jax-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site
+	rm -rf .venv .venv-jax-* .venv-package .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A browser is no Python package: Debian's, where it can be installed.
