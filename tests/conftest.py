@@ -10,6 +10,8 @@ QUICK = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
+    # On a GPU: a factor merged into a convolution is rounded to float32 (docs/how-to/gpu.md).
+    "--xla_disable_hlo_passes=cudnn-fused-convolution-rewriter",
 ]
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # newer ones do not have it
     QUICK.append("--xla_cpu_use_fusion_emitters=false")
