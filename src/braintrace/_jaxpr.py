@@ -565,7 +565,7 @@ def closed_jaxpr_of(program: Program, consts: Sequence[Any]) -> core.ClosedJaxpr
 def equation_of(eqn: Equation) -> JaxprEqn:
     """An equation as one of JAX, over `variable`s."""
     inputs, outputs = [operand_of(a) for a in eqn.inputs], [variable(v) for v in eqn.outputs]
-    return core.new_jaxpr_eqn(
+    return jax_core.new_jaxpr_eqn(
         inputs, outputs, eqn.primitive, eqn.params, set(eqn.effects), eqn.source
     )
 

@@ -17,6 +17,8 @@ T, B, N = 7, 2, 3
 RNG = np.random.RandomState(0)
 draw = lambda *shape: jnp.asarray(RNG.randn(*shape))
 A, C = draw(N), draw(N) + 1j * draw(N)
+ON_GPU = jax.default_backend() == "gpu"
+COPIES = 2 if ON_GPU else 1  # one compiled for the GPU, one interpreted for other platforms
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +220,7 @@ def test_what_repeats_is_not_stored_for_every_step_and_sample():
     assert {loop.reason for loop in net.last_run.loops} == {None}
     program = str(jax.make_jaxpr(gradient)(params))
     # The states, q, and what traces grow by: one kernel of the units alone, one of all samples.
-    assert program.count("pallas_call[") == 4
+    assert program.count("pallas_call[") == 4 * COPIES
 
 
 def test_a_kernel_does_cheap_arithmetic_itself_and_stores_the_new_states(monkeypatch):
@@ -264,7 +266,8 @@ def test_reverse_passes_of_the_user_run_by_the_same_engine():
         return jax.vmap(loss)(net.scan(params, carry, XS)[1], YS).sum()
 
     program = str(jax.make_jaxpr(jax.grad(total))(PARAMS))
-    assert program.count("pallas_call[") == 3  # the states, q, and what the traces grow by
+    # The states, q, and what the traces grow by.
+    assert program.count("pallas_call[") == 3 * COPIES
 
 
 def test_kernels_can_be_mapped():
@@ -278,7 +281,8 @@ def test_kernels_can_be_mapped():
 
     assert_close(grads(net), grads(plain))
     assert all(loop.reason is None for loop in net.last_run.loops)
-    assert all(loop.reason == "the device is a CPU" for loop in plain.last_run.loops)
+    reason = None if ON_GPU else "the device is a CPU"
+    assert all(loop.reason == reason for loop in plain.last_run.loops)
 
 
 def test_learner_of_a_module_says_which_loops_were_kernels():

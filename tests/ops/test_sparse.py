@@ -216,7 +216,7 @@ def products_of_events(active, monkeypatch):
 def test_a_few_inputs_are_events(active, events, monkeypatch):
     monkeypatch.setattr(_sparse, "_event_loop", lambda: None)
     monkeypatch.setattr(_sparse, "_EVENTS", events)
-    assert products_of_events(active, monkeypatch) == (active > 5)
+    assert products_of_events(active, monkeypatch) == (active > 5 or jax.default_backend() != "cpu")
 
 
 @pytest.mark.parametrize("active", [0, 5, 9, 40])

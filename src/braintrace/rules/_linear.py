@@ -198,7 +198,7 @@ def times(a: Array, b: Array) -> Array:
         return a * b
     if n > 4:
         return a @ b
-    terms = [a[..., :, m, None] * b[..., None, m, :] for m in range(n)]
+    terms = [a[..., m : m + 1] * b[..., m : m + 1, :] for m in range(n)]
     return sum(terms[1:], terms[0])
 
 
