@@ -1,14 +1,19 @@
 """Many random programs and networks, each with a time limit: right, refused, wrong, crashed, hung.
 
-What the interpreter calls wrong is run again by XLA; 'misread' is a fault of the interpreter.
+Each program is judged with one rule, drawn from all of them (tests/fuzz/claims.py says what a right
+gradient of each is). Half of them use braintrace's operators, half plain JAX that is recognised.
+In a share of them the gradient of the learner is compiled by XLA, in the others it is interpreted;
+what it is compared with always is. What is wrong then is run again by XLA alone; 'misread' is a
+fault of the interpreter.
 
-    python benchmarks/sweep.py --count 2000 --seed 0
-    BRAINTRACE_UNMARKED=1 python benchmarks/sweep.py             # programs of plain JAX, recognised
-    python benchmarks/sweep.py --replay "<program>"              # one program again
+    python benchmarks/sweep.py --count 2000 --seed 0 --workers 2
+    python benchmarks/sweep.py --minutes 60 --count 20000        # as many as there is time for
+    python benchmarks/sweep.py --replay "<program>" --rule rtrl --unmarked      # one program again
     python benchmarks/sweep.py --replay "<program>" --shrink     # the smallest that fails alike
 
-Programs run in worker processes, which are replaced when one hangs. Raw results go to
-benchmarks/results/sweep.json. Exit status 1: something was wrong, misread, crashed or hung.
+Programs run in worker processes, which are replaced when one hangs. A JSON line per program goes to
+benchmarks/results/sweep.jsonl as it is judged, or to --out. Exit status 1: something was wrong,
+misread, crashed or hung.
 """
 
 from __future__ import annotations
@@ -16,49 +21,74 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import contextlib
 import dataclasses
 import json
 import os
+import random
 import selectors
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
-TURNS = (  # which generator, one after another
-    *("program", "around", "program", "network"),
-    *("program", "program", "around", "program"),
-    *("program", "around", "program", "network"),
-    *("program", "program", "around", "chain"),
-)
-FRESH_AFTER = 300  # programs per worker: JAX keeps what it compiled
+TURNS = (*("program", "program", "around") * 10, "network", "chain")  # one after another
+FRESH_AFTER = 500  # programs per worker: JAX keeps what it compiled
+
+
+class Job(NamedTuple):
+    """A program, and how it is judged."""
+
+    generator: str
+    seed: int
+    rule: str = "d_rtrl"
+    unmarked: bool = False
+    compiled: bool = False
 
 
 # ------------------------------------------------------------------------------------ in a worker
 
 
-def judge_spec(spec: tuple, seconds: float, compiled: bool = False) -> Any:
+def judge_spec(spec: tuple, job: Job, seconds: float) -> Any:
     import chains
     import judge
     import layers
+    import operators
 
+    how: dict[str, Any] = {"run": judge.compiled if job.compiled else judge.interpreted}
+    how["seconds"] = seconds
     try:
-        run = judge.compiled if compiled else judge.interpreted
-        if spec[0] == "around":
-            return judge.judge_around(spec, run=run, seconds=seconds)
-        if spec[0] == "chain":
-            return chains.judge_chain(spec, run=run, seconds=seconds)
-        if is_network(spec):
-            return judge.judge_network(layers.of(spec), run=run, seconds=seconds)
-        return judge.judge(spec, run=run, seconds=seconds)
+        with operators.unmarked() if job.unmarked else contextlib.nullcontext():
+            if spec[0] == "around":
+                return judge.judge_around(spec, job.rule, **how)
+            if spec[0] == "chain":
+                return chains.judge_chain(spec, (job.rule,), **how)
+            if is_network(spec):
+                return judge.judge_network(layers.of(spec), **how)
+            return judge.judge(spec, (job.rule,), **how)
     except Exception as error:  # the plain program itself: the generator's fault
         return judge.Verdict("crashed", f"generator: {judge.describe(error)}")
+
+
+def job_of(generator: str, seed: int, share: float) -> Job:
+    """How a program is judged: drawn by its seed, too."""
+    import chains
+    import claims
+
+    draw = random.Random(f"how {seed}")
+    unmarked, compiled = draw.random() < 0.5, draw.random() < share
+    if generator == "network":  # its oracle is D-RTRL's
+        return Job(generator, seed, "d_rtrl", False, compiled)
+    if generator == "chain":  # the oracle has marks
+        return Job(generator, seed, draw.choice(sorted(chains.RULES)), False, compiled)
+    rules = claims.AROUND if generator == "around" else claims.DRAWN
+    return Job(generator, seed, draw.choice(rules), unmarked, compiled)
 
 
 def is_network(spec: tuple) -> bool:
@@ -90,18 +120,18 @@ def generate(kind: str, seed: int) -> tuple:
     return programs.random_program(seed)
 
 
-def work(seconds: float, compiled: bool) -> None:
-    """Read `kind seed` lines, write JSON lines."""
+def work(seconds: float, share: float) -> None:
+    """Read `generator seed` lines, write JSON lines."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever programs print
     set_up()
     for line in sys.stdin:
-        kind, seed = line.split()
-        spec = generate(kind, int(seed))
-        start = time.perf_counter()
-        verdict = dataclasses.asdict(judge_spec(spec, seconds, compiled))
-        took = round(time.perf_counter() - start, 3)
-        row = {"program": repr(spec), "seconds": took, **verdict}
+        generator, seed = line.split()
+        job, spec = job_of(generator, int(seed), share), generate(generator, int(seed))
+        start = time.process_time()
+        verdict = dataclasses.asdict(judge_spec(spec, job, seconds))
+        took = round(time.process_time() - start, 3)
+        row = {**job._asdict(), "program": repr(spec), "seconds": took, **verdict}
         print(json.dumps(row), file=answers, flush=True)
 
 
@@ -111,16 +141,15 @@ def work(seconds: float, compiled: bool) -> None:
 class Worker:
     """A process that judges one program at a time."""
 
-    def __init__(self, seconds: float, compiled: bool):
-        self.seconds, self.compiled = seconds, compiled
+    def __init__(self, seconds: float, share: float):
+        self.seconds, self.share = seconds, share
         self.process: subprocess.Popen | None = None
         self.done = 0
 
-    def give(self, kind: str, seed: int) -> None:
+    def give(self, generator: str, seed: int) -> None:
         if self.process is None or self.done >= FRESH_AFTER:
             self.stop()
-            options = ["--worker", "--seconds", str(self.seconds)]
-            options += ["--compiled"] if self.compiled else []
+            options = ["--worker", f"--seconds={self.seconds}", f"--compiled={self.share}"]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *options],
@@ -130,11 +159,11 @@ class Worker:
                 text=True,
             )
             self.done = 0
-        self.job = (kind, seed)
+        self.job = (generator, seed)
         # The worker stops itself; the parent stops one that is stuck below Python.
-        self.until = time.monotonic() + 2 * self.seconds + (30 if self.done == 0 else 0)
+        self.until = time.monotonic() + 5 * self.seconds + (60 if self.done == 0 else 0)
         self.done += 1
-        self.process.stdin.write(f"{kind} {seed}\n")
+        self.process.stdin.write(f"{generator} {seed}\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict:
@@ -157,28 +186,35 @@ class Worker:
             self.process = None
 
 
-def sweep(count: int, seed: int, workers: int, seconds: float, compiled: bool) -> list[dict]:
-    """Judge `count` programs, of all generators in turn."""
-    plain = os.environ.get("BRAINTRACE_UNMARKED") == "1"  # networks and chains have marks
-    turns = [t for t in TURNS if not plain or t in ("program", "around")]
-    todo = collections.deque((turns[i % len(turns)], seed + i) for i in range(count))
+def sweep(options: argparse.Namespace) -> list[dict]:
+    """Judge `count` programs, of all generators in turn, or as many as there is time for."""
+    seeds = range(options.seed, options.seed + options.count)
+    todo = collections.deque((TURNS[i % len(TURNS)], i) for i in seeds)
     rows: list[dict] = []
-    pool = [Worker(seconds, compiled) for _ in range(min(workers, count))]
+    pool = [
+        Worker(options.seconds, options.compiled)
+        for _ in range(min(options.workers, options.count))
+    ]
     busy = set()
     start = time.monotonic()
+    end = start + 60 * options.minutes
+    target = Path(options.out)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        for worker in pool:
-            worker.give(*todo.popleft())
-            busy.add(worker)
-        while busy:
-            for worker in _ready(busy):
-                late = time.monotonic() > worker.until
-                rows.append(worker.failed("hung", "killed") if late else worker.answer())
-                _progress(rows, count, time.monotonic() - start)
-                if todo:
-                    worker.give(*todo.popleft())
-                else:
-                    busy.discard(worker)
+        with target.open("a") as out:
+            for worker in pool:
+                worker.give(*todo.popleft())
+                busy.add(worker)
+            while busy and time.monotonic() < end:
+                for worker in _ready(busy, end):
+                    late = time.monotonic() > worker.until
+                    rows.append(worker.failed("hung", "killed") if late else worker.answer())
+                    print(json.dumps(rows[-1]), file=out, flush=True)
+                    _progress(rows, options.count, time.monotonic() - start)
+                    if todo:
+                        worker.give(*todo.popleft())
+                    else:
+                        busy.discard(worker)
     except KeyboardInterrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("stopped early", file=sys.stderr)
@@ -188,19 +224,19 @@ def sweep(count: int, seed: int, workers: int, seconds: float, compiled: bool) -
     return sorted(rows, key=lambda r: r["seed"])
 
 
-def _ready(busy: set[Worker]) -> list[Worker]:
+def _ready(busy: set[Worker], end: float) -> list[Worker]:
     with selectors.DefaultSelector() as selector:
         for worker in busy:
             selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
         while True:
             found = [key.data for key, _ in selector.select(timeout=0.5)]
             late = [w for w in busy if time.monotonic() > w.until]
-            if found or late:
+            if found or late or time.monotonic() > end:
                 return found or late
 
 
 def _progress(rows: list[dict], count: int, seconds: float) -> None:
-    if len(rows) % 25 and len(rows) < count and rows[-1]["kind"] not in BAD:
+    if len(rows) % 100 and len(rows) < count and rows[-1]["kind"] not in BAD:
         return
     if rows[-1]["kind"] in BAD:
         last = rows[-1]
@@ -213,11 +249,28 @@ def _progress(rows: list[dict], count: int, seconds: float) -> None:
 
 
 def table(rows: list[dict]) -> str:
-    """Counts by generator and verdict; refusals and failures by what they say."""
-    lines = [f"{'':12}" + "".join(f"{k:>10}" for k in KINDS)]
+    """Counts by generator, marks, XLA and rule; refusals and failures by what they say."""
+    lines = [f"{'':24}" + "".join(f"{k:>10}" for k in (*KINDS, "all"))]
+
+    def count(name: str, rows: list[dict]) -> None:
+        have = collections.Counter(r["kind"] for r in rows)
+        cells = (*(have[k] for k in KINDS), len(rows))
+        lines.append(f"{name:24}" + "".join(f"{n:>10}" for n in cells))
+
     for generator in dict.fromkeys(TURNS):
-        have = collections.Counter(r["kind"] for r in rows if r["generator"] == generator)
-        lines.append(f"{generator:12}" + "".join(f"{have[k]:>10}" for k in KINDS))
+        for unmarked in (False, True):
+            these = [r for r in rows if r["generator"] == generator]
+            these = [r for r in these if bool(r.get("unmarked")) == unmarked]
+            if these:
+                count(f"{generator}, {'unmarked' if unmarked else 'marked'}", these)
+    count("compiled by XLA", [r for r in rows if r.get("compiled")])
+    count("interpreted", [r for r in rows if not r.get("compiled")])
+    count("all", rows)
+    lines.append("")
+    for rule in sorted({r.get("rule") or "?" for r in rows}):
+        count(rule, [r for r in rows if (r.get("rule") or "?") == rule])
+    rounding = sum(r["detail"].startswith("decided by rounding") for r in rows)
+    lines += ["", f"{rounding} of the right ones take a branch that rounding decides"]
     for kind in ("refused", *BAD):
         said = collections.Counter(_gist(r["detail"]) for r in rows if r["kind"] == kind)
         if said:
@@ -231,17 +284,17 @@ def _gist(detail: str) -> str:
     return "".join("#" if c.isdigit() else c for c in detail)[:110]
 
 
-def replay(text: str, seconds: float, shrinking: bool, compiled: bool) -> Any:
+def replay(text: str, job: Job, seconds: float, shrinking: bool) -> Any:
     import chains
     import layers
     import programs
 
     spec = ast.literal_eval(text)
-    verdict = judge_spec(spec, seconds, compiled)
+    verdict = judge_spec(spec, job, seconds)
     if shrinking and verdict.bad:
 
         def alike(candidate: tuple) -> bool:
-            found = judge_spec(candidate, seconds, compiled)
+            found = judge_spec(candidate, job, seconds)
             return found.kind == verdict.kind and _gist(found.detail) == _gist(verdict.detail)
 
         if spec[0] == "around":
@@ -265,8 +318,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60, help="limit of one program")
-    parser.add_argument("--compiled", action="store_true", help="run with XLA: slower")
+    parser.add_argument("--minutes", type=float, default=10**6, help="limit of all")
+    parser.add_argument("--out", default=str(HERE / "results" / "sweep.jsonl"))
+    parser.add_argument("--compiled", type=float, default=0.5, help="share that XLA compiles")
     parser.add_argument("--replay", metavar="PROGRAM")
+    parser.add_argument("--rule", default="d_rtrl", help="with --replay")
+    parser.add_argument("--unmarked", action="store_true", help="with --replay: plain JAX")
     parser.add_argument("--shrink", action="store_true", help="with --replay")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -275,21 +332,22 @@ def main() -> int:
         return 0
     if options.replay:
         set_up()
-        verdict = replay(options.replay, options.seconds, options.shrink, options.compiled)
+        job = Job("", 0, options.rule, options.unmarked, options.compiled == 1)
+        verdict = replay(options.replay, job, options.seconds, options.shrink)
         print(f"{verdict.kind}: {verdict.detail}")
         return int(verdict.bad)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what there is is told
-    rows = sweep(options.count, options.seed, options.workers, options.seconds, options.compiled)
-    target = HERE / "results" / "sweep.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"options": vars(options), "rows": rows}, indent=1))
+    rows = sweep(options)
     print(table(rows))
     bad = [r for r in rows if r["kind"] in BAD]
     set_up()
     for r in bad:
-        program = r["program"] or repr(generate(r["generator"], r["seed"]))
-        print(f'\n{r["kind"]}: {r["detail"]}\n  python benchmarks/sweep.py --replay "{program}"')
+        job = job_of(r["generator"], r["seed"], options.compiled)
+        program = repr(generate(r["generator"], r["seed"]))
+        how = f'--rule "{job.rule}"{" --unmarked" * job.unmarked}{" --compiled 1" * job.compiled}'
+        print(f"\n{r['kind']}: {r['detail']}")
+        print(f'  python benchmarks/sweep.py {how} --replay "{program}"')
     return int(bool(bad))
 
 

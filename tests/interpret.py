@@ -18,6 +18,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
+from braintrace._jaxpr import DerivedPrimitive
 from thinned import ALL
 
 COMPILED = ALL or jax.default_backend() != "cpu"  # on a GPU its own programs are what is tested
@@ -147,12 +148,32 @@ def _kernel(eqn: Any, values: list[Any]) -> list[Any]:
         if out is not NotImplemented:
             outs = out if eqn.primitive.multiple_results else [out]
             return [np.asarray(o, v.aval.dtype) for o, v in zip(outs, eqn.outvars, strict=True)]
+    if isinstance(eqn.primitive, DerivedPrimitive):
+        return run(_function(eqn.primitive, eqn.params, [v.aval for v in eqn.invars]), values)
     found = eqn.primitive.get_bind_params(eqn.params)
     functions, params = ((), found) if isinstance(found, dict) else found  # JAX >= 0.9: one dict
     out = eqn.primitive.bind(*functions, *values, **params)
     outs = out if eqn.primitive.multiple_results else [out]
     pairs = zip(outs, eqn.outvars, strict=True)
     return [np.asarray(o) if _of_numpy(v.aval.dtype) else o for o, v in pairs]
+
+
+def _function(primitive: DerivedPrimitive, params: dict[str, Any], avals: list[Any]) -> Any:
+    """What XLA is given for an operator."""
+    key = (primitive, tuple(params.items()), tuple((a.shape, a.dtype, a.weak_type) for a in avals))
+    try:
+        if key in _functions:
+            return _functions[key]
+    except TypeError:  # a parameter that has no hash
+        key = None
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    closed = jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*shapes)
+    if key is not None:
+        _functions[key] = closed
+    return closed
+
+
+_functions: dict[Any, Any] = {}
 
 
 def _of_numpy(dtype: Any) -> bool:
@@ -226,6 +247,20 @@ def _dot(values: list[Any], p: Any) -> Any:
     return np.einsum(values[0], a, values[1], b, out)
 
 
+def _rem(values: list[Any], p: Any) -> Any:
+    whole = not np.issubdtype(values[0].dtype, np.inexact)
+    return NotImplemented if whole and not np.all(values[1]) else np.fmod(*values)
+
+
+def _update_slice(values: list[Any], p: Any) -> Any:
+    operand, update, *starts = values
+    ends = zip(starts, operand.shape, update.shape, strict=True)
+    at = [min(max(int(i), 0), n - size) for i, n, size in ends]
+    out = np.array(operand)
+    out[tuple(slice(i, i + size) for i, size in zip(at, update.shape, strict=True))] = update
+    return out
+
+
 def _select(values: list[Any], p: Any) -> Any:
     which = values[0]
     return np.where(which, values[2], values[1]) if which.dtype == bool else NotImplemented
@@ -245,6 +280,7 @@ NUMPY: dict[str, Kernel] = {
     **dict(max=_ufunc(np.maximum), min=_ufunc(np.minimum), eq=_ufunc(np.equal)),
     **dict(ne=_ufunc(np.not_equal), lt=_ufunc(np.less), le=_ufunc(np.less_equal)),
     **dict(gt=_ufunc(np.greater), ge=_ufunc(np.greater_equal), erf=_ufunc(scipy.special.erf)),
+    **{"and": _ufunc(np.bitwise_and), "or": _ufunc(np.bitwise_or), "not": _ufunc(np.bitwise_not)},
     **{k: _ufunc(lambda v: v) for k in ("copy", "copy_p", "stop_gradient")},
     "logistic": _ufunc(lambda v: 1 / (1 + np.exp(-v))),
     "integer_pow": _power,
@@ -263,6 +299,9 @@ NUMPY: dict[str, Kernel] = {
     "reduce_max": lambda values, p: values[0].max(tuple(p["axes"])),
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _update_slice,
+    "rem": _rem,
+    "stack": lambda values, p: np.stack(values, p["axis"]),
     "iota": _iota,
     "split": lambda values, p: np.split(values[0], np.cumsum(p["sizes"])[:-1], p["axis"]),
 }

@@ -55,6 +55,12 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "eprop": ("eprop", {"kappa_filter_decay": 0.6}),
     "stllr": ("stllr", {"leak_pre": 0.7, "leak_post": 0.6, "alpha_post": -0.5}),
     "pp_prop": ("pp_prop", {"decay_or_rank": 0.9}),
+    "pp_prop by ranks": ("pp_prop", {"decay_or_rank": (3, 0.8)}),
+    "ostl_recurrent": ("ostl_recurrent", {}),
+    "ostl_feedforward": ("ostl_feedforward", {}),
+    "ottt": ("ottt", {"leak": 0.8}),
+    "rtrl": ("rtrl", {}),
+    "no_trace": ("no_trace", {}),
 }
 
 
@@ -137,14 +143,14 @@ def judge_chain(
     if rules is None:
         rules = (sorted(RULES)[zlib.crc32(repr(spec).encode()) % len(RULES)],)
     try:
-        return confirmed(lambda run: _judge(spec, rules, run), run, seconds)
+        return confirmed(lambda *runs: _judge(spec, rules, *runs), run, seconds)
     except Exception as error:  # every chain is legal
         return Verdict("crashed", f"chain: {describe(error)}")
 
 
-def _judge(spec: tuple, rules: tuple[str, ...], run: Run) -> Verdict:
+def _judge(spec: tuple, rules: tuple[str, ...], run: Run, plain: Run) -> Verdict:
     model, xs, mask = Chain(spec), numbers("chains", T, N, scale=1.0), jnp.asarray(spec[3], float)
-    truth = run(lambda: bptt_grad(model, weighted, xs, mask))
+    truth = plain(lambda: bptt_grad(model, weighted, xs, mask))
     learner, learn = _learned(spec, model, "d_rtrl", {}, xs, mask)
     if broken := overclaimed(learner.report, errors(run(learn), truth)):
         return Verdict("wrong", f"d_rtrl: {broken}")

@@ -1,7 +1,9 @@
 """The verdict on one program: right, refused with a four-part error, wrong, crashed or hung.
 
-Programs run in the interpreter. What it finds wrong is run again by XLA: if that is right, the
-verdict is 'misread', a fault of the interpreter and not of the library.
+Programs run in the interpreter, or the gradient of a learner is compiled by XLA and only what it is
+compared with is interpreted. What is wrong then is run again by XLA alone: if that is right, and so
+is the interpreter alone, rounding decides a branch of the program; if the interpreter alone is
+wrong, the verdict is 'misread', a fault of the interpreter and not of the library.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import around
 import jax
 import layers
 import numpy as np
-import operators
-from programs import Program, Spec, T, forward_grad, gain_in_use, sequences, step_fn
+from claims import TABLE, learner_of, step_of
+from programs import Program, Spec, forward_grad, gain_in_use, sequences, step_fn
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
@@ -38,13 +40,7 @@ NO_DERIVATIVE = (  # a `while` has forward mode only, a custom_vjp reverse mode 
     "Reverse-mode differentiation does not work for lax.while_loop",
     "forward-mode autodiff (jvp) to a custom_vjp",
 )
-RULES: dict[str, Callable[[Any], Any]] = {
-    "window": lambda model: bt.D_RTRL(model, vjp_method="multi-step"),
-    "d_rtrl": bt.D_RTRL,
-    "pp_prop": lambda model: bt.pp_prop(model, decay_or_rank=0.9),
-}
-
-
+RULES = ("window", "d_rtrl", "pp_prop")  # unless others are named
 Run = Callable[..., Any]
 
 
@@ -115,17 +111,17 @@ def largest(grads: Any) -> float:
 
 def judge(
     spec: Spec,
-    rules: tuple[str, ...] = tuple(RULES),
+    rules: tuple[str, ...] = RULES,
     run: Run = interpreted,
     seconds: float = 60,
 ) -> Verdict:
     """Compile and run a program with each rule; the first bad verdict, else the last one."""
 
-    def with_each_rule(run: Run) -> Verdict:
+    def with_each_rule(run: Run, plain: Run) -> Verdict:
         model, verdict = Program(spec), Verdict("right")
-        truth = truth_of(spec, model, run)
+        truth = truth_of(spec, model, plain)
         for rule in rules:
-            verdict = _judge(model, truth, rule, run)
+            verdict = _judge(model, truth, rule, run, plain)
             if verdict.bad:
                 break
         return verdict
@@ -133,28 +129,57 @@ def judge(
     return confirmed(with_each_rule, run, seconds)
 
 
-def confirmed(find: Callable[[Run], Verdict], run: Run, seconds: float) -> Verdict:
-    """A verdict, within a time limit; 'wrong' only if XLA says so too."""
+def confirmed(find: Callable[[Run, Run], Verdict], run: Run, seconds: float) -> Verdict:
+    """A verdict, within a time limit; 'wrong' only if XLA says so too.
+
+    `find` takes what runs the learner and what runs that with which it is compared.
+    """
     try:
         with limit(seconds):
-            verdict = find(run)
-            if verdict.kind != "wrong" or run is compiled:
+            verdict = find(run, interpreted)
+            if verdict.kind != "wrong":
                 return verdict
-            again = find(compiled)
-            detail = f"{verdict.detail}; compiled it is {again.kind}"
-            return again if again.bad else Verdict("misread", detail)
+            again = find(compiled, compiled)
+            if again.bad:
+                return again
+            if run is compiled and not find(interpreted, interpreted).bad:
+                return Verdict("right", f"decided by rounding: {verdict.detail}")
+            return Verdict("misread", f"{verdict.detail}; compiled it is {again.kind}")
     except Hung as error:
         return Verdict("hung", str(error))
 
 
-def _judge(model: Program, truth: dict | None, rule: str, run: Run) -> Verdict:
-    learner = operators.prepared(RULES[rule](model))
-    chunk = T if rule == "window" else None
-    before: dict = {}
+def _judge(
+    model: Any,
+    truth: dict | None,
+    rule: str,
+    run: Run,
+    plain: Run,
+    step: Callable = step_fn,
+    learners: dict[str, Any] | None = None,
+) -> Verdict:
+    """Run a model with a rule by `run`; hold it to the claims of the rule, computed by `plain`.
+
+    Learners that are in `learners` are compiled again; new ones are put there.
+    """
+    learners = {} if learners is None else learners
+    judged, before = TABLE[rule], {}
+    bptt = judged.bptt and step is step_fn  # no rule follows states outside the learner call
+    gradient = lambda rule, learner, **how: online_grad(
+        learner, step_of(rule, step), *sequences(), chunk_size=TABLE[rule].chunk, **how
+    )
     try:
-        learner.compile_graph(sequences()[0][0])
+        learner = learners[rule] = learner_of(rule, model, learners.get(rule))
         before = {p: s.value for p, s in learner.states().items()}
-        grads = run(lambda: online_grad(learner, step_fn, *sequences(), chunk_size=chunk))
+        grads = run(lambda: gradient(rule, learner))
+        same, other = grads, ""
+        if judged.twin is not None:
+            other = f"that of {judged.twin}"
+            twin = learner_of(judged.twin, model)
+            same = plain(lambda: gradient(judged.twin, twin), lower=False)
+        elif judged.steps and not bptt:
+            other = "that of single steps"
+            same = plain(lambda: gradient(rule, learner, block_size=1), lower=False)
     except Exception as error:
         changed = [p for p, v in before.items() if learner.states()[p].value is not v]
         if changed:
@@ -162,16 +187,19 @@ def _judge(model: Program, truth: dict | None, rule: str, run: Run) -> Verdict:
         if is_four_part(error):
             return Verdict("refused", str(error).splitlines()[0])
         return Verdict("crashed", f"{rule}: {describe(error)}")
+    if max(largest(grads), largest(same)) < HUGE:
+        if not max(errors(grads, same).values()) <= TIGHT:
+            return Verdict("wrong", f"{rule}: the gradient is not {other}")
     if truth is None:
         return Verdict("no truth")
     if not np.isfinite(largest(grads)):
         return Verdict("wrong", f"{rule}: not finite")
     rounding = max(largest(grads), largest(truth)) < NOISE
-    if rule == "window" and not rounding:
+    if bptt and not rounding:
         result = comparison(grads, truth)
         if not result.max_error <= TIGHT:
             return Verdict("wrong", f"{rule}: error {result.max_error:.1e}")
-    if rule == "d_rtrl" and (broken := overclaimed(learner.report, errors(grads, truth))):
+    if broken := overclaimed(learner.report, errors(grads, truth)):
         return Verdict("wrong", f"{rule}: {broken}")
     return Verdict("right")
 
@@ -203,19 +231,21 @@ def overclaimed(report: Any, wrong: dict[tuple, float]) -> str:
     return ""
 
 
-def judge_around(spec: Spec, run: Run = interpreted, seconds: float = 60) -> Verdict:
+def judge_around(
+    spec: Spec, rule: str = "d_rtrl", run: Run = interpreted, seconds: float = 60
+) -> Verdict:
     """Whether the report is honest about a step function that does more than call the learner."""
-    return confirmed(lambda run: _judge_around(spec, run), run, seconds)
+    return confirmed(lambda *runs: _judge_around(spec, rule, *runs), run, seconds)
 
 
-def _judge_around(spec: Spec, run: Run) -> Verdict:
+def _judge_around(spec: Spec, rule: str, run: Run, plain: Run) -> Verdict:
     _, kinds, program = spec
     model = around.Wrapped(program)
-    step, verdict = around.step_around(model, kinds), Verdict("right")
-    learner = operators.prepared(bt.D_RTRL(model))
+    step, verdict, learners = around.step_around(model, kinds), Verdict("right"), {}
     try:
         for gain_in_use[0] in (0, 1) if "again" in kinds else (0,):
-            verdict = _judge_step(model, learner, step, run)
+            truth = _truth_around(model, step, plain)
+            verdict = _judge(model, truth, rule, run, plain, step, learners)
             if verdict.kind != "right":
                 return Verdict(verdict.kind, f"around {kinds}: {verdict.detail}")
     finally:
@@ -223,30 +253,14 @@ def _judge_around(spec: Spec, run: Run) -> Verdict:
     return verdict
 
 
-def _judge_step(model: Any, learner: Any, step: Callable, run: Run) -> Verdict:
-    xs = sequences()
+def _truth_around(model: Any, step: Callable, run: Run) -> dict | None:
     try:
-        truth = run(lambda: bptt_grad(model, step, *xs), lower=False)
+        truth = run(lambda: bptt_grad(model, step, *sequences()), lower=False)
     except (TypeError, ValueError) as error:
         if not any(text in str(error) for text in NO_DERIVATIVE):
             raise
-        return Verdict("no truth")
-    if not largest(truth) < HUGE:
-        return Verdict("no truth")
-    try:
-        learner.compile_graph(xs[0][0])
-        blocks, steps = (
-            run(lambda size=size: online_grad(learner, step, *xs, block_size=size))
-            for size in (None, 1)
-        )
-    except Exception as error:
-        if is_four_part(error):
-            return Verdict("refused", str(error).splitlines()[0])
-        return Verdict("crashed", describe(error))
-    if not max(errors(steps, blocks).values()) <= TIGHT:
-        return Verdict("wrong", "the gradient depends on the size of the blocks")
-    broken = overclaimed(learner.report, errors(blocks, truth))
-    return Verdict("wrong", broken) if broken else Verdict("right")
+        return None
+    return truth if largest(truth) < HUGE else None
 
 
 def judge_network(
@@ -254,18 +268,18 @@ def judge_network(
 ) -> Verdict:
     """Whether a layered network's learner is the network cut by hand, and says what it cut."""
     try:
-        return confirmed(lambda run: _judge_network(net, certificate, run), run, seconds)
+        return confirmed(lambda *runs: _judge_network(net, certificate, *runs), run, seconds)
     except Exception as error:  # every network is legal
         return Verdict("crashed", f"network: {describe(error)}")
 
 
-def _judge_network(net: tuple, certificate: bool, run: Run) -> Verdict:
+def _judge_network(net: tuple, certificate: bool, run: Run, plain: Run) -> Verdict:
     model = layers.Network(net)
     learner = bt.D_RTRL(model)
     learner.compile_graph(layers.sequences()[0][0])
     everything = layers.droppable(net)
     found = run(lambda: online_grad(learner, step_fn, *layers.sequences()))
-    by_hand = lambda dropped: layers.by_hand(model, dropped, run)
+    by_hand = lambda dropped: layers.by_hand(model, dropped, plain)
     cut = by_hand(everything)
     if bad := {p: e for p, e in errors(found, cut).items() if not e <= TIGHT}:
         return Verdict("wrong", f"not the network cut by hand: {bad}")

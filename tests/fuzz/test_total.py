@@ -5,8 +5,10 @@ Per-weight traces are run by test_certificate.py, which also checks what the rep
 Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
 """
 
-import judge as judging
+import dataclasses
+
 import pytest
+from claims import TABLE
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from judge import is_four_part, judge
@@ -70,7 +72,8 @@ def test_four_parts_are_told_from_other_errors():
 def test_a_wrong_gradient_is_seen(monkeypatch):
     spec = (((3,),), (), (("add", ("half", "old0"), ("matmul", 0, "own", "x")),), "new0")
     assert judge(spec).kind == "right"
-    monkeypatch.setattr(judging, "T", 2)  # windows of two steps forget the recurrent paths
+    halves = dataclasses.replace(TABLE["window"], chunk=2)  # they forget the recurrent paths
+    monkeypatch.setitem(TABLE, "window", halves)
     looped = (((3,),), (), (("tanh", ("matmul", 0, "own", ("add", "x", "old0"))),), "new0")
     assert judge(looped, ("window",)).kind == "wrong"
 
