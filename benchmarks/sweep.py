@@ -23,6 +23,8 @@ import ast
 import collections
 import contextlib
 import dataclasses
+import functools
+import gc
 import json
 import os
 import random
@@ -39,7 +41,8 @@ ROOT = HERE.parent
 BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
 TURNS = (*("program", "program", "around") * 10, "network", "chain")  # one after another
-FRESH_AFTER = 500  # programs per worker: JAX keeps what it compiled
+FLAG = "--xla_cpu_use_fusion_emitters=false"  # XLA compiles in half the time
+FRESH_AFTER = 1000  # programs per worker: JAX keeps what it compiled
 
 
 class Job(NamedTuple):
@@ -61,8 +64,8 @@ def judge_spec(spec: tuple, job: Job, seconds: float) -> Any:
     import layers
     import operators
 
-    how: dict[str, Any] = {"run": judge.compiled if job.compiled else judge.interpreted}
-    how["seconds"] = seconds
+    quick = functools.partial(judge.interpreted, lower=False)  # XLA has its share
+    how: dict[str, Any] = {"run": judge.compiled if job.compiled else quick, "seconds": seconds}
     try:
         with operators.unmarked() if job.unmarked else contextlib.nullcontext():
             if spec[0] == "around":
@@ -103,6 +106,8 @@ def set_up() -> None:
     brainstate.environ.set(precision=64)
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)  # traces are many small objects
 
 
 def generate(kind: str, seed: int) -> tuple:
@@ -184,6 +189,16 @@ class Worker:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def set_flag() -> None:
+    """Set the flag for all workers, if this version of XLA has it: it ends a process otherwise."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+    trial = [sys.executable, "-c", "import jax; jax.numpy.ones(2).sum()"]
+    if not subprocess.run(
+        trial, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, check=False
+    ).returncode:
+        os.environ["XLA_FLAGS"] = flags
 
 
 def sweep(options: argparse.Namespace) -> list[dict]:
@@ -338,6 +353,7 @@ def main() -> int:
         return int(verdict.bad)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what there is is told
+    set_flag()
     rows = sweep(options)
     print(table(rows))
     bad = [r for r in rows if r["kind"] in BAD]
