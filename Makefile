@@ -1,6 +1,7 @@
 # Every target sets itself up: a fresh machine needs only make and Python 3.11 or newer.
 PYTHON ?= python3
 JAX ?= 0.8.0
+COUNT ?= 2000
 
 VENV := .venv
 JAX_VENV := .venv-jax-$(JAX)
@@ -59,8 +60,8 @@ package: $(VENV)/.dev  ## build dist/ and try the wheel in an empty environment
 	.venv-package/bin/python $(PIP) dist/*.whl
 	@home=$$PWD && cd "$$(mktemp -d)" && "$$home/.venv-package/bin/python" -I "$$home/tests/package/smoke.py"
 
-sweep: $(VENV)/.dev  ## judge thousands of random programs
-	$(BIN)/python benchmarks/sweep.py --count 2000
+sweep: $(VENV)/.dev  ## judge random programs with all rules, on two cores: make sweep COUNT=20000
+	$(BIN)/python benchmarks/sweep.py --count $(COUNT) --workers 2
 
 bench: $(VENV)/.dev  ## time and memory against BPTT and the published package
 	$(BIN)/python benchmarks/speed.py --suite headline

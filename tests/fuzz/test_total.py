@@ -2,7 +2,7 @@
 
 Per-weight traces are run by test_certificate.py, which also checks what the report says of them.
 
-Replay a failure with `python benchmarks/sweep.py --replay '<program>'`.
+Replay a failure with `python benchmarks/sweep.py --rule <rule> --replay '<program>'`.
 """
 
 import dataclasses
