@@ -7,16 +7,18 @@ Replay a failure with `python benchmarks/sweep.py --rule <rule> --replay '<progr
 
 import dataclasses
 
+import numpy as np
 import pytest
 from claims import TABLE
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from judge import is_four_part, judge
+from judge import compiled, is_four_part, judge
 from programs import parse, random_program, shrink
 
 import braintrace as bt
 import interpret
 from braintrace._errors import message
+from braintrace.rules._table import ROWS
 from thinned import examples
 
 # A seed rather than draws: hypothesis repeats its choices, and `shrink` knows programs better.
@@ -84,6 +86,27 @@ def test_a_fault_of_the_interpreter_is_told_from_one_of_the_library(monkeypatch)
     forgets_to_transpose = lambda values, p: values[0].reshape(p["new_sizes"])
     monkeypatch.setitem(interpret.NUMPY, "reshape", forgets_to_transpose)
     assert judge(spec, ("d_rtrl",)).kind == "misread"
+
+
+def test_every_rule_has_a_claim():
+    first_words = {name.split()[0] for name in TABLE}
+    assert {row.name for row in ROWS} == first_words - {"window", "windows"}
+
+
+def test_a_gradient_that_is_not_its_twin_is_seen(monkeypatch):
+    spec = (((3,),), (), (("add", ("half", "old0"), ("matmul", 0, "own", "x")),), "new0")
+    assert judge(spec, ("eprop",)).kind == "right"
+    monkeypatch.setitem(TABLE, "eprop", dataclasses.replace(TABLE["eprop"], twin="no_trace"))
+    verdict = judge(spec, ("eprop",))
+    assert verdict.kind == "wrong" and "not that of no_trace" in verdict.detail
+
+
+def test_rounding_is_told_from_a_fault(monkeypatch):
+    spec = (((3,),), (), (("tanh", ("add", "old0", ("matmul", 0, "own", "x"))),), "new0")
+    # Another value of tanh, for the learner and for BPTT alike.
+    monkeypatch.setitem(interpret.NUMPY, "tanh", lambda values, p: np.tanh(values[0]) * (1 - 1e-6))
+    verdict = judge(spec, ("rtrl",), run=compiled)
+    assert verdict.kind == "right" and verdict.detail.startswith("decided by rounding")
 
 
 @pytest.mark.parametrize("seed", range(20))
