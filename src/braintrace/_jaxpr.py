@@ -582,11 +582,13 @@ def operand_of(atom: Atom) -> JaxVar | Literal:
 
 def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
+    primitive = eqn.primitive
+    bound = primitive.get_bind_params(eqn.params)
     subfuns, params = ((), bound) if isinstance(bound, dict) else bound  # JAX >= 0.9: one dict
+    call = primitive.call if isinstance(primitive, DerivedPrimitive) else primitive.bind
     with at_line_of(eqn):
-        out = eqn.primitive.bind(*subfuns, *values, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
+        out = call(*subfuns, *values, **params)
+    return list(out) if primitive.multiple_results else [out]
 
 
 def at_line_of(eqn: Equation) -> AbstractContextManager[None]:
@@ -785,6 +787,13 @@ class DerivedPrimitive(Primitive):
         ad.primitive_jvps[self] = self._jvp
         ad.primitive_transposes[self] = self._transpose
         batching.primitive_batchers[self] = self._batch
+
+    def call(self, *args, **params):
+        """Bind where Python runs the program, so that values of enclosing traces may be read.
+
+        JAX's own rules bind the equations of bodies, which must not close over such values.
+        """
+        return self.bind(*args, **params)
 
     def apply(
         self, params: Params, function: Callable[..., Array] | None = None

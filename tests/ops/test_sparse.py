@@ -1,5 +1,6 @@
 from functools import partial
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,8 @@ import saiunit as u
 import scipy.sparse
 from jax.experimental import sparse as jax_sparse
 
+import braintrace
+from braintrace import verify
 from braintrace.ops import _sparse, sparse_matmul
 from braintrace.ops._operator import Operator
 from braintrace.ops._structure import Structure, compiled, structure_of
@@ -181,6 +184,33 @@ def test_indices_are_arguments_of_compiled_programs(bias):
     # Its derivative from outside, where the indices are not arguments any more.
     total = lambda f: jax.grad(lambda w: jnp.sum(jnp.sin(f(X, w)[0])))(weight)
     np.testing.assert_allclose(total(run), total(both))
+
+
+def test_a_product_in_a_loop_of_the_step_is_learned():
+    # JAX differentiates the body of a loop by itself: there, indices are no arguments.
+    matrix = scipy.sparse.csr_array(np.array([[1.0, 0, 2], [0, 3, 0], [4, 5, 0]]))
+
+    class Looped(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.linspace(-0.5, 0.7, 5))
+            self.h = brainstate.HiddenState(jnp.array([0.3, -0.2, 0.1]))
+
+        def update(self, x):
+            def row(carry, v):
+                y = sparse_matmul(v * x, self.w.value, sparse_mat=matrix)
+                return 0.5 * carry + v, y.sum()
+
+            rows = jax.lax.scan(row, 0.0, self.h.value)[1]
+            self.h.value = jnp.tanh(rows + self.h.value)
+            return self.h.value
+
+    model, xs = Looped(), jnp.linspace(-1, 1, 12).reshape(4, 3)
+    step = lambda net, x: (net(x) ** 2).sum()
+    truth = verify.bptt_grad(model, step, xs)
+    learner = braintrace.compile(model, "rtrl", xs[0])
+    found = learner.etrace_grad(xs, step_fn=lambda x: step(learner, x), reduction="sum")
+    np.testing.assert_allclose(found["w",], truth["w",], rtol=1e-12)
 
 
 def products_of_events(active, monkeypatch):

@@ -146,10 +146,10 @@ product.twin = lambda operands, axes, params: (
 class _Sparse(ETPPrimitive):
     """Where the indices are arguments of the program, the product reads those."""
 
-    def bind(self, *args: Any, **params: Any) -> Any:
+    def call(self, *args: Any, **params: Any) -> Any:
         indices = params["structure"].arguments
         if indices is None or params.get("mapped"):
-            return super().bind(*args, **params)
+            return self.bind(*args, **params)
         return product.bind(*args, *indices, **_facts(params["structure"]))
 
 
