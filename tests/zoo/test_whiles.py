@@ -166,6 +166,18 @@ def test_number_of_turns_from_the_input(draw):
     check(model, draw(T, 3), rules=4)
 
 
+def test_while_inside_a_while(draw):
+    @net({"w": draw(3, 4)}, {"h": draw(4)})
+    def model(m, x):
+        y = matmul(x, m.w.value)
+        times = lambda n, turn, h: lax.fori_loop(0, jnp.asarray(n, int), lambda i, h: turn(h), h)
+        inner = lambda h: times(2 * jnp.abs(x[1]), lambda h: jnp.sin(h) + 0.2 * y, 0.9 * h)
+        m.h.value = times(1 + 2 * jnp.abs(x[0]), inner, m.h.value)
+        return m.h.value
+
+    check(model, draw(T, 3), rules=4)
+
+
 def test_coupled_states_in_a_while(draw):
     @net({"w": draw(3, 4), "u": draw(3, 4)}, {"v": draw(4), "a": draw(4)})
     def model(m, x):

@@ -86,7 +86,7 @@ class Graph:
     weights: Program  # the operands of the relations, from the parameters
     links: Links
     opens: Mapping[Equation, frozenset[int]]  # control flow around operators, by relation
-    whiles: Mapping[Equation, frozenset[int]]  # around a `while`
+    whiles: Mapping[Equation, frozenset[int]]  # around a `while`, not being one
     custom: Mapping[Equation, frozenset[int]]  # around a custom reverse rule
     influenced: tuple[tuple[int, ...], ...]  # hidden leaves each parameter leaf reaches, ever
     shares_trace: tuple[int, ...]  # per hidden leaf a mask of those it shares a trace with
@@ -227,7 +227,7 @@ def analyse(
         weights=computing(step.program, [a for r in relations for a in operand_atoms(r.site)]),
         links=links,
         opens=opened(step.program, operators.get),
-        whiles=opened(step.program, lambda e: -1 if e.name == "while" else None),
+        whiles=_around_whiles(step.program),
         custom=opened(step.program, quiet),
         influenced=influenced(step, links),
         shares_trace=_sharing(len(step.hidden), relations, components, offsets),
@@ -370,6 +370,12 @@ class _Paths:
                 break
             reached = more
         return reached
+
+
+def _around_whiles(program: Program) -> dict[Equation, frozenset[int]]:
+    """Where `bind_reversible` finds the outermost `while`s; it takes those inside along."""
+    around = opened(program, lambda e: -1 if e.name == "while" else None)
+    return {eqn: numbers for eqn, numbers in around.items() if eqn.name != "while"}
 
 
 def _sharing(
