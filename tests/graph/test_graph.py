@@ -281,3 +281,23 @@ def test_record_of_a_long_closure_tells_its_price():
 
     (found,) = graph_of(rotates).explain(kind=Kind.RELATION_INCLUDED, weight_path=("w",))
     assert "3 state elements per output element" in found.message
+
+
+def test_loop_over_an_input_that_its_result_does_not_read():
+    class Mapped(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.array([0.3, -0.5, 0.2]))
+            self.h = brainstate.HiddenState(jnp.array([0.1, 0.4, -0.3]))
+
+        def update(self, x):
+            ones = jax.lax.map(lambda row: jnp.ones(()), x)
+            self.h.value = jnp.tanh(0.9 * self.h.value + ones * self.w.value)
+            return self.h.value * x
+
+    model, xs = Mapped(), jnp.linspace(-1, 1, 12).reshape(4, 3)
+    step = lambda net, x: (net(x) ** 2).sum()
+    truth = braintrace.verify.bptt_grad(model, step, xs)
+    learner = braintrace.compile(model, "d_rtrl", xs[0], unmarked=True)
+    found = learner.etrace_grad(xs, step_fn=lambda x: step(learner, x), reduction="sum")
+    np.testing.assert_allclose(found["w",], truth["w",], rtol=1e-12)

@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -129,6 +130,11 @@ class Graph:
         An operand that is not trained and varies counts as zero: dy/dw does not read it.
         """
         inputs: list[Any] = [None] * len(self.step.program.inputs)
+        # A loop takes all of its inputs, also those that the operand does not depend on.
+        taken = {a for eqn in self.weights.equations for a in eqn.inputs}
+        for i, v in enumerate(self.step.program.inputs):
+            if v in taken and not jax.dtypes.issubdtype(v.dtype, jax.dtypes.extended):
+                inputs[i] = jnp.full(v.shape, jnp.nan if v.is_inexact else 0, v.dtype)
         for leaf, value in zip(self.step.params, params, strict=True):
             inputs[leaf.position] = value
         flat = iter(evaluate(self.weights, consts, inputs, bind_reversible))
