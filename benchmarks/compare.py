@@ -1,62 +1,221 @@
-"""The tables of docs/compare.md, from these settings, with the time that each part takes.
+"""The tables of docs/compare.md, from the settings below, with the time that each part takes.
 
     python benchmarks/compare.py                 # everything: hours on two cores
     python benchmarks/compare.py copy example    # some parts
+    python benchmarks/compare.py --list          # the parts, and how long they took
+    python benchmarks/compare.py --write         # tables and figures of the kept records again
     python benchmarks/compare.py --quick         # everything, small and short, to try it
 
-Tables, records and figures of a part go to docs/results/<part>/; rows that the record of a part
-has already are not trained again with `--add`.
+A part is a queue of jobs, a few rows of a table each, which processes work on side by side, each on
+a core of its own. A finished job is not run again: Ctrl-C stops, the same command goes on from
+there, and a folder of `--jobs` that another machine has filled is taken over. The records of a part
+go to docs/results/<part>/ when none of its jobs is missing; what the page shows is written from
+them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
-from braintrace.cli import main
-from braintrace.cli._names import NEED_DATA, STREAMS, TASKS
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "src"))
 
-ROOT = Path(__file__).parents[1]
-RATES = "--lr 0.001 0.003 0.01"
-ALL = (
-    "bptt tbptt rolling:window=8 no_trace d_rtrl d_rtrl:window=8 pp_prop ostl_recurrent "
-    "eprop:kappa_filter_decay=0.5 rflo ottt otpe stllr uoro"
-)
-REFEREE = (
-    "no_trace d_rtrl rtrl pp_prop:decay_or_rank=0.5 pp_prop:decay_or_rank=0.9 "
-    "pp_prop:decay_or_rank=0.99 rolling:window=8"
-)
+from braintrace.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
+
+EXAMPLE = ROOT / "examples" / "compare_rules.py"
 BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA)]
 CELLS = ("rnn", "gru", "lru", "alif")
-EXAMPLE = ROOT / "examples" / "compare_rules.py"
+RATES = "--lr 0.001 0.003 0.01"
+# Rows of one job share an import and what is compiled for the task. Long jobs come first, and last
+# what would be missed least if the time is short.
+RULES = (
+    "ostl_recurrent", "rolling:window=8", "tbptt d_rtrl:window=8 ostl_feedforward",
+    "eprop:kappa_filter_decay=0.5 rflo", "bptt no_trace d_rtrl pp_prop", "uoro stllr",
+    "ottt otpe pp_prop:decay_or_rank=0.99", "osttp three_factor decolle dni", "kf_rtrl",
+)  # fmt: skip
+REFEREE = (
+    "rtrl", "no_trace d_rtrl rolling:window=8",
+    "pp_prop:decay_or_rank=0.5 pp_prop:decay_or_rank=0.9 pp_prop:decay_or_rank=0.99",
+)  # fmt: skip
+ORDER = (  # of the rows of a table
+    "bptt", "rtrl", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
+    "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro", "kf_rtrl",
+    "osttp", "three_factor", "decolle", "dni",
+)  # fmt: skip
+SLOW = ("rtrl",)  # a job for each optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tables of one command: every task is one; `rules` are the rows of each job."""
+
+    tasks: tuple[str, ...]
+    words: str
+    rules: tuple[str, ...]
+    optimizers: tuple[str, ...] = ("adam",)
+
+
+STREAM_RATES = "--lr 0.001 0.003 0.01 0.03 0.1"
 PARTS = {
-    **{task: f"{task} {RATES} --rules {ALL}" for task in BATCHES},
     **{
-        f"streams-{cell}": f"{','.join(STREAMS)} --cell {cell} --optimizers sgd rmsprop adam "
-        f"--lr 0.0003 0.001 0.003 0.01 --rules {REFEREE}"
+        f"streams-{cell}": Part(
+            STREAMS, f"--cell {cell} {STREAM_RATES}", REFEREE, ("sgd", "rmsprop", "adam")
+        )
         for cell in CELLS
     },
-    "element-wise": f"{','.join(BATCHES)} --cell mingru {RATES} --rules bptt d_rtrl",
-    "example": f"{EXAMPLE}:Sign --model {EXAMPLE}:Net --updates 300 --lr 0.003 0.01 0.03 "
-    "--rules bptt tbptt:window=4 rolling:window=4 no_trace d_rtrl pp_prop",
+    **{task: Part((task,), RATES, RULES) for task in BATCHES},
+    "text": Part(("text",), f"--units 32 {RATES}", RULES),  # 64 take five times as long
+    "element-wise": Part(tuple(BATCHES), f"--cell mingru {RATES}", ("bptt d_rtrl",)),
+    "example": Part(
+        (f"{EXAMPLE}:Sign",),
+        f"--model {EXAMPLE}:Net --updates 300 --lr 0.003 0.01 0.03",
+        ("bptt tbptt:window=4 rolling:window=4 no_trace d_rtrl pp_prop",),
+    ),
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Some rows of a table, and the folder of their record."""
+
+    part: str
+    task: str
+    rules: str
+    optimizers: tuple[str, ...]
+    folder: Path
+    quick: bool
+
+    @property
+    def name(self) -> str:
+        return self.task.rpartition(":")[2]
+
+    @property
+    def record(self) -> Path:
+        return self.folder / f"compare_{self.name}.json"
+
+    @property
+    def seconds(self) -> Path:
+        """The CPU time of the job; there once it is done."""
+        return self.folder / "seconds"
+
+    def start(self, core: int) -> int:
+        """Start it on a core; returns the process."""
+        words = [self.task, *PARTS[self.part].words.split(), "--rules", *self.rules.split()]
+        words += ["--optimizers", *self.optimizers, "--out", str(self.folder)]
+        words += ["--quick"] * self.quick
+        path = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "JAX_PLATFORMS": "cpu"}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "_compare_job.py"), str(self.record), *words],
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment,
+                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            )
+        process.returncode = 0  # `work` waits for it, and wants the CPU time
+        return process.pid
+
+
+def jobs_of(parts: list[str], folder: Path, quick: bool) -> list[Job]:
+    """The jobs of some parts, in the order of `rules` for all parts together."""
+    ranked = []
+    for part in parts:
+        p = PARTS[part]
+        for task, (rank, rules) in product(p.tasks, enumerate(p.rules)):
+            name = task.rpartition(":")[2]
+            several = [(o,) for o in p.optimizers] if rules in SLOW else [p.optimizers]
+            for optimizers in several:
+                own = folder / part / name / "-".join([str(rank), *optimizers])
+                ranked.append((rank, Job(part, task, rules, optimizers, own, quick)))
+    return [job for _, job in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def work(jobs: list[Job], cores: list[int], end: float) -> list[Job]:
+    """Run what is not done yet, one job per core; returns what is missing at the end."""
+    waiting = [job for job in jobs if not job.seconds.is_file()]
+    total, free = len(waiting), list(cores)
+    running: dict[int, tuple[Job, int]] = {}  # by process
+    stopping = False
+    while running or (waiting and not stopping):
+        try:
+            if not stopping and time.monotonic() >= end:
+                raise KeyboardInterrupt
+            while free and waiting and not stopping:
+                job, core = waiting.pop(0), free.pop()
+                running[job.start(core)] = (job, core)
+            for pid in list(running):
+                done, status, usage = os.wait4(pid, os.WNOHANG)
+                if done:
+                    job, core = running.pop(pid)
+                    free.append(core)
+                    took, left = usage.ru_utime + usage.ru_stime, len(waiting) + len(running)
+                    if status == 0:
+                        job.seconds.write_text(f"{took:.1f}\n")
+                    ended = f"{took:.0f} s" if status == 0 else f"no result: {job.folder}/log"
+                    print(f"{total - left}/{total} {job.part} {job.name} {job.rules}: {ended}",
+                          flush=True)  # fmt: skip
+            time.sleep(0.2)
+        except KeyboardInterrupt:  # also at the end of the time
+            if stopping:
+                raise
+            stopping = True
+            for pid in running:
+                os.kill(pid, signal.SIGTERM)
+    return [job for job in jobs if not job.seconds.is_file()]
+
+
+def keep(part: str, jobs: list[Job], results: Path) -> None:
+    """The records of a part from those of its jobs."""
+    from braintrace import CompareResult
+
+    optimizers = PARTS[part].optimizers
+    place = lambda row: (
+        ORDER.index(row.rule), optimizers.index(row.optimizer), row.window or 0, row.label
+    )  # fmt: skip
+    for name in dict.fromkeys(job.name for job in jobs):
+        own = [job for job in jobs if job.name == name]
+        records = [CompareResult.load(job.record) for job in own]
+        settings = {replace(record.settings, optimizers=optimizers) for record in records}
+        if len(settings) > 1:
+            raise SystemExit(f"jobs of different settings in {own[0].folder.parent}: remove it")
+        whole = records[0]
+        whole.settings = settings.pop()
+        whole.rows = sorted((row for record in records for row in record.rows), key=place)
+        for row in whole.rows if len(optimizers) > 1 else ():
+            row.label = f"{row.label.removesuffix(f' {row.optimizer}')} {row.optimizer}"
+        whole.save(results / part / f"compare_{name}.json")
+    times = results / "seconds.json"
+    seconds = json.loads(times.read_text()) if times.is_file() else {}
+    seconds[part] = round(sum(float(job.seconds.read_text()) for job in jobs))
+    times.write_text(json.dumps(seconds, indent=1) + "\n")
+
+
 def run(options: argparse.Namespace) -> int:
-    """Run the parts one after the other; a table of their times at the end."""
-    seconds: dict[str, float] = {}
-    for part in options.parts or PARTS:
-        words = [*PARTS[part].split(), "--out", str(options.out / part)]
-        words += ["--quick"] * options.quick + ["--add"] * options.add
-        started = time.perf_counter()
-        if status := main(["compare", *words]):
-            return status
-        seconds[part] = time.perf_counter() - started
-    for part, took in seconds.items():
-        print(f"{part:16}{took / 60:8.1f} min")
-    return 0
+    """Run parts, keep their records, write the page."""
+    parts = options.parts or list(PARTS)
+    jobs = jobs_of(parts, options.jobs, options.quick)
+    end = time.monotonic() + 60 * options.minutes
+    cores = options.cores or sorted(os.sched_getaffinity(0))
+    missing = work(jobs, cores, end)
+    for part in parts:
+        own = [job for job in jobs if job.part == part]
+        if left := [job for job in own if job in missing]:
+            print(f"{part}: {len(left)} of {len(own)} jobs are missing, its records stay")
+        else:
+            keep(part, own, options.out)
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":
@@ -64,7 +223,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small and short")
-    parser.add_argument("--add", action="store_true", help="only rows that are missing")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument("--cores", type=int, nargs="+", help="default all")
+    parser.add_argument("--jobs", type=Path, default=ROOT / "out" / "compare")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     options = parser.parse_args()
     if unknown := [part for part in options.parts if part not in PARTS]:

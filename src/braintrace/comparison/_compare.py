@@ -275,13 +275,12 @@ class Comparison:
                 if self._better(run.choice, runs[row.rate].choice):
                     row.rate = rate
         trained, gradient = runs[row.rate], self.gradients[choice.label]
+        if self.task.streaming:
+            trained = self._stream(row, choice, seed, row.rate, None)
         gradient.reset()
         initial = self._agreement(gradient, self.build(seed, self.settings.batch).params)
         ended = self._agreement(gradient, trained.params)
-        if self.task.streaming:
-            score = self._stream(row, choice, seed, row.rate, None).score
-        else:
-            score = self.test(trained.params)
+        score = trained.score if self.task.streaming else self.test(trained.params)
         curve = (trained.at, trained.scores, trained.losses)
         row.seeds.append(Seed(seed, score, *curve, initial, ended))
 

@@ -192,7 +192,7 @@ class CompareResult:
             elif len(row.seeds) < s.seeds:
                 rows[n] += f"  ({len(row.seeds)} of {seeds})"
         reach = "" if self.streaming else REACH.format(threshold=metric.text(self.goal))
-        stream = ", while learning;\nloss: mean over the stream of validation" * self.streaming
+        stream = ", while learning;\nloss: mean over this stream" * self.streaming
         notes = f"{SCORE}{stream}{reach}{NOTES}"
         return "\n".join([*lines, "", *rows, "", notes])
 
