@@ -2,8 +2,7 @@
 
     python benchmarks/compare.py                 # everything: hours on two cores
     python benchmarks/compare.py copy example    # some parts
-    python benchmarks/compare.py --list          # the parts, and how long they took
-    python benchmarks/compare.py --write         # tables and figures of the kept records again
+    python benchmarks/compare.py --write         # tables and figures again, from the kept records
     python benchmarks/compare.py --quick         # everything, small and short, to try it
 
 A part is a queue of jobs, a few rows of a table each, which processes work on side by side, each on
@@ -32,6 +31,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from braintrace.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
 
+RESULTS = ROOT / "docs" / "results"
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
 BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA)]
 CELLS = ("rnn", "gru", "lru", "alif")
@@ -204,6 +204,9 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run parts, keep their records, write the page."""
+    if options.write:
+        _write(options)
+        return 0
     parts = options.parts or list(PARTS)
     jobs = jobs_of(parts, options.jobs, options.quick)
     end = time.monotonic() + 60 * options.minutes
@@ -215,7 +218,15 @@ def run(options: argparse.Namespace) -> int:
             print(f"{part}: {len(left)} of {len(own)} jobs are missing, its records stay")
         else:
             keep(part, own, options.out)
+    if options.out == RESULTS and not options.quick:
+        _write(options)
     return 1 if missing else 0
+
+
+def _write(options: argparse.Namespace) -> None:
+    from _compare_page import write
+
+    write(ROOT / "docs" / "compare.md", options.out)
 
 
 if __name__ == "__main__":
@@ -223,11 +234,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small and short")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the page")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--cores", type=int, nargs="+", help="default all")
     parser.add_argument("--jobs", type=Path, default=ROOT / "out" / "compare")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.quick and options.out == RESULTS:
+        options.out = options.jobs = ROOT / "out" / "compare-quick"
     if unknown := [part for part in options.parts if part not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     sys.exit(run(options))

@@ -1,0 +1,279 @@
+"""Tables and figures of docs/compare.md from the kept records in docs/results."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+from braintrace import CompareResult
+from braintrace.cli._names import STREAMS, TASKS
+from braintrace.comparison._figure import COLOURS, new_figure
+from braintrace.comparison._result import Row, short_bytes
+
+MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CELLS = {"rnn": "vanilla RNN", "gru": "GRU", "lru": "LRU", "alif": "LIF (adaptive)"}
+OPTIMIZERS = ("sgd", "rmsprop", "adam")
+SUMMARY = {  # rows of the summary by the start of a label
+    "bptt": "BPTT",
+    "tbptt": "tbptt",
+    "rolling:window=8": "rolling, 8",
+    "no_trace": "no trace",
+    "d_rtrl": "D_RTRL",
+    "d_rtrl:window=8": "D_RTRL, windows of 8",
+    "ostl_recurrent": "SnAp-1",
+    "pp_prop:decay_or_rank=0.99": "pp_prop, 0.99",
+    "eprop:kappa_filter_decay=0.5": "e-prop",
+    "rflo": "RFLO",
+}
+Table = list[list[str]]
+
+
+def markdown(cells: Table) -> str:
+    head, *rows = cells
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def spread(values: list[float], form: str, scale: float = 1) -> str:
+    """Mean ± standard deviation over seeds."""
+    if not values:
+        return "–"
+    if not all(map(math.isfinite, values)):
+        return f"diverges ({sum(not math.isfinite(v) for v in values)} of {len(values)})"
+    values = [scale * v for v in values]
+    return f"{form.format(statistics.mean(values))} ± {form.format(statistics.stdev(values))}"
+
+
+def scores(result: CompareResult, row: Row) -> str:
+    return spread([s.score for s in row.seeds], result.metric.form, result.metric.scale)
+
+
+def mean_loss(losses: list[float]) -> float:
+    """Of a stream; parts of a curve have the same length."""
+    return math.fsum(losses) / len(losses)
+
+
+class Records:
+    """The records of all parts that there are."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.parts = {
+            path.parent.name: {} for path in sorted(folder.glob("*/compare_*.json"))
+        }  # by part, then by task
+        for part, results in self.parts.items():
+            for path in sorted((folder / part).glob("compare_*.json")):
+                result = CompareResult.load(path)
+                results[result.name] = result
+        self.tasks = {name: self.parts[name][name] for name in TASKS if name in self.parts}
+
+    def tables(self) -> dict[str, str]:
+        """The text of every table by its name in the page."""
+        made = {name: task_table(result) for name, result in self.tasks.items()}
+        made |= {"summary": self._summary(), "times": self._times()}
+        if "element-wise" in self.parts:
+            made["element-wise"] = self._element_wise()
+        cells = [cell for cell in CELLS if f"streams-{cell}" in self.parts]
+        for task in STREAMS if cells else ():
+            made[task] = self._stream(task, cells)
+        if cells:
+            made["referee"] = self._referee(cells)
+        for name, result in self.parts.get("example", {}).items():
+            made[name] = f"```text\n{result.table()}\n```\n"
+        return made
+
+    def _summary(self) -> str:
+        cells: Table = [["task, cell", "score", *SUMMARY.values()]]
+        for name, result in self.tasks.items():
+            line = [f"`{name}`, {result.settings.model.split(' of ')[0]}", result.metric.name]
+            for label in SUMMARY:
+                own = [r for r in result.rows if r.label == label or
+                       (label == "tbptt" and r.rule == "tbptt")]  # fmt: skip
+                line.append(scores(result, own[0]) if own else "–")
+            cells.append(line)
+        return markdown(cells)
+
+    def _element_wise(self) -> str:
+        cells: Table = [["task", "metric", "bptt", "d_rtrl", "bptt, work", "d_rtrl, work"]]
+        results = self.parts["element-wise"]
+        for name in (name for name in TASKS if name in results):
+            result = results[name]
+            rows = [next(r for r in result.rows if r.label == x) for x in ("bptt", "d_rtrl")]
+            work = [short_bytes(row.working_bytes) for row in rows]
+            cells.append(
+                [f"`{name}`", result.metric.name, *(scores(result, r) for r in rows), *work]
+            )
+        return markdown(cells)
+
+    def _stream(self, task: str, cells: list[str]) -> str:
+        first = self.parts[f"streams-{cells[0]}"][task]
+        recovers = first.metric.name.startswith("recovered")
+        lines: Table = [["cell", "rule", *OPTIMIZERS]]
+        for cell in cells:
+            result = self.parts[f"streams-{cell}"][task]
+            for label in dict.fromkeys(bare(row) for row in result.rows):
+                line = [CELLS[cell], label]
+                for optimizer in OPTIMIZERS:
+                    row = row_of(result, label, optimizer)
+                    line.append(stream_cell(result, row, recovers) if row else "–")
+                lines.append(line)
+        return markdown(lines)
+
+    def _referee(self, cells: list[str]) -> str:
+        """No trace with RMSprop beside RTRL with RMSprop, and each with its best optimizer."""
+        pairs = [(rule, "rmsprop") for rule in ("no_trace", "d_rtrl", "rtrl")]
+        pairs += [("no_trace", None), ("rtrl", None)]
+        head = [f"{rule}, {optimizer or 'best'}" for rule, optimizer in pairs]
+        lines: Table = [["task", "cell", *head]]
+        for task in STREAMS:
+            for cell in cells:
+                result = self.parts[f"streams-{cell}"][task]
+                line = [f"`{task}`", CELLS[cell]]
+                for rule, optimizer in pairs:
+                    row = row_of(result, rule, optimizer)
+                    text = stream_cell(result, row, False) if row else "–"
+                    line.append(text + (f", {row.optimizer}" if row and not optimizer else ""))
+                lines.append(line)
+        return markdown(lines)
+
+    def _times(self) -> str:
+        seconds: dict[str, int] = json.loads((self.folder / "seconds.json").read_text("utf-8"))
+        cells: Table = [["part", "CPU time (min)"]]
+        cells += [[f"`{part}`", f"{took / 60:.0f}" if took > 90 else f"{took / 60:.1f}"]
+                  for part, took in seconds.items()]  # fmt: skip
+        cells.append(["all", f"{sum(seconds.values()) / 60:.0f}"])
+        return markdown(cells)
+
+
+def task_table(result: CompareResult) -> str:
+    """One row per rule; reasons of those that were refused."""
+    s, m = result.settings, result.metric
+    rates = ", ".join(f"{rate:g}" for rate in s.rates)
+    text = (
+        f"{s.model}, T = {result.length}, batches of {s.batch}, {s.updates} updates, {s.seeds} "
+        f"seeds, rates {rates}; {m.chance_level}; `reach`: {m.text(result.goal)}.\n\n"
+    )
+    cells: Table = [["rule", m.name, "reach", "cos", "end", "work", "stored", "ms", "rate"]]
+    refused = []
+    for row in result.rows:
+        if row.refused is not None:
+            refused.append(f"`{row.label}` ({row.refused.splitlines()[0].rstrip('.')})")
+            continue
+        cos = [f"{statistics.mean(getattr(s, when).cosine for s in row.seeds):.3f}"
+               for when in ("initial", "trained")]  # fmt: skip
+        size = [short_bytes(row.working_bytes), short_bytes(row.stored_bytes)]
+        end = [*cos, *size, f"{row.milliseconds:.3g}", f"{row.rate:g}"]
+        cells.append([row.label, scores(result, row), result._reached(row), *end])
+    text += markdown(cells)
+    return text + (f"\nRefused: {'; '.join(refused)}.\n" if refused else "")
+
+
+def bare(row: Row) -> str:
+    return row.label.removesuffix(f" {row.optimizer}")
+
+
+def row_of(result: CompareResult, label: str, optimizer: str | None) -> Row | None:
+    """The row of a rule and an optimizer, or of the optimizer with the lowest validation loss."""
+    rows = [row for row in result.rows if bare(row) == label and row.seeds]
+    if optimizer:
+        return next((row for row in rows if row.optimizer == optimizer), None)
+    chosen = lambda row: row.validation[f"{row.rate:g}"]
+    finite = [row for row in rows if math.isfinite(chosen(row))]
+    return min(finite, key=chosen) if finite else None
+
+
+def stream_cell(result: CompareResult, row: Row, recovers: bool) -> str:
+    """The score of a stream; where that is a recovery, the loss and the median of the recovery."""
+    if not result.metric.name.startswith("recovered"):
+        return scores(result, row)
+    losses = [mean_loss(seed.losses) for seed in row.seeds]
+    text = spread(losses, "{:.4f}" if result.name == "adapt_sine" else "{:.3f}")
+    if recovers and all(map(math.isfinite, losses)):
+        text += f" ({100 * statistics.median(s.score for s in row.seeds):.0f} %)"
+    return text
+
+
+def page_with(page: str, tables: dict[str, str]) -> str:
+    """The page with the tables between its markers."""
+    return MARKED.sub(lambda m: f"{m[1]}{tables.get(m[2], '')}{m[3]}", page)
+
+
+def draw_tasks(records: Records) -> Any:
+    """Every rule on every task: chance level is 0 and the mean of BPTT 1."""
+    figure, axes = new_figure((11, 6), 2, width_ratios=(1, 0.001))
+    left = axes[0]
+    axes[1].set_visible(False)
+    shown = {k: v for k, v in SUMMARY.items() if k != "bptt"}
+    names = list(records.tasks)[::-1]
+    for index, (label, about) in enumerate(shown.items()):
+        for place, name in enumerate(names):
+            result = records.tasks[name]
+            row = next((r for r in result.rows if r.label == label or
+                        (label == "tbptt" and r.rule == "tbptt")), None)  # fmt: skip
+            best = next(r for r in result.rows if r.label == "bptt").mean
+            if row is None or not row.seeds:
+                continue
+            chance = result.metric.chance
+            values = [(s.score - chance) / (best - chance) for s in row.seeds]
+            y = place + 0.36 - 0.08 * index
+            colour = COLOURS[index % len(COLOURS)] if index < len(COLOURS) else "#222222"
+            values = [max(v, -0.1) for v in values]
+            left.plot([min(values), max(values)], [y, y], color=colour, lw=1.2)
+            mean = statistics.mean(values)
+            left.plot(mean, y, "o", color=colour, ms=4.5, label=about if place == 0 else None)
+    left.axvline(1, color="#222222", lw=1)
+    left.axvline(0, color="grey", lw=1, ls=(0, (1, 3)))
+    left.set_yticks(range(len(names)), [f"{n} ({records.tasks[n].settings.model.split(' of ')[0]})"
+                                        for n in names])  # fmt: skip
+    left.set(
+        xlabel="score (0: chance level, 1: BPTT; dot: mean, line: all seeds)", xlim=(-0.12, 1.1)
+    )
+    for place in range(len(names) - 1):
+        left.axhline(place + 0.5, color="#DDDDDD", lw=0.6)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def draw_streams(records: Records) -> Any:
+    """No trace, D_RTRL and RTRL on the streams, with every optimizer."""
+    cells = [cell for cell in CELLS if f"streams-{cell}" in records.parts]
+    rules = ("no_trace", "d_rtrl", "pp_prop:decay_or_rank=0.9", "rolling:window=8", "rtrl")
+    figure, axes = new_figure((14, 4.6), len(STREAMS))
+    for panel, task in zip(axes, STREAMS, strict=True):
+        for c, cell in enumerate(cells):
+            result = records.parts[f"streams-{cell}"][task]
+            for r, rule in enumerate(rules):
+                row = row_of(result, rule, None)
+                if row is None:
+                    continue
+                adapts = result.metric.name.startswith("recovered")
+                values = [mean_loss(s.losses) if adapts else result.metric.scale * s.score
+                          for s in row.seeds]  # fmt: skip
+                x = c + 0.15 * (r - 2)
+                panel.plot([x] * len(values), values, "o", ms=3, mfc="none", color=COLOURS[r])
+                label = rule if task == STREAMS[0] and c == 0 else None
+                panel.plot([x - 0.06, x + 0.06], [statistics.mean(values)] * 2, lw=2.4,
+                           color=COLOURS[r], label=label)  # fmt: skip
+        panel.set_xticks(range(len(cells)), [CELLS[cell] for cell in cells], fontsize=7)
+        panel.set(title=task, ylabel="mean loss" if adapts else result.metric.name)
+        panel.set_yscale("log" if adapts else "linear")
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def write(page: Path, folder: Path) -> None:
+    """Tables into the page, figures beside the records."""
+    records = Records(folder)
+    page.write_text(page_with(page.read_text("utf-8"), records.tables()), "utf-8")
+    if records.tasks:
+        draw_tasks(records).savefig(folder / "tasks.png")
+    if any(part.startswith("streams-") for part in records.parts):
+        draw_streams(records).savefig(folder / "streams.png")
+    if "evidence" in records.parts:
+        records.tasks["evidence"].figure().savefig(page.parent / "evidence.png")
+    for name, result in records.parts.get("example", {}).items():
+        result.figure().savefig(folder / "example" / f"compare_{name}.png")
