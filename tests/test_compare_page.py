@@ -1,0 +1,56 @@
+"""docs/compare.md shows the kept records, and records of jobs become one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield
+    for name in ("compare", "_compare_page"):
+        sys.modules.pop(name, None)
+
+
+def test_tables_of_the_page_are_those_of_the_records():
+    from _compare_page import MARKED, Records, page_with
+
+    page = (ROOT / "docs" / "compare.md").read_text("utf-8")
+    tables = Records(ROOT / "docs" / "results").tables()
+    assert {found[1] for found in MARKED.findall(page)} == set(tables)
+    assert page_with(page, tables) == page, "run `python benchmarks/compare.py --write`"
+
+
+def test_every_part_has_its_records():
+    from compare import PARTS, RESULTS
+
+    seconds = json.loads((RESULTS / "seconds.json").read_text("utf-8"))
+    assert set(seconds) == set(PARTS)
+    for name, part in PARTS.items():
+        for task in part.tasks:
+            assert (RESULTS / name / f"compare_{task.rpartition(':')[2]}.json").is_file()
+
+
+def test_jobs_of_a_table_become_one_record(tmp_path):
+    from compare import RESULTS, jobs_of, keep
+
+    from braintrace import CompareResult
+
+    (job,) = jobs_of(["example"], tmp_path, quick=False)
+    kept = RESULTS / "example" / "compare_Sign.json"
+    whole, jobs = CompareResult.load(kept), []
+    for n, rows in enumerate((whole.rows[3:], whole.rows[:3])):
+        part = CompareResult.load(kept)
+        part.rows = rows
+        jobs.append(type(job)(job.part, job.task, "", job.optimizers, tmp_path / str(n), False))
+        part.save(jobs[-1].record)
+        jobs[-1].seconds.write_text("2.5\n")
+    keep("example", jobs, tmp_path)
+    found = CompareResult.load(tmp_path / "example" / "compare_Sign.json")
+    assert found.rows == whole.rows and found.table() == whole.table()
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {"example": 5}
