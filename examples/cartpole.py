@@ -115,5 +115,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small sizes, for tests")
     parser.add_argument("--full", action="store_true", help="all agents, not only the RTU")
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--steps", type=int, default=300_000)
     main(**vars(parser.parse_args()))
