@@ -9,6 +9,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from compare import PARTS
+
 from braintrace import CompareResult
 from braintrace.cli._names import STREAMS, TASKS
 from braintrace.comparison._figure import COLOURS, new_figure
@@ -154,7 +156,7 @@ def task_table(result: CompareResult) -> str:
     s, m = result.settings, result.metric
     rates = ", ".join(f"{rate:g}" for rate in s.rates)
     text = (
-        f"{s.model}, T = {result.length}, batches of {s.batch}, {s.updates} updates, {s.seeds} "
+        f"{result.title}: {s.model}, T = {result.length}, batches of {s.batch}, {s.updates} updates, {s.seeds} "
         f"seeds, rates {rates}; {m.chance_level}; `reach`: {m.text(result.goal)}.\n\n"
     )
     cells: Table = [["rule", m.name, "reach", "cos", "end", "work", "stored", "ms", "rate"]]
@@ -169,7 +171,13 @@ def task_table(result: CompareResult) -> str:
         end = [*cos, *size, f"{row.milliseconds:.3g}", f"{row.rate:g}"]
         cells.append([row.label, scores(result, row), result._reached(row), *end])
     text += markdown(cells)
-    return text + (f"\nRefused: {'; '.join(refused)}.\n" if refused else "")
+    if refused:
+        text += f"\nRefused: {'; '.join(refused)}.\n"
+    wanted = [word for rows in PARTS[result.name].rows for word in rows.rules.split()]
+    there = {row.label for row in result.rows} | {row.rule for row in result.rows}
+    if missing := [f"`{word}`" for word in wanted if word not in there]:
+        text += f"\nNot measured: {', '.join(missing)}.\n"
+    return text
 
 
 def bare(row: Row) -> str:
@@ -187,13 +195,15 @@ def row_of(result: CompareResult, label: str, optimizer: str | None) -> Row | No
 
 
 def stream_cell(result: CompareResult, row: Row, recovers: bool) -> str:
-    """The score of a stream; where that is a recovery, the loss and the median of the recovery."""
+    """The score of a stream; where that is a recovery, the loss, and the recovery's median over the
+    seeds that lost anything."""
     if not result.metric.name.startswith("recovered"):
         return scores(result, row)
     losses = [mean_loss(seed.losses) for seed in row.seeds]
     text = spread(losses, "{:.4f}" if result.name == "adapt_sine" else "{:.3f}")
-    if recovers and all(map(math.isfinite, losses)):
-        text += f" ({100 * statistics.median(s.score for s in row.seeds):.0f} %)"
+    regained = [100 * s.score for s in row.seeds if math.isfinite(s.score)]
+    if recovers and regained:
+        text += f" ({statistics.median(regained):.0f} %)"
     return text
 
 
