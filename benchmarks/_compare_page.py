@@ -156,8 +156,9 @@ def task_table(result: CompareResult) -> str:
     s, m = result.settings, result.metric
     rates = ", ".join(f"{rate:g}" for rate in s.rates)
     text = (
-        f"{result.title}: {s.model}, T = {result.length}, batches of {s.batch}, {s.updates} updates, {s.seeds} "
-        f"seeds, rates {rates}; {m.chance_level}; `reach`: {m.text(result.goal)}.\n\n"
+        f"{result.title}: {s.model}, T = {result.length}, batches of {s.batch}, {s.updates} "
+        f"updates, {s.seeds} seeds, rates {rates}; {m.chance_level}; "
+        f"`reach`: {m.text(result.goal)}.\n\n"
     )
     cells: Table = [["rule", m.name, "reach", "cos", "end", "work", "stored", "ms", "rate"]]
     refused = []

@@ -84,6 +84,7 @@ REFEREE = (
 )
 # RTRL with 3 ms per step: these would take hours of a core.
 LEFT_OUT = {("streams-gru", "delayed"): "rtrl"} | {("streams-alif", t): "rtrl" for t in STREAMS}
+SOURCE = ("versions", "machine")  # of a record
 ORDER = (  # of the rows of a table
     "bptt", "rtrl", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
     "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro",
@@ -221,11 +222,32 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
         whole.rows = sorted((row for record in records for row in record.rows), key=place)
         for row in whole.rows if len(optimizers) > 1 else ():
             row.label = f"{row.label.removesuffix(f' {row.optimizer}')} {row.optimizer}"
-        whole.save(results / part / f"compare_{name}.json")
+        path = results / part / f"compare_{name}.json"
+        whole.save(path)
+        # Versions and machines are those of the jobs, not of this process.
+        content, sources = json.loads(path.read_text("utf-8")), [_source(job) for job in own]
+        used = [source for n, source in enumerate(sources) if source not in sources[:n]]
+        rows = ",\n".join(json.dumps(_rounded(row)) for row in content.pop("rows"))
+        head = {k: v for k, v in content.items() if k not in SOURCE} | {"sources": used}
+        path.write_text(f'{json.dumps(head)[:-1]},\n"rows": [\n{rows}\n]}}\n', "utf-8")
     times = results / "seconds.json"
     seconds = json.loads(times.read_text()) if times.is_file() else {}
     seconds[part] = round(sum(float(job.seconds.read_text()) for job in jobs))
     times.write_text(json.dumps(seconds, indent=1) + "\n")
+
+
+def _rounded(value: object) -> object:
+    """Seven digits, which are all that float32 has."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _source(job: Job) -> dict[str, object]:
+    content = json.loads(job.record.read_text("utf-8"))
+    return {key: content[key] for key in SOURCE}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -33,7 +33,8 @@ def test_every_part_has_its_records():
     assert set(seconds) == set(PARTS)
     for name, part in PARTS.items():
         for task in part.tasks:
-            assert (RESULTS / name / f"compare_{task.rpartition(':')[2]}.json").is_file()
+            path = RESULTS / name / f"compare_{task.rpartition(':')[2]}.json"
+            assert json.loads(path.read_text("utf-8"))["sources"]
 
 
 def test_jobs_of_a_table_become_one_record(tmp_path):
@@ -53,4 +54,6 @@ def test_jobs_of_a_table_become_one_record(tmp_path):
     keep("example", jobs, tmp_path)
     found = CompareResult.load(tmp_path / "example" / "compare_Sign.json")
     assert found.rows == whole.rows and found.table() == whole.table()
+    sources = json.loads((tmp_path / "example" / "compare_Sign.json").read_text())["sources"]
+    assert [set(source) for source in sources] == [{"versions", "machine"}]
     assert json.loads((tmp_path / "seconds.json").read_text()) == {"example": 5}
