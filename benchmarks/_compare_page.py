@@ -27,7 +27,7 @@ SUMMARY = {  # rows of the summary by the start of a label
     "d_rtrl": "D_RTRL",
     "d_rtrl:window=8": "D_RTRL, windows of 8",
     "ostl_recurrent": "SnAp-1",
-    "pp_prop:decay_or_rank=0.99": "pp_prop, 0.99",
+    "pp_prop": "pp_prop, 0.95",
     "eprop:kappa_filter_decay=0.5": "e-prop",
     "rflo": "RFLO",
 }
