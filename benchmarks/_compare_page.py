@@ -169,7 +169,8 @@ def task_table(result: CompareResult) -> str:
         cos = [f"{statistics.mean(getattr(s, when).cosine for s in row.seeds):.3f}"
                for when in ("initial", "trained")]  # fmt: skip
         size = [short_bytes(row.working_bytes), short_bytes(row.stored_bytes)]
-        end = [*cos, *size, f"{row.milliseconds:.3g}", f"{row.rate:g}"]
+        time = "–" if math.isnan(row.milliseconds) else f"{row.milliseconds:.3g}"
+        end = [*cos, *size, time, f"{row.rate:g}"]
         cells.append([row.label, scores(result, row), result._reached(row), *end])
     text += markdown(cells)
     if refused:

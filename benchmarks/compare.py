@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -217,6 +218,10 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
         settings = {replace(record.settings, optimizers=optimizers) for record in records}
         if len(settings) > 1:
             raise SystemExit(f"jobs of different settings in {own[0].folder.parent}: remove it")
+        machines = [_source(job)["machine"] for job in own]
+        for record, machine in zip(records, machines, strict=True):
+            for row in record.rows if machine != machines[0] else ():
+                row.milliseconds = math.nan  # times of one machine in a table
         whole = records[0]
         whole.settings = settings.pop()
         whole.rows = sorted((row for record in records for row in record.rows), key=place)
