@@ -18,7 +18,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
-from braintrace._jaxpr import DerivedPrimitive
+from braintrace._jaxpr import DerivedPrimitive, scan_layout
 from thinned import ALL
 
 COMPILED = ALL or jax.default_backend() != "cpu"  # on a GPU its own programs are what is tested
@@ -101,7 +101,7 @@ def _apply(eqn: Any, values: list[Any]) -> list[Any]:
             return run(p["branches"][index], values[1:])
         case "while":
             return _while(p, values)
-        case "scan" if "num_consts" in p:
+        case "scan":
             return _scan(p, values)
     return _kernel(eqn, values)
 
@@ -123,8 +123,8 @@ def _wide(flags: Any, like: Any) -> Any:
 
 
 def _scan(p: Any, values: list[Any]) -> list[Any]:
-    first = p["num_consts"]
-    last = first + p["num_carry"]
+    first, carried = scan_layout(p)
+    last = first + carried
     carry, rows = values[first:last], []
     order = range(p["length"])
     for t in reversed(order) if p["reverse"] else order:
