@@ -49,4 +49,4 @@ def test_programs_have_the_same_key_in_every_process(tmp_path):
     assert [run.wait() for _, run in runs] == [0, 0]
     first, second = ({p.name for p in keys.glob("*-cache")} for keys, _ in runs)
     assert first == second
-    assert len(first) >= 4  # two gradients, and the zeros of their traces
+    assert len(first) >= 3  # two gradients, and zeros of traces: one program or two, by JAX

@@ -8,6 +8,7 @@ or they are more time: all of them move the same trace, and x, y and f gain an a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -173,7 +174,8 @@ def find_sites(step: Step, flow: Flow) -> list[Site]:
         if primitive is None:
             continue
         operator = Operator.of(primitive, eqn.params, eqn.inputs, eqn.outputs[0])
-        operator = operators.setdefault(operator.key, operator)
+        with suppress(TypeError):  # a custom derivative may be of functions without a hash
+            operator = operators.setdefault(operator.key, operator)
         masks = {k: bits_of(eqn.inputs[i], flow.trained) for k, i in operator.positions.items()}
         leaves = {k: tuple(indices_of(m)) for k, m in masks.items()}
         varying = {k for k, i in operator.positions.items() if varies(eqn.inputs[i])}
