@@ -164,8 +164,8 @@ class Online:
 
     def __repr__(self) -> str:
         step = getattr(self.step, "__name__", type(self.step).__name__)
-        found = "not analysed yet" if self._last is None else self.report.picture.summary
-        return f"{self.rule.name} of {step}\n  {found}"
+        status = "not analysed yet" if self._last is None else self.report.picture.summary
+        return f"{self.rule.name} of {step}\n  {status}"
 
     # ------------------------------------------------------------------------------- tracing
 
