@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import jax
+
 SCRIPT = """
 import sys
 import jax
@@ -49,4 +51,5 @@ def test_programs_have_the_same_key_in_every_process(tmp_path):
     assert [run.wait() for _, run in runs] == [0, 0]
     first, second = ({p.name for p in keys.glob("*-cache")} for keys, _ in runs)
     assert first == second
-    assert len(first) >= 3  # two gradients, and zeros of traces: one program or two, by JAX
+    # Two gradients, and the zeros of their traces: one program for both in JAX 0.8.
+    assert len(first) >= (4 if jax.__version_info__ >= (0, 9) else 3)
