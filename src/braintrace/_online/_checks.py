@@ -172,37 +172,40 @@ def _signature(function: Callable[..., PyTree]) -> inspect.Signature | None:
         return None
 
 
-def check_loss(loss: Callable[..., PyTree], n_targets: int) -> None:
-    """Refuse a loss that does not take the output and so many targets."""
-    arguments = _signature(loss)
+def _check_call(
+    name: str, function: Callable[..., PyTree], count: int, called: str, why: str, do: str
+) -> None:
+    """Refuse a function that does not take so many arguments."""
+    arguments = _signature(function)
     try:
         if arguments is not None:
-            arguments.bind(*range(1 + n_targets))
+            arguments.bind(*range(count))
     except TypeError as error:
         raise type_error(
-            f"the loss takes {arguments} and is called with the output and {n_targets} target(s): "
-            f"{error}.",
-            where=line_of(loss),
-            why="it is loss(out, *targets), of one step",
-            do="pass one sequence of targets for each: grad(loss)(params, carry, xs, ys)",
+            f"the {name} takes {arguments} and is called with {called}: {error}.",
+            where=line_of(function),
+            why=why,
+            do=do,
         ) from None
+
+
+def check_loss(loss: Callable[..., PyTree], n_targets: int) -> None:
+    """Refuse a loss that does not take the output and so many targets."""
+    _check_call(
+        *("loss", loss, 1 + n_targets, f"the output and {n_targets} target(s)"),
+        why="it is loss(out, *targets), of one step",
+        do="pass one sequence of targets for each: grad(loss)(params, carry, xs, ys)",
+    )
 
 
 def check_signature(step: Callable[..., PyTree], n_inputs: int, n_trained: int) -> None:
     """Refuse a step that does not take so many inputs, and parameters that are none."""
-    arguments = _signature(step)
-    try:
-        if arguments is not None:
-            arguments.bind(*range(2 + n_inputs))
-    except TypeError as error:
-        raise type_error(
-            f"the step takes {arguments} and is called with params, state and {n_inputs} input(s): "
-            f"{error}.",
-            where=line_of(step),
-            why="it is step(params, state, *inputs) -> (state, out)",
-            do="pass the inputs of one step to init and a tuple of their sequences to scan and "
-            f"grad; {_KEYS}",
-        ) from None
+    _check_call(
+        *("step", step, 2 + n_inputs, f"params, state and {n_inputs} input(s)"),
+        why="it is step(params, state, *inputs) -> (state, out)",
+        do="pass the inputs of one step to init and a tuple of their sequences to scan and "
+        f"grad; {_KEYS}",
+    )
     if not n_trained:
         raise type_error(
             "params has no floating array.",
