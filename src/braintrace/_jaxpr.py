@@ -580,12 +580,16 @@ def operand_of(atom: Atom) -> JaxVar | Literal:
 # --------------------------------------------------------------------------------- evaluation
 
 
-def bind(eqn: Equation, values: Sequence[Any]) -> list[Any]:
-    """Apply an equation to values (concrete or traced); returns the list of its outputs."""
+def bind(eqn: Equation, values: Sequence[Any], kept: bool = False) -> list[Any]:
+    """Apply an equation to values (concrete or traced); returns the list of its outputs.
+
+    `kept` in a trace that is kept: it must not close over values of the traces around it.
+    """
     primitive = eqn.primitive
     bound = primitive.get_bind_params(eqn.params)
     subfuns, params = ((), bound) if isinstance(bound, dict) else bound  # JAX >= 0.9: one dict
-    call = primitive.call if isinstance(primitive, DerivedPrimitive) else primitive.bind
+    here = isinstance(primitive, DerivedPrimitive) and not kept
+    call = primitive.call if here else primitive.bind
     with at_line_of(eqn):
         out = call(*subfuns, *values, **params)
     return list(out) if primitive.multiple_results else [out]

@@ -252,6 +252,20 @@ def test_order_matters():
     assert different(one, two) and different(one, bptt("vanilla"))
 
 
+def test_a_weight_that_another_operator_computes_counts_once():
+    @net({"g": jnp.linspace(-0.5, 0.7, 9).reshape(3, 3)}, {"h": jnp.array([0.3, -0.2, 0.1])})
+    def model(m, x):
+        gain = bt.element_wise(matmul(jnp.arange(1.0, 4), m.g.value))
+        m.h.value = jnp.tanh(0.5 * m.h.value + gain * x)
+        return m.h.value
+
+    xs = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    learner = compiled(bt.SnAp, model, xs[0], n=2)
+    found = online_grad(learner, lambda net, x: (net(x) ** 2).sum(), xs)
+    truth = bptt_grad(model, lambda net, x: (net(x) ** 2).sum(), xs)
+    np.testing.assert_allclose(found["g",], truth["g",], rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["leaky", "fused_gates", "complex_state", "substeps"])
 def test_snap_1_is_d_rtrl_where_nothing_is_dropped(name):
     assert_equal(snapped(name, 1), learn(name, bt.D_RTRL))

@@ -94,6 +94,8 @@ def tangent_program(
                 return [jnp.ones(eqn.outputs[0].shape, eqn.outputs[0].dtype)], {}
             i = index.get(eqn)
             mark = marks.get(eqn)
+            if crossing and i is not None:
+                vals = _apart_from_weights(sites[i], vals)
             outs = _differentiated(eqn if mark is None else marked(eqn, mark), vals)
             if i is None:
                 return outs, {}
@@ -136,6 +138,17 @@ def tangent_program(
         ys=tuple(None if site.levels else next(seen) for site in sites),
         origins=origins,
     )
+
+
+def _apart_from_weights(site: Site, values: Sequence[Any]) -> list[Any]:
+    """The operands of a site without the tangents of its weights.
+
+    Parameters that reach a weight, be it through another operator, are the site's own: it has the
+    gradient of its weight with respect to all of them.
+    """
+    traced = site.steady and site.closed is None
+    own = {site.operator.positions[k] for k, leaves in site.leaves.items() if leaves and traced}
+    return [lax.stop_gradient(v) if n in own else v for n, v in enumerate(values)]
 
 
 def _unmarked(linear: Program, program: Program) -> tuple[Program, dict[Equation, Equation]]:
@@ -288,7 +301,7 @@ def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[An
     opens = opened(Program((), (), (eqn,), ()), lambda e: -1 if e in cut else None)
 
     def apply(e: Equation, values: list[Any], feed: Feed) -> Outcome:
-        return (_zeros(e) if e in cut else bind(e, values)), {}
+        return (_zeros(e) if e in cut else bind(e, values, kept=True)), {}
 
     program, consts = trace(
         lambda *values: run_one(eqn, list(values), apply, opens, {})[0], *shapes
