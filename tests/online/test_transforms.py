@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from online_cases import BATCH, N_IN, SEQUENCE, N, T, drawn, error
 
@@ -116,6 +115,7 @@ def test_a_constant_of_a_running_trace_is_not_kept(recurrent):
 
 
 def test_orbax_keeps_a_carry_bit_for_bit(net, recurrent, tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
     case = recurrent
     carry = net.init(case.params, case.state, case.xs[0])
     run = net.grad(case.loss)
