@@ -48,11 +48,11 @@ ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
     convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
-    min mul name ne neg nextafter not or pcast polygamma population_count pow pvary real
-    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor zeta
+    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt
+    max min mul name ne neg nextafter not one_minus_square or pcast polygamma polynomial
+    population_count pow pvary real reduce_precision rem round rsqrt select_n sharding_constraint
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta
     """.split()
 )
 

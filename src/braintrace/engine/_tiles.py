@@ -28,8 +28,9 @@ _COMPILED = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
     convert_element_type cos cosh div eq erf_inv exp exp2 expm1 floor ge gt integer_pow is_finite le
-    log log1p logistic lt max min mul ne neg nextafter not or pow rem rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+    log log1p log2 logistic lt max min mul ne neg nextafter not one_minus_square or pow rem rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan
+    tanh xor
     """.split()
 )
 _TYPES = frozenset("bool int8 int16 int32 int64 uint8 uint32 uint64 float32 float64".split())
