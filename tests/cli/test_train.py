@@ -233,6 +233,11 @@ def test_score_of_the_metrics_is_in_the_unit_of_its_name():
     seen = []
     _train._advance(session, [], lambda *call: seen.append(call))
     assert seen == [(1, {"loss": 2.0, "accuracy (%)": 25.0})]
+    session.losses, session.settings.lr = [float("nan")], 3.0
+    with pytest.raises(_train.Diverged, match="update 1 is not finite") as error:
+        _train._advance(session, [], lambda *call: seen.append(call))
+    assert "with --lr 3;" in str(error.value) and "do:" in str(error.value)
+    assert len(seen) == 1
 
 
 def test_function_of_the_user_is_called_for_every_update(tmp_path, capsys):

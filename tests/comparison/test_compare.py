@@ -101,6 +101,11 @@ def test_table_is_narrow_and_says_what_columns_mean(result):
     line = next(line for line in table.splitlines() if line.startswith("d_rtrl"))
     assert "±" in line and len(line.replace(" (1)", "").split()) == 8
     assert "chance level: 1" in table and str(result) == table
+    first = rows(result)["d_rtrl"]
+    seeds = [dataclasses.replace(first.seeds[0], losses=[1.0, float("nan"), 2.0])]
+    broken = dataclasses.replace(result, rows=[dataclasses.replace(first, seeds=seeds)])
+    assert "d_rtrl: the loss is not finite from update 2 on: NaN" in broken.table()
+    assert "not finite" not in table
 
 
 def test_updates_to_a_threshold_are_counted_on_the_validation_curve(result):

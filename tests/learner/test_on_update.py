@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import braintrace as bt
-from braintrace._online import Stream, run_reported
+from braintrace._online import LossWatch, Stream, run_reported
 
 from .blocks import assert_same, closed_loop, designed, learner, plain
 from .reference import normal
@@ -59,6 +59,8 @@ def test_metrics_are_those_of_every_update(step, per_loop, monkeypatch):
         for name, value in wanted.items():
             assert type(metrics[name]) is float
             np.testing.assert_allclose(metrics[name], value, rtol=1e-6)
+    with pytest.warns(UserWarning, match="not finite from update 5 on"):
+        algo.etrace_train(np.nan * XS, YS, step_fn=aux_too, on_update=report, **options)
 
 
 def test_functions_of_arrays_report_too(monkeypatch):
@@ -97,7 +99,7 @@ def test_next_loop_is_started_before_the_function_is_called(monkeypatch):
         return (stream.arrays, None), jnp.ones(stream.length)
 
     report = lambda step, metrics: events.append(step)
-    results, _ = run_reported(run, Stream(jnp.arange(9.0)), 2, report)
+    results, _ = run_reported(run, Stream(jnp.arange(9.0)), 2, report, LossWatch("net"))
     np.testing.assert_array_equal(results, jnp.arange(9.0))
     loops = ["loop of 4", "loop of 4", 1, 2, "loop of 1", 3, 4, 5]
     assert events == loops

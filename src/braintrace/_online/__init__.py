@@ -11,6 +11,7 @@ from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask
 from ._checks import check_memory as check_memory
 from ._checks import check_relations as check_relations
+from ._finite import LossWatch as LossWatch
 from ._learner import Carry as Carry
 from ._learner import Online as Online
 from ._learner import online as online

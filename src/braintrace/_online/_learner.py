@@ -27,6 +27,7 @@ from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
 from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
+from ._finite import LossWatch
 from ._loop import (
     Mode,
     Options,
@@ -163,9 +164,8 @@ class Online:
     _last: Plan | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        step = getattr(self.step, "__name__", type(self.step).__name__)
         status = "not analysed yet" if self._last is None else self.report.picture.summary
-        return f"{self.rule.name} of {step}\n  {status}"
+        return f"{self.rule.name} of {_name(self.step)}\n  {status}"
 
     # ------------------------------------------------------------------------------- tracing
 
@@ -393,6 +393,7 @@ class Online:
         every = check_count("update_every", update_every, "steps")
         sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
+        watch = LossWatch(_name(self.step))
 
         def train(
             params: PyTree,
@@ -438,7 +439,7 @@ class Online:
                     return results
 
                 check_on_update(on_update, (weights, opt, at, arrays.stream))
-                results = run_reported(loop, arrays.stream, every, on_update)
+                results = run_reported(loop, arrays.stream, every, on_update, watch)
                 self._ran(call)
             params = layout.join(weights.trained, weights.fixed)
             at = at if keep_traces else ended(plan, at)
@@ -513,6 +514,10 @@ def planned(
     """The report on a step, without traces and whatever their size."""
     net = online(step, rule, memory_limit=sys.maxsize)
     return net._plan(params, jax.tree.map(strong, state), inputs)[0].report()
+
+
+def _name(step: Callable[..., PyTree]) -> str:
+    return getattr(step, "__name__", type(step).__name__)
 
 
 def sized_options(

@@ -15,6 +15,7 @@ from typing import Any
 
 import brainstate
 
+from .._errors import message
 from ..comparison._gradient import REFUSALS
 from ..comparison._output import save_figure, save_json, x64
 from ..comparison._progress import progress_bar, stage
@@ -36,11 +37,15 @@ Hook = Callable[[int, dict[str, float]], None]
 CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
 
 
+class Diverged(Exception):
+    """A loss that is not finite ends the run; the message says what to do."""
+
+
 def run(options: argparse.Namespace) -> int:
     """Train; returns the exit status: 128 and its number if a signal stopped the run."""
     try:
         return _run(options, _hook(options.on_update))
-    except (Mistake, Failure) as error:
+    except (Mistake, Failure, Diverged) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, Mistake) else 1
 
@@ -153,6 +158,15 @@ def _advance(session: Session, seconds: list[float], hook: Hook) -> None:
         session.score()
     seconds.append(session.timed_advance())
     metrics = {"loss": float(session.losses[-1])}
+    if not math.isfinite(metrics["loss"]):
+        raise Diverged(
+            message(
+                f"the loss of update {session.done} is not finite.",
+                why=f"the weights grew until it overflowed, with --lr {s.lr:g}; further updates "
+                "would make them NaN, and the last checkpoint with them",
+                do="start again with a lower --lr, and another folder by --out",
+            )
+        )
     if session.done % s.score_every == 0 or session.done == s.updates:
         measure = session.task.measure
         metrics[measure.name] = measure.scale * session.score()

@@ -49,6 +49,11 @@ class Seed:
     initial: Agreement
     trained: Agreement
 
+    @property
+    def not_finite(self) -> int | None:
+        """The first update, from 1, whose loss is not finite."""
+        return next((n for n, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
+
 
 @dataclass(slots=True)
 class Row:
@@ -191,6 +196,10 @@ class CompareResult:
                 rows[n] = reason if len(reason) <= WIDTH else f"{reason[: WIDTH - 1]}…"
             elif len(row.seeds) < s.seeds:
                 rows[n] += f"  ({len(row.seeds)} of {seeds})"
+        for row in self.rows:
+            if update := min(filter(None, (seed.not_finite for seed in row.seeds)), default=None):
+                broken = f"{row.label}: the loss is not finite from update {update} on: NaN in the"
+                rows += ["", *textwrap.wrap(f"{broken} data, or too high a learning rate.", WIDTH)]
         reach = "" if self.streaming else REACH.format(threshold=metric.text(self.goal))
         stream = ", while learning;\nloss: mean over this stream" * self.streaming
         notes = f"{SCORE}{stream}{reach}{NOTES}"

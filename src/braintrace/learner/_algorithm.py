@@ -16,7 +16,15 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, error, type_error, value_error
 from .._jaxpr import PyTree, deep_equations, zeros_of
-from .._online import Problem, RunInfo, advise, check_memory, check_relations, traces_of
+from .._online import (
+    LossWatch,
+    Problem,
+    RunInfo,
+    advise,
+    check_memory,
+    check_relations,
+    traces_of,
+)
 from ..checkpoint import CheckpointMixin, PytreeMixin
 from ..engine import (
     Placement,
@@ -129,6 +137,7 @@ class ETraceAlgorithm(
         self._outside: Outside | None = None  # what the last step function did besides
         self._instead: Instead | None = None  # what a call does in place of the engine
         self._knows_spikes = False  # whether a silent network would have been reported
+        self._losses = LossWatch(type(model).__name__)  # of `etrace_train`
         self._example: Any = None
         self._state_shapes: Shapes = {}
 

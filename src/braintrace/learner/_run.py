@@ -107,7 +107,7 @@ class SequenceRun:
             optimizer.write(own)
             return results
 
-        return run_reported(loop, self.stream, every, on_update)
+        return run_reported(loop, self.stream, every, on_update, self.learner._losses)
 
     def _call(
         self, key: Hashable, options: Options, run: Callable[..., PyTree], own: PyTree = ()
