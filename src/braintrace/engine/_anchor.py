@@ -68,4 +68,6 @@ def _flag(leaf: Any) -> Any:
         leaf = jax.random.key_data(leaf)
     axes = range(jnp.ndim(leaf))
     first = lax.slice(leaf, [0 for _ in axes], [1 for _ in axes])
+    if jnp.iscomplexobj(first):
+        first = lax.real(first)  # a cast of the number itself would warn
     return lax.convert_element_type(lax.reshape(first, ()), bool)
