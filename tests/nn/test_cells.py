@@ -307,6 +307,12 @@ def test_projection_of_a_real_gated_unit_is_a_choice():
 
 
 REFUSED = [
+    (lambda: nn.GRUCell(3.0, 4), r"GRUCell: in_size is 3.0\.\n  why: (.|\n)*do: "),
+    (lambda: nn.MinGRUCell(3, -4), r"MinGRUCell: out_size is -4"),
+    (lambda: nn.LRUCell(3, 4.0), r"LRUCell: d_hidden is 4.0"),
+    (lambda: nn.S5Cell(3, None), r"S5Cell: d_state is None"),
+    (lambda: nn.Embedding(2.5, 4), r"Embedding: num_embeddings is 2.5"),
+    (lambda: nn.Linear((2, "3"), (2, 4)), r"Linear: in_size is \(2, '3'\)"),
     (lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5), r"LRUCell: r_min is 0.9 and r_max is 0.5"),
     (lambda: nn.LRUCell(3, 4, r_max=1.5), r"beyond 1 the states explode"),
     (lambda: nn.LRUCell(3, 4, max_phase=0.0), r"max_phase is 0.0(.|\n)*positive number"),

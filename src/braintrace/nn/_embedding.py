@@ -13,7 +13,7 @@ from brainstate.nn import init
 
 from .._errors import error, value_error
 from ..ops import embedding
-from ._shapes import Init, Layer, Size, UnitArray, initial, over_leading
+from ._shapes import Init, Layer, Size, UnitArray, check_size, initial, over_leading
 
 _LECUN = init.LecunUniform()
 
@@ -64,6 +64,7 @@ class Embedding(Layer):
         param_type: type = brainstate.ParamState,
     ):
         super().__init__(name=name)
+        check_size(self, "num_embeddings", num_embeddings)
         _check(num_embeddings, padding_idx, max_norm, scale_grad_by_freq)
         self.num_embeddings, self.padding_idx = num_embeddings, padding_idx
         self.norm_type, self.freeze = norm_type, freeze

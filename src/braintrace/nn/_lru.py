@@ -11,7 +11,7 @@ from .._errors import value_error
 from ..ops import element_wise
 from ._cell import Activation, Array, Cell, OneState, join, radii
 from ._linear import Linear
-from ._shapes import XAVIER, ZERO, Init, Size
+from ._shapes import XAVIER, ZERO, Init, Size, check_size
 
 _FLOOR = 1e-6  # of 1 - a²: the slope of its root stays below 500
 
@@ -23,6 +23,7 @@ class _Rotation(Cell):
 
     def _set_eigenvalues(self, n: int, r_min: float, r_max: float, max_phase: float) -> Array:
         """Draw λ; returns the moduli."""
+        check_size(self, "d_hidden", n)
         what = type(self).__name__
         radius = radii(what, n, r_min, r_max)
         if max_phase <= 0:

@@ -12,7 +12,7 @@ from .._errors import value_error
 from ..ops import element_wise
 from ._cell import Array, Cell
 from ._linear import Linear
-from ._shapes import one_of
+from ._shapes import check_size, one_of
 
 
 class S5Cell(Cell):
@@ -57,6 +57,7 @@ class S5Cell(Cell):
         name: str | None = None,
     ):
         super().__init__(d_model, d_model, name=name)
+        check_size(self, "d_state", d_state)
         self.d_model, self.d_state, self.state_size = d_model, d_state, (d_state,)
         self._discrete = one_of("discretization", discretization, _DISCRETE)
         if not 0 < dt_min <= dt_max:

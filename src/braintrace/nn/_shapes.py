@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import brainstate
 import jax.numpy as jnp
+import numpy as np
 import saiunit as u
 from brainstate.nn import init
 
@@ -24,11 +25,33 @@ KAIMING = init.KaimingNormal()
 XAVIER = init.XavierNormal()
 
 
+def check_size(layer: Any, name: str, size: Any) -> None:
+    """Refuse what is no size; this is an argument of a layer."""
+    numbers = size if isinstance(size, tuple | list) else [size]
+    if not all(isinstance(n, int | np.integer) and n >= 0 for n in numbers):
+        raise value_error(
+            f"{type(layer).__name__}: {name} is {size!r}.",
+            why="a size is an integer, or a tuple of them.",
+            do="pass integers: int(n), or n // 2 where a size is computed.",
+        )
+
+
+def _checked(name: str) -> Any:
+    """The property of a brainstate module, with a check."""
+    of_module: Any = getattr(brainstate.nn.Module, name)
+
+    def assign(layer: Any, size: Any) -> None:
+        check_size(layer, name, size)
+        of_module.fset(layer, size)
+
+    return of_module.setter(assign)
+
+
 class Layer(brainstate.nn.Module):
     """A module with sizes; brainstate makes tuples of them."""
 
-    in_size: Any
-    out_size: Any
+    in_size: Any = _checked("in_size")
+    out_size: Any = _checked("out_size")
 
     @property
     def _kind(self) -> str:
