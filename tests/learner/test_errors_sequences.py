@@ -23,9 +23,13 @@ from .reference import (
 
 
 def test_changed_batch_size():
+    algo = learner_of(leaky(2), jnp.ones((2, 2)))
     with pytest.raises(ValueError) as error:
-        learner_of(leaky(2), jnp.ones((2, 2)))(jnp.ones((3, 2)))
+        algo(jnp.ones((3, 2)))
     assert_designed(error, "float64[2, 2]", "float64[3, 2]", "reset(batch_size=")
+    with pytest.raises(ValueError) as error:
+        algo.reset(batch_size=3.0)
+    assert_designed(error, "batch_size=3.0")
 
 
 def test_changed_batch_size_of_the_model_alone():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from online_cases import N, T, error
 
@@ -72,6 +73,18 @@ def test_loss_takes_the_output_and_the_targets(leaky, made):
     net, carry = made
     grad = net.grad(lambda out, y: jnp.sum(out))
     refuses(TypeError, "called with the output and 0 target", grad, leaky.params, carry, leaky.xs)
+    refuses(TypeError, "the loss has type NoneType", net.grad, None)
+
+
+def test_training_takes_an_optimizer_and_its_state(leaky, made):
+    net, carry = made
+    refuses(TypeError, "optimizer has type NoneType", net.train, leaky.loss, None)
+    refuses(TypeError, "optimizer has type function", net.train, leaky.loss, optax.adam)
+    with pytest.raises(AttributeError) as caught:
+        train = net.train(jnp.sum, optax.adam(0.1))
+        train(leaky.params, optax.sgd(0.1).init(leaky.params), carry, leaky.xs)
+    assert any("optimizer.init(params)" in note and PARTS.match(note)
+               for note in caught.value.__notes__)  # fmt: skip
 
 
 def test_lists_are_no_sequences(leaky, made):

@@ -149,7 +149,7 @@ def test_compare_runs_windows():
 def refuse(call, error, *words):
     with pytest.raises(error) as caught:
         call()
-    text = str(caught.value)
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert all(w in text for w in (*words, "why:", "do:")), text
 
 
@@ -170,6 +170,7 @@ loss = lambda net, x: net(x).sum()
         (lambda: bptt_grad(linear(), loss, XS, weights=linear().w), ValueError, "belong"),
         (lambda: bptt_grad(linear(), lambda x: x.sum(), XS), TypeError, "learner.etrace_grad"),
         (lambda: compare(linear(), loss, XS), TypeError, "Net"),
+        (lambda: bptt_grad(linear(), loss, jnp.ones((2, 3))), ValueError, "(xs, not xs[0])"),
         (lambda: finite_difference_grad(linear(), loss, XS, entries={"q": [0]}), ValueError, "q"),
     ],
 )

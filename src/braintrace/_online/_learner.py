@@ -47,6 +47,12 @@ from ._sequence import Arrays, bodies_of, ended, run_steps
 from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
+_FAILED_UPDATE = message(
+    "the optimizer failed.",
+    why="it raised the error above; its state must be that of this optimizer and these parameters",
+    do="pass opt=optimizer.init(params) to the first call, and what a call returns to the next; of "
+    "an equinox module, optimizer.init(eqx.filter(module, eqx.is_inexact_array))",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -393,6 +399,12 @@ class Online:
         every = check_count("update_every", update_every, "steps")
         sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
+        if not callable(getattr(optimizer, "update", None)):
+            raise type_error(
+                f"optimizer has type {type(optimizer).__name__}.",
+                why="it must turn gradients into updates of the parameters",
+                do="pass an optax transformation such as optax.adam(1e-3)",
+            )
         watch = LossWatch(_name(self.step))
 
         def train(
@@ -414,7 +426,11 @@ class Online:
                 grads: list[Array], trained: list[Array], own: PyTree, at: Position
             ) -> PyTree:
                 tree = layout.only_trained
-                updates, own = optimizer.update(tree(grads), own, tree(trained))
+                try:
+                    updates, own = optimizer.update(tree(grads), own, tree(trained))
+                except (AttributeError, TypeError, ValueError) as error:
+                    error.add_note(_FAILED_UPDATE)
+                    raise
                 pairs = zip(trained, jax.tree.leaves(updates), strict=True)
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
@@ -531,6 +547,12 @@ def sized_options(
 
 def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[Array, PyTree]]:
     """The user's loss as a function to `(loss, aux)`."""
+    if not callable(loss):
+        raise type_error(
+            f"the loss has type {type(loss).__name__}.",
+            why="it is a function loss(out, *targets), of one step",
+            do="pass a function, lambda out, y: jnp.mean((out - y) ** 2)",
+        )
 
     def checked(out: PyTree, *targets: PyTree) -> tuple[Array, PyTree]:
         check_loss(loss, len(targets))

@@ -72,6 +72,7 @@ from ._executor import ETraceVjpGraphExecutor, check_vjp_method, values_of
 from ._reset import (
     LAST,
     Shapes,
+    check_batch_size,
     check_states,
     no_batch,
     reinitialise,
@@ -433,6 +434,7 @@ class ETraceAlgorithm(
         """Reset the model's states and the traces: do this between sequences."""
         if batch_size is not None and self.batch_size is None:
             raise no_batch()
+        check_batch_size(batch_size)
         size = self.batch_size if batch_size is None else batch_size
         if self.placement is not None:
             self.placement.check_samples(size)  # before anything is changed

@@ -30,7 +30,7 @@ from ._data import MultiStepData, SingleStepData, first_entry
 from ._dni import DNI
 from ._drivers import SequenceDriverMixin
 from ._nnx import ModuleLearner, is_nnx
-from ._reset import LAST, reinitialise
+from ._reset import LAST, check_batch_size, reinitialise
 from ._rule_learner import RuleLearner
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
@@ -259,7 +259,7 @@ def compile(
     else:
         if not isinstance(model, brainstate.nn.Module):
             model = _step_of(model)
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         placement = check_placement(mesh, batch, units)
         how = (unmarked, check_engine(engine), placement)
         new_learner = _maker(model, algorithm, options, *how)
@@ -385,16 +385,6 @@ def _check_not_given(**arguments: Any) -> None:
             "example inputs",
             do="leave it out; give the variables of the module the shape of a batch, or map "
             "braintrace.online over samples",
-        )
-
-
-def _check_batch_size(batch_size: Any) -> None:
-    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (whole and batch_size >= 1):
-        raise value_error(
-            f"batch_size={batch_size!r}.",
-            why="it counts the samples of a batch",
-            do="pass a positive integer, or leave it out for a model without batch",
         )
 
 

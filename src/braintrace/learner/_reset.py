@@ -10,6 +10,7 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import value_error
 from .._jaxpr import PyTree
@@ -31,6 +32,17 @@ def shared_batch(graph: ETraceGraph, example: PyTree) -> int | None:
     if len(leading) != 1 or not all(r.primitive.batched for r in fed):
         return None
     return leading.pop()
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuse what is no number of samples."""
+    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and batch_size >= 1):
+        raise value_error(
+            f"batch_size={batch_size!r}.",
+            why="it counts the samples of a batch",
+            do="pass a positive integer, or leave it out for a model without batch",
+        )
 
 
 def no_batch() -> ValueError:

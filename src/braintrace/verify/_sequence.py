@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import type_error, value_error
-from .._jaxpr import Program, flatten
+from .._errors import message, type_error, value_error
+from .._jaxpr import Program, failing_line, flatten
 from ..frontend import check_takes
 from ..graph import explicit
 from ..learner._sequences import check_choice, length_of
@@ -63,7 +63,21 @@ def checked_loss(step_fn: StepFn) -> StepFn:
     """`step_fn` that insists on one real number."""
 
     def call(*args: PyTree) -> jax.Array:
-        loss = step_fn(*args)
+        try:
+            loss = step_fn(*args)
+        except Exception as error:
+            slices = jax.tree.map(jax.typeof, args[1:])
+            error.add_note(
+                message(
+                    f"step_fn failed on the slices {', '.join(map(str, jax.tree.leaves(slices)))}.",
+                    where=failing_line(error),
+                    why="it raised the error above, with the present states of the model",
+                    do="pass sequences with time along axis 0 (xs, not xs[0]), and give the states "
+                    "the batch size of the slices: brainstate.nn.init_all_states(model, "
+                    "batch_size=...)",
+                )
+            )
+            raise
         if np.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), np.floating):
             raise value_error(
                 f"step_fn returned {jax.tree.map(jax.typeof, loss)}.",
