@@ -17,7 +17,7 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
     Args:
         path: the file; its first line is a header if it has no number.
         columns: which ones, by the header's names or by number from 0; default all. All of them
-            are numbers: a column of dates has to be left out.
+            are numbers, and `nan` is one: a column of dates has to be left out.
 
     Returns:
         Values, (T, C).
@@ -30,7 +30,9 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     header = rows.pop(0) if rows and not any(map(_is_number, rows[0])) else []
-    width = len(header or (rows[0] if rows else []))
+    if not rows:
+        raise layout_error(path, "there are no numbers.", "a line is a step, and there is none")
+    width = len(header or rows[0])
     places: dict[str | int, int] = {c: c for c in range(width)}
     places |= {name: c for c, name in enumerate(header)}
     wanted = range(width) if columns is None else columns
@@ -39,6 +41,9 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
         raise layout_error(path, f"there is no column {missing[0]!r}.", f"the columns are {names}")
     numbers = [places[c] for c in wanted]
     for n, row in enumerate(rows, 1 + bool(header)):
+        if len(row) > width:
+            why = f"the first line has {width}: a comma inside of a number or a name, perhaps"
+            raise layout_error(path, f"line {n} has {len(row)} columns.", why)
         for c in numbers:
             if c >= len(row) or not _is_number(row[c]):
                 name = header[c] if header else c
