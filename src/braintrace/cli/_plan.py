@@ -76,7 +76,7 @@ def _advice(
     try:
         return find()
     except Exception as error:
-        do = "see above; --unmarked recognises plain JAX in a brainstate module"
+        do = "see above; --batch-size gives states a batch axis, --unmarked recognises plain JAX"
         what = f"{word} cannot be analysed for {rule}."
         raise Failure(what, error, str(module.__file__), do) from error
 
