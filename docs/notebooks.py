@@ -14,19 +14,21 @@ ROOT = Path(__file__).parents[1]
 NAMES = ("own-model", "first-network", "long-sequences", "ei-network")
 INSTALL = """\
 # Installs braintrace where it is missing, as on Colab, from its wheel: PyPI has another package
-# under this name (0.2). Run `pip wheel --no-deps .` in a checkout, and put the wheel next to this
-# notebook; on Colab, choose it when asked.
+# under this name (0.2). Put the wheel next to this notebook; on Colab, choose it when asked.
+# `pip wheel --no-deps .` in a checkout writes one.
 import glob
+import sys
 from importlib.metadata import distributions
 
 versions = [d.version for d in distributions(name="braintrace")]
 if not versions or versions[0].startswith("0.2."):
-    if not glob.glob("braintrace-*.whl"):
+    if not glob.glob("braintrace-*.whl") and "google.colab" in sys.modules:
         from google.colab import files
 
         files.upload()
-    wheel = max(glob.glob("braintrace-*.whl"))
-    %pip install --quiet "./{wheel}[plot,tasks]" brainpy
+    if not (wheels := glob.glob("braintrace-*.whl")):
+        raise FileNotFoundError("there is no braintrace-*.whl in this folder: put it here")
+    %pip install --quiet "./{max(wheels)}[plot,tasks]" brainpy
 """
 
 _CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)
