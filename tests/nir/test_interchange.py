@@ -319,6 +319,7 @@ REFUSED = {
         lambda: to_nir([braintrace.nn.ALIFCell(I, N, w_init=1.0, u_init=1.0), jnp.tanh]),
         r"layer 0 \(ALIFCell\), layer 1",
     ),
+    "order": (lambda: to_nir([Linear(N, 2), Linear(I, N)]), r"output \(2,\), layer 1 \(Linear\)"),
     "soft reset": (lambda: to_nir(cell()), "lifcell_0: its reset is 'soft'"),
     "channels last": (lambda: to_nir(Conv1d((8, 2), 3, 3)), "conv1d_0: channel_first=False"),
     "strided same": (

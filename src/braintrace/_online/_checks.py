@@ -143,7 +143,7 @@ def check_relations(
     eqn = next(equations, None)
     where = None if eqn is None else eqn.where()
     if eqn is not None and not unmarked:
-        advice = [f"use {_MARKED[eqn.name]} at {where}"]
+        advice = [f"use {_MARKED[eqn.name]}" + (f" at {where}" if where else "")]
     if influenced:
         exact = "the rule 'rtrl', which accepts the model (memory parameters x states)"
         others = [exact] if unmarked else [words.recognise, exact]

@@ -99,7 +99,7 @@ class StepFunction(brainstate.nn.Module):
             ["an input"] * len(args),
             "a step gets the example inputs of compile, and nothing else",
             "pass one example per argument, braintrace.compile(function, rule, *inputs, "
-            "kwargs={...}); what is the same at every step belongs in the function",
+            f"kwargs={{...}}); what is the same at every step belongs in the function; {OWN_CELL}",
             self.title,
             tuple(kwargs),
             self.line,

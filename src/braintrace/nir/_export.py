@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -121,6 +122,14 @@ def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
             do="pass the layers in order as a list, to_nir([net.cell, net.readout]), and replace "
             "those that have no node",
         )
+    for i, (one, other) in enumerate(pairwise(layers)):
+        if None not in (one.out_size, other.in_size) and one.out_size != other.in_size:
+            raise value_error(
+                f"{named(i, one)} has the output {one.out_size}, {named(i + 1, other)} the input "
+                f"{other.in_size}.",
+                why="each layer reads what the one before it returns",
+                do="pass the layers in the order in which they are applied",
+            )
     out = _Writer(nir, dt, soft_reset)
     out.nodes["input"] = nir.Input(np.array(layers[0].in_size))
     for i, layer in enumerate(layers):
