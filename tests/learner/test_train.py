@@ -248,6 +248,9 @@ def test_another_transformation_starts_anew():
     assert count() == 2 * T
     run(optax.adam(1e-3))
     assert count() == T
+    with pytest.warns(UserWarning, match="another optimizer(.|\n)*why:(.|\n)*do:") as seen:
+        run(optax.adam(1e-3))  # one for every call
+    assert seen[0].filename == __file__
 
 
 @pytest.mark.parametrize("pair", [(1e-2, 1e-1), (jnp.asarray(1e-2), jnp.asarray(1e-1))])
@@ -422,6 +425,7 @@ def test_calls_hold_on_to_nothing():
     for _ in range(3):  # the first calls compile
         for _ in range(4):
             run()
+        algo._losses._look()  # else the last losses are held until they are computed
         gc.collect()
         counts.append((len(gc.get_objects()), len(jax.live_arrays())))
     _, (objects, arrays), (after, now) = counts

@@ -59,6 +59,7 @@ class SequenceDriverMixin:
     optimizer: Any = None
     optimized: list[int] | None = None  # ids of the states that it updates
     optimizer_state: brainstate.State | None = None
+    replaced: int = 0  # how often another optimizer was passed for the same weights
 
     # What a class with these methods has.
     __call__: Callable[..., PyTree]

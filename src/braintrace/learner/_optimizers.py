@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._errors import type_error, value_error
+from .._errors import message, type_error, value_error
 from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import StateTree, leaves_of, states_of, trace_function, tree_of, values_of
 
@@ -74,6 +75,8 @@ def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimize
                 why="a state that appears while jit traces is lost when it ends",
                 do="call learner.init_optimizer(optimizer) before, outside of jit",
             )
+        if state is not None and memory.optimized == of[1]:
+            _replaced(memory)
         state = brainstate.LongTermState(optimizer.init(params))
         memory.optimizer, memory.optimized = of
         memory.optimizer_state = state
@@ -93,6 +96,19 @@ def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimize
 
     program, consts = trace(update, *leaves, *leaves, *own)
     return Optimizer(program, consts, own, write)
+
+
+def _replaced(memory: Any) -> None:
+    """Warn the second time that one optimizer takes the place of another: a loop makes them."""
+    memory.replaced += 1
+    if memory.replaced == 2:
+        text = message(
+            "every call of etrace_train has another optimizer.",
+            why="its state, moments and counts, starts anew with each of them",
+            do="make it once, optimizer = optax.adam(1e-3), and pass that to every call; to start "
+            "anew on purpose, call learner.init_optimizer(optimizer)",
+        )
+        warnings.warn(text, stacklevel=5)
 
 
 def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
