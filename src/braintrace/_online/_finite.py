@@ -1,8 +1,9 @@
 """A warning for losses that are not finite.
 
 Losses are looked at outside of the compiled loop, and only when they are computed: no call waits
-for its own, which are looked at in a later call then. After many calls this is done for those of
-`PAUSE` seconds at once.
+for its own, which are looked at in a later call then. After many calls, only the last ones of every
+`PAUSE` seconds are, and those before them if it is not finite: such a loss makes the weights, and
+all losses after it, not finite as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +26,15 @@ class _Call(NamedTuple):
     losses: Any  # an array (T,)
     mask: Any
     every: int  # steps per update
+    updates: int  # before this call
 
     @property
-    def wrong(self) -> np.ndarray:
-        """Which losses count and are not finite."""
-        counts = True if self.mask is None else np.asarray(self.mask) != 0
-        return ~np.isfinite(self.losses) & counts
+    def first_wrong(self) -> int | None:
+        """The first step whose loss counts and is not finite."""
+        wrong = ~np.isfinite(self.losses)
+        if self.mask is not None:
+            wrong &= np.asarray(self.mask) != 0
+        return int(np.argmax(wrong)) if wrong.any() else None
 
 
 class LossWatch:
@@ -40,7 +43,7 @@ class LossWatch:
     def __init__(self, name: str):
         self._name, self._warned = name, False
         self._waiting: list[_Call] = []
-        self._calls = self._updates = 0  # of all calls, and of those that were looked at
+        self._calls = self._updates = 0
         self._next = 0.0
 
     def add(self, losses: Any, mask: Any, every: int) -> None:
@@ -48,23 +51,23 @@ class LossWatch:
         if self._warned or is_traced(losses) or not losses.is_fully_addressable:
             return
         self._calls += 1
-        self._waiting.append(_Call(self._calls, losses, mask, every))
+        self._waiting.append(_Call(self._calls, losses, mask, every, self._updates))
+        self._updates += -(-losses.shape[0] // every)
         if self._calls <= MANY or time.monotonic() > self._next:
             self._look()
             self._next = time.monotonic() + PAUSE
 
     def _look(self) -> None:
-        ready = list(takewhile(lambda call: call.losses.is_ready(), self._waiting))
-        self._waiting = self._waiting[len(ready) :]
-        finite = not ready or np.isfinite(np.concatenate([call.losses for call in ready])).all()
-        for call in ready:
-            if not finite and (wrong := call.wrong).any():
-                return self._warn(call, int(np.argmax(wrong)))
-            self._updates += -(-call.losses.shape[0] // call.every)
+        calls = self._waiting
+        ready = next((n for n in range(len(calls), 0, -1) if calls[n - 1].losses.is_ready()), 0)
+        self._waiting = calls[ready:]
+        if ready and calls[ready - 1].first_wrong is not None:
+            self._warn(next(call for call in calls if call.first_wrong is not None))
 
-    def _warn(self, call: _Call, step: int) -> None:
+    def _warn(self, call: _Call) -> None:
         self._waiting, self._warned = [], True
-        update = self._updates + step // call.every + 1
+        step = call.first_wrong or 0
+        update = call.updates + step // call.every + 1
         text = message(
             f"the loss is not finite from update {update} on.",
             where=f"{self._name}, losses[{step}] of training call {call.number}",
