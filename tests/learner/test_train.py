@@ -424,8 +424,8 @@ def test_calls_hold_on_to_nothing():
     counts = []
     for _ in range(3):  # the first calls compile
         for _ in range(4):
-            run()
-        algo._losses._look()  # else the last losses are held until they are computed
+            run().block_until_ready()
+        algo._losses._look()  # losses are held until they are computed and looked at
         gc.collect()
         counts.append((len(gc.get_objects()), len(jax.live_arrays())))
     _, (objects, arrays), (after, now) = counts
