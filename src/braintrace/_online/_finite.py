@@ -58,7 +58,7 @@ class LossWatch:
             self._next = time.monotonic() + PAUSE
 
     def _look(self) -> None:
-        calls = self._waiting
+        calls = [call for call in self._waiting if not call.losses.is_deleted()]
         ready = next((n for n in range(len(calls), 0, -1) if calls[n - 1].losses.is_ready()), 0)
         self._waiting = calls[ready:]
         if ready and calls[ready - 1].first_wrong is not None:
