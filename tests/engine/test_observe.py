@@ -55,7 +55,11 @@ def test_axes_along_which_a_value_repeats():
 
 
 def test_products_with_seeds_are_what_they_were_made_of():
+    nothing = jax.custom_vjp(lambda re: ())
+    nothing.defvjp(lambda re: ((), ()), lambda _, ct: None)
+
     def parts(re, im):
+        nothing(re)  # an equation without results
         h = lax.complex(re, im)
         one, zero = jnp.ones((1, N)), jnp.zeros((1, N))
         turned = lax.complex(zero, one) * h + jnp.zeros((B, N), complex)

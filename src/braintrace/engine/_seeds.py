@@ -58,6 +58,8 @@ def without_seeds(program: Program, values: Sequence[Any]) -> Program:
         inputs = [alias.get(a, a) for a in eqn.inputs]
         eqn = replace(eqn, inputs=tuple(inputs))
         equations.append(eqn)
+        if not eqn.outputs:  # a function whose results are not differentiated
+            continue
         out, same = eqn.outputs[0], None
         if eqn.name == "broadcast_in_dim" and (n := number(inputs[0])) is not None:
             numbers[out] = n
