@@ -6,6 +6,8 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,25 @@ SUMMARY = {  # rows of the summary by the start of a label
     "eprop:kappa_filter_decay=0.5": "e-prop",
     "rflo": "RFLO",
 }
+OTHERS = {  # of the second table
+    "bptt": "BPTT",
+    "no_trace": "no trace",
+    "d_rtrl": "D_RTRL",
+    "kf_rtrl": "KF-RTRL",
+    "otpe": "OTPE",
+    "ottt": "OTTT",
+    "stllr": "STLLR",
+    "ostl_feedforward": "OSTL, feed-forward",
+    "uoro": "UORO",
+}
+STREAM_RULES = (
+    "rolling:window=8",
+    "no_trace",
+    "d_rtrl",
+    "pp_prop:decay_or_rank=0.5",
+    "pp_prop:decay_or_rank=0.9",
+    "pp_prop:decay_or_rank=0.99",
+)
 Table = list[list[str]]
 
 
@@ -76,7 +97,8 @@ class Records:
     def tables(self) -> dict[str, str]:
         """The text of every table by its name in the page."""
         made = {name: task_table(result) for name, result in self.tasks.items()}
-        made |= {"summary": self._summary(), "times": self._times()}
+        made |= {"summary": self._summary(SUMMARY), "others": self._summary(OTHERS)}
+        made["times"] = self._times()
         if "element-wise" in self.parts:
             made["element-wise"] = self._element_wise()
         cells = [cell for cell in CELLS if f"streams-{cell}" in self.parts]
@@ -84,15 +106,16 @@ class Records:
             made[task] = self._stream(task, cells)
         if cells:
             made["referee"] = self._referee(cells)
+            made["counts"] = self._counts(cells)
         for name, result in self.parts.get("example", {}).items():
             made[name] = f"```text\n{result.table()}\n```\n"
         return made
 
-    def _summary(self) -> str:
-        cells: Table = [["task, cell", "score", *SUMMARY.values()]]
+    def _summary(self, columns: dict[str, str]) -> str:
+        cells: Table = [["task, cell", "score", *columns.values()]]
         for name, result in self.tasks.items():
             line = [f"`{name}`, {result.settings.model.split(' of ')[0]}", result.metric.name]
-            for label in SUMMARY:
+            for label in columns:
                 own = [r for r in result.rows if r.label == label or
                        (label == "tbptt" and r.rule == "tbptt")]  # fmt: skip
                 line.append(scores(result, own[0]) if own else "–")
@@ -127,7 +150,8 @@ class Records:
 
     def _referee(self, cells: list[str]) -> str:
         """No trace with RMSprop beside RTRL with RMSprop, and each with its best optimizer."""
-        pairs = [(rule, "rmsprop") for rule in ("no_trace", "d_rtrl", "rtrl")]
+        rules = ("no_trace", "rolling:window=8", "d_rtrl", "rtrl")
+        pairs: list[tuple[str, str | None]] = [(rule, "rmsprop") for rule in rules]
         pairs += [("no_trace", None), ("rtrl", None)]
         head = [f"{rule}, {optimizer or 'best'}" for rule, optimizer in pairs]
         lines: Table = [["task", "cell", *head]]
@@ -142,13 +166,50 @@ class Records:
                 lines.append(line)
         return markdown(lines)
 
+    def _counts(self, cells: list[str]) -> str:
+        """How often a rule is better or worse than another with RMSprop, where any learns."""
+        cases = [
+            self.parts[f"streams-{cell}"][task]
+            for task in STREAMS
+            for cell in cells
+            if task != "delayed" or cell == "lru"  # the others stay at chance level
+        ]
+        lines: Table = [["rule", "other", "better", "within their spread", "worse"]]
+        for rule, other in product(STREAM_RULES, ("rtrl", "no_trace")):
+            if rule != other:
+                counts = Counter(_better(case, rule, other) for case in cases)
+                lines.append([rule, other, *(str(counts[sign]) for sign in (1, 0, -1))])
+        return markdown(lines)
+
     def _times(self) -> str:
+        """CPU times of all parts; of some, what a run of the part on two cores took."""
         seconds: dict[str, int] = json.loads((self.folder / "seconds.json").read_text("utf-8"))
-        cells: Table = [["part", "CPU time (min)"]]
-        cells += [[f"`{part}`", f"{took / 60:.0f}" if took > 90 else f"{took / 60:.1f}"]
-                  for part, took in seconds.items()]  # fmt: skip
-        cells.append(["all", f"{sum(seconds.values()) / 60:.0f}"])
+        runs = json.loads((self.folder / "two_cores.json").read_text("utf-8"))
+        cells: Table = [["part", "CPU time (min)", "on two cores (s)", "their CPU time (s)"]]
+        for part, took in seconds.items():
+            minutes = f"{took / 60:.0f}" if took > 90 else f"{took / 60:.1f}"
+            run = runs.get(part, {"wall": "–", "cpu": "–"})
+            cells.append([f"`{part}`", minutes, str(run["wall"]), str(run["cpu"])])
+        cells.append(["all", f"{sum(seconds.values()) / 60:.0f}", "–", "–"])
         return markdown(cells)
+
+
+def stream_values(result: CompareResult, row: Row) -> list[float]:
+    """Of every seed: the score, or the negative loss; more is better."""
+    if result.metric.name.startswith("recovered"):
+        return [-mean_loss(seed.losses) for seed in row.seeds]
+    sign = 1 if result.metric.higher_is_better else -1
+    return [sign * seed.score for seed in row.seeds]
+
+
+def _better(result: CompareResult, rule: str, other: str) -> int:
+    """1 or -1 if the means are further apart than the sum of the standard deviations, else 0."""
+    rows = [row_of(result, label, "rmsprop") for label in (rule, other)]
+    one, two = (stream_values(result, row) for row in rows if row)
+    apart = statistics.mean(one) - statistics.mean(two)
+    if not abs(apart) > statistics.stdev(one) + statistics.stdev(two):
+        return 0
+    return 1 if apart > 0 else -1
 
 
 def task_table(result: CompareResult) -> str:
@@ -175,7 +236,7 @@ def task_table(result: CompareResult) -> str:
     text += markdown(cells)
     if refused:
         text += f"\nRefused: {'; '.join(refused)}.\n"
-    wanted = [word for rows in PARTS[result.name].rows for word in rows.rules.split()]
+    wanted = dict.fromkeys(w for rows in PARTS[result.name].rows for w in rows.rules.split())
     there = {row.label for row in result.rows} | {row.rule for row in result.rows}
     if missing := [f"`{word}`" for word in wanted if word not in there]:
         text += f"\nNot measured: {', '.join(missing)}.\n"

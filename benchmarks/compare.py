@@ -35,7 +35,6 @@ from braintrace.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
 RESULTS = ROOT / "docs" / "results"
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
 BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA)]
-ELEMENT_WISE = ("copy", "adding", "match", "evidence", "mackey_glass", "digits", "pixels")
 CELLS = ("rnn", "gru", "lru", "alif")
 RATES, STREAM_RATES = "--lr 0.003 0.01", "--lr 0.001 0.003 0.01 0.03 0.1"
 OPTIMIZERS = ("sgd", "rmsprop", "adam")
@@ -53,6 +52,7 @@ class Rows:
     turn: int
     rules: str
     optimizers: tuple[str, ...] = ()  # default those of the part
+    times: bool = False  # one update only: the times of all rows, measured in alternation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,10 @@ RULES = (
     Rows(5, "eprop:kappa_filter_decay=0.5 rflo pp_prop:decay_or_rank=0.99"),
     Rows(8, "ottt otpe ostl_feedforward"),
     Rows(9, "stllr uoro"),
+    Rows(10, "kf_rtrl"),
 )
+TIMES = Rows(11, " ".join(rows.rules for rows in RULES), times=True)
+ONCE = "--updates 1 --seeds 1 --lr 0.003"
 REFEREE = (
     *(Rows(9, "rtrl", (optimizer,)) for optimizer in OPTIMIZERS),
     Rows(4, "no_trace d_rtrl rolling:window=8"),
@@ -83,23 +86,27 @@ REFEREE = (
         ("rmsprop",),
     ),
 )
-# RTRL with 3 ms per step: these would take hours of a core.
-LEFT_OUT = {("streams-gru", "delayed"): "rtrl"} | {("streams-alif", t): "rtrl" for t in STREAMS}
+# RTRL of a GRU with 10 ms per step: a quarter of an hour each.
+LEFT_OUT = {("streams-gru", "delayed", "rtrl", (optimizer,)) for optimizer in ("sgd", "adam")}
 SOURCE = ("versions", "machine")  # of a record
 ORDER = (  # of the rows of a table
     "bptt", "rtrl", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
-    "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro",
+    "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro", "kf_rtrl",
     "osttp", "three_factor", "decolle", "dni",
 )  # fmt: skip
 PARTS = {
-    **{task: Part((task,), f"{RATES} --updates {UPDATES[task]}", RULES) for task in BATCHES},
-    "text": Part(("text",), f"{RATES} --updates {UPDATES['text']} --units 32", RULES),
+    **{
+        task: Part((task,), f"{RATES} --updates {UPDATES[task]} --units 32", (*RULES, TIMES))
+        for task in BATCHES
+    },
     **{
         f"streams-{cell}": Part(STREAMS, f"--cell {cell} {STREAM_RATES}", REFEREE, OPTIMIZERS)
         for cell in CELLS
     },
     "element-wise": Part(
-        ELEMENT_WISE, f"--cell mingru {RATES} --updates 600", (Rows(6, "bptt d_rtrl"),)
+        tuple(BATCHES),
+        f"--cell mingru {RATES} --updates 600 --units 32",
+        (Rows(6, "bptt d_rtrl"),),
     ),
     "example": Part(
         (f"{EXAMPLE}:Sign",),
@@ -119,6 +126,7 @@ class Job:
     optimizers: tuple[str, ...]
     folder: Path
     quick: bool
+    times: bool = False
 
     @property
     def name(self) -> str:
@@ -137,7 +145,7 @@ class Job:
         """Start it on a core; returns the process."""
         words = [self.task, *PARTS[self.part].words.split(), "--rules", *self.rules.split()]
         words += ["--optimizers", *self.optimizers, "--out", str(self.folder)]
-        words += ["--quick"] * self.quick
+        words += ["--quick"] * self.quick + ONCE.split() * self.times
         path = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -162,11 +170,12 @@ def jobs_of(parts: list[str], folder: Path, quick: bool) -> list[Job]:
     turns = []
     for part in parts:
         for task, rows in product(PARTS[part].tasks, PARTS[part].rows):
-            if LEFT_OUT.get((part, task)) != rows.rules:
-                optimizers = rows.optimizers or PARTS[part].optimizers
-                name = "-".join([rows.rules.split()[0].replace(":", "_"), *optimizers])
-                own = folder / part / task.rpartition(":")[2] / name
-                turns.append((rows.turn, Job(part, task, rows.rules, optimizers, own, quick)))
+            optimizers = rows.optimizers or PARTS[part].optimizers
+            if (part, task, rows.rules, optimizers) not in LEFT_OUT:
+                first = "times" if rows.times else rows.rules.split()[0].replace(":", "_")
+                own = folder / part / task.rpartition(":")[2] / "-".join([first, *optimizers])
+                job = Job(part, task, rows.rules, optimizers, own, quick, rows.times)
+                turns.append((rows.turn, job))
     return [job for _, job in sorted(turns, key=lambda pair: pair[0])]
 
 
@@ -213,15 +222,16 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
         ORDER.index(row.rule), optimizers.index(row.optimizer), row.window or 0, row.label
     )  # fmt: skip
     for name in dict.fromkeys(job.name for job in jobs):
-        own = [job for job in jobs if job.name == name]
+        every = [job for job in jobs if job.name == name]
+        own = [job for job in every if not job.times]
         records = [CompareResult.load(job.record) for job in own]
         settings = {replace(record.settings, optimizers=optimizers) for record in records}
         if len(settings) > 1:
             raise SystemExit(f"jobs of different settings in {own[0].folder.parent}: remove it")
-        machines = [_source(job)["machine"] for job in own]
-        for record, machine in zip(records, machines, strict=True):
-            for row in record.rows if machine != machines[0] else ():
-                row.milliseconds = math.nan  # times of one machine in a table
+        for timed in (CompareResult.load(job.record) for job in every if job.times):
+            milliseconds = {row.label: row.milliseconds for row in timed.rows}
+            for row in (row for record in records for row in record.rows):
+                row.milliseconds = milliseconds.get(row.label, math.nan)
         whole = records[0]
         whole.settings = settings.pop()
         whole.rows = sorted((row for record in records for row in record.rows), key=place)
@@ -230,7 +240,7 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
         path = results / part / f"compare_{name}.json"
         whole.save(path)
         # Versions and machines are those of the jobs, not of this process.
-        content, sources = json.loads(path.read_text("utf-8")), [_source(job) for job in own]
+        content, sources = json.loads(path.read_text("utf-8")), [_source(job) for job in every]
         used = [source for n, source in enumerate(sources) if source not in sources[:n]]
         rows = ",\n".join(json.dumps(_rounded(row)) for row in content.pop("rows"))
         head = {k: v for k, v in content.items() if k not in SOURCE} | {"sources": used}
