@@ -57,3 +57,35 @@ def test_jobs_of_a_table_become_one_record(tmp_path):
     sources = json.loads((tmp_path / "example" / "compare_Sign.json").read_text())["sources"]
     assert [set(source) for source in sources] == [{"versions", "machine"}]
     assert json.loads((tmp_path / "seconds.json").read_text()) == {"example": 5}
+
+
+def test_times_of_a_table_come_from_one_job(tmp_path):
+    from compare import RESULTS, jobs_of, keep
+
+    from braintrace import CompareResult
+
+    scores, *_, times = jobs_of(["digits"], tmp_path, quick=False)
+    assert times.times and not scores.times
+    kept = CompareResult.load(RESULTS / "digits" / "compare_digits.json")
+    kept.save(scores.record)
+    for row in kept.rows:
+        row.milliseconds = 7.0
+    kept.rows = kept.rows[:2]
+    kept.save(times.record)
+    for job in (scores, times):
+        job.seconds.write_text("1\n")
+    keep("digits", [scores, times], tmp_path)
+    rows = CompareResult.load(tmp_path / "digits" / "compare_digits.json").rows
+    assert [row.milliseconds for row in rows[:2]] == [7.0, 7.0]
+    assert all(row.milliseconds != row.milliseconds for row in rows[2:])
+
+
+def test_streams_are_counted_by_the_spread_of_seeds():
+    from _compare_page import _better
+    from compare import RESULTS
+
+    from braintrace import CompareResult
+
+    result = CompareResult.load(RESULTS / "streams-gru" / "compare_electricity.json")
+    assert _better(result, "rtrl", "no_trace") == 1 == -_better(result, "no_trace", "rtrl")
+    assert _better(result, "rtrl", "rolling:window=8") == 0
