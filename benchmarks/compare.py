@@ -86,7 +86,7 @@ REFEREE = (
         ("rmsprop",),
     ),
 )
-# RTRL of a GRU with 10 ms per step: a quarter of an hour each.
+# RTRL of a GRU with 8 ms per step: 14 minutes each.
 LEFT_OUT = {("streams-gru", "delayed", "rtrl", (optimizer,)) for optimizer in ("sgd", "adam")}
 SOURCE = ("versions", "machine")  # of a record
 ORDER = (  # of the rows of a table
