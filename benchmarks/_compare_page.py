@@ -347,6 +347,8 @@ def write(page: Path, folder: Path) -> None:
     if any(part.startswith("streams-") for part in records.parts):
         draw_streams(records).savefig(folder / "streams.png")
     if "evidence" in records.parts:
-        records.tasks["evidence"].figure().savefig(page.parent / "evidence.png")
+        shown = records.tasks["evidence"]  # all rules would be too many
+        shown.rows = [r for r in shown.rows if r.label in SUMMARY or r.rule == "tbptt"]
+        shown.figure().savefig(page.parent / "evidence.png")
     for name, result in records.parts.get("example", {}).items():
         result.figure().savefig(folder / "example" / f"compare_{name}.png")
