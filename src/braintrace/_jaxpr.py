@@ -580,15 +580,16 @@ def operand_of(atom: Atom) -> JaxVar | Literal:
 # --------------------------------------------------------------------------------- evaluation
 
 
-def bind(eqn: Equation, values: Sequence[Any], kept: bool = False) -> list[Any]:
+def bind(eqn: Equation, values: Sequence[Any], cached: bool = False) -> list[Any]:
     """Apply an equation to values (concrete or traced); returns the list of its outputs.
 
-    `kept` in a trace that is kept: it must not close over values of the traces around it.
+    `cached`: what is traced is used by later calls, so it must not close over values of the traces
+    around it.
     """
     primitive = eqn.primitive
     bound = primitive.get_bind_params(eqn.params)
     subfuns, params = ((), bound) if isinstance(bound, dict) else bound  # JAX >= 0.9: one dict
-    here = isinstance(primitive, DerivedPrimitive) and not kept
+    here = isinstance(primitive, DerivedPrimitive) and not cached
     call = primitive.call if here else primitive.bind
     with at_line_of(eqn):
         out = call(*subfuns, *values, **params)

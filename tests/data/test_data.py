@@ -143,7 +143,7 @@ def test_csv_streams_by_name_and_by_number(tmp_path):
     path = tmp_path / "demand.csv"
     path.write_text("time,demand,heat\n2014-01-01 00:00,3.5,1\n\n2014-01-01 01:00,-2e1,2\n")
     np.testing.assert_array_equal(data.read_csv(path, ["heat", "demand"]), [[1, 3.5], [2, -20]])
-    path.write_text("1,0.5\n2,0.25\n")
+    path.write_text("1,0.5\n2,0.25,\n")  # some programs end lines with a comma
     np.testing.assert_array_equal(data.read_csv(path), [[1, 0.5], [2, 0.25]])
     np.testing.assert_array_equal(data.read_csv(path, [1]), [[0.5], [0.25]])
 
@@ -195,7 +195,7 @@ WRONG = {
     "column": (data.read_csv, "a.csv", b"1,2", "no column 'heat'"),
     "number": (data.read_csv, "a.csv", b"heat\n1\nx\n", "line 3 has 'x' in column 'heat'"),
     "short": (data.read_csv, "a.csv", b"demand,heat\n1\n", "line 2 has nothing"),
-    "long": (data.read_csv, "a.csv", b"heat\n1\n2,5\n", "line 3 has 2 columns"),
+    "long": (data.read_csv, "a.csv", b"heat\n\n1\n2,5\n", "line 4 has 2 columns"),
     "empty": (data.read_csv, "a.csv", b"", "no numbers"),
     "only a header": (data.read_csv, "a.csv", b"heat\n", "no numbers"),
     "no data": (data.read_ts, "a.ts", b"1,2:a", "no line @data"),

@@ -55,6 +55,7 @@ def test_learner_cannot_be_pickled_and_can_be_copied(vmap):
     assert_designed(error, "cannot be pickled", "learner.save", "learner.load")
     learner(x)
     twin, shared = copy.deepcopy(learner), copy.copy(learner)
+    assert vmap or twin._losses is not learner._losses
     want = twin(2 * x)  # with states of its own
     np.testing.assert_array_equal(learner(2 * x), want)
     assert not np.array_equal(shared(2 * x), want)  # with those of the learner: a step later

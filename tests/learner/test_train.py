@@ -246,6 +246,9 @@ def test_another_transformation_starts_anew():
     run = lambda optimizer: algo.etrace_train(XS, YS, step_fn=plain(algo), optimizer=optimizer)
     run(ADAM), run(ADAM)
     assert count() == 2 * T
+    for optimizer in (optax.adam(1e-3), optax.adam(1e-4)):  # a schedule by hand
+        run(optimizer), run(optimizer)
+        assert count() == 2 * T
     run(optax.adam(1e-3))
     assert count() == T
     with pytest.warns(UserWarning, match="another optimizer(.|\n)*why:(.|\n)*do:") as seen:
@@ -425,7 +428,7 @@ def test_calls_hold_on_to_nothing():
     for _ in range(3):  # the first calls compile
         for _ in range(4):
             run().block_until_ready()
-        algo._losses._look()  # losses are held until they are computed and looked at
+        algo._losses.look()  # losses are held until they are computed and looked at
         gc.collect()
         counts.append((len(gc.get_objects()), len(jax.live_arrays())))
     _, (objects, arrays), (after, now) = counts

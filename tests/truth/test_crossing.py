@@ -264,6 +264,7 @@ def test_a_weight_that_another_operator_computes_counts_once():
     found = online_grad(learner, lambda net, x: (net(x) ** 2).sum(), xs)
     truth = bptt_grad(model, lambda net, x: (net(x) ** 2).sum(), xs)
     np.testing.assert_allclose(found["g",], truth["g",], rtol=1e-12)
+    assert learner.report.parameters["g",].exact
 
 
 @pytest.mark.parametrize("name", ["leaky", "fused_gates", "complex_state", "substeps"])

@@ -1,9 +1,10 @@
 """A warning for losses that are not finite.
 
 Losses are looked at outside of the compiled loop, and only when they are computed: no call waits
-for its own, which are looked at in a later call then. After many calls, only the last ones of every
-`PAUSE` seconds are, and those before them if it is not finite: such a loss makes the weights, and
-all losses after it, not finite as well.
+for its own, which are looked at in a later call then. After `MANY` calls they are looked at once
+per `PAUSE` seconds: the last ones that are ready and, if these are not finite, the earlier ones, to
+find the first. Most often one loss that is not finite makes the weights, and all losses after it,
+not finite as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import warnings
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._errors import message
@@ -31,10 +33,15 @@ class _Call(NamedTuple):
     @property
     def first_wrong(self) -> int | None:
         """The first step whose loss counts and is not finite."""
-        wrong = ~np.isfinite(self.losses)
+        wrong = ~np.isfinite(jax.device_get(self.losses))
         if self.mask is not None:
-            wrong &= np.asarray(self.mask) != 0
+            wrong &= np.asarray(jax.device_get(self.mask)) != 0
         return int(np.argmax(wrong)) if wrong.any() else None
+
+
+def _is_gone(array: Any) -> bool:
+    """Whether the user has deleted or donated it."""
+    return isinstance(array, jax.Array) and array.is_deleted()
 
 
 class LossWatch:
@@ -54,11 +61,12 @@ class LossWatch:
         self._waiting.append(_Call(self._calls, losses, mask, every, self._updates))
         self._updates += -(-losses.shape[0] // every)
         if self._calls <= MANY or time.monotonic() > self._next:
-            self._look()
+            self.look()
             self._next = time.monotonic() + PAUSE
 
-    def _look(self) -> None:
-        calls = [call for call in self._waiting if not call.losses.is_deleted()]
+    def look(self) -> None:
+        """Look at the losses that are computed by now."""
+        calls = [c for c in self._waiting if not (_is_gone(c.losses) or _is_gone(c.mask))]
         ready = next((n for n in range(len(calls), 0, -1) if calls[n - 1].losses.is_ready()), 0)
         self._waiting = calls[ready:]
         if ready and calls[ready - 1].first_wrong is not None:
@@ -72,11 +80,12 @@ class LossWatch:
             f"the loss is not finite from update {update} on.",
             where=f"{self._name}, losses[{step}] of training call {call.number}",
             why="NaN or infinity in the inputs, targets or states, or weights that grew until the "
-            "loss overflowed; each update from there on leaves weights that are not finite",
+            "loss overflowed; most optimizers leave weights that are not finite from there on",
             do="check the data, jnp.isfinite(xs).all(); if they are finite, lower the learning "
-            "rate or clip the gradients; then start again from finite weights",
+            "rate or clip the gradients; then start again from finite weights "
+            "(optax.apply_if_finite skips such updates)",
         )
         frame, level = sys._getframe(), 1
-        while frame.f_back and frame.f_globals["__name__"].startswith("braintrace."):
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("braintrace."):
             frame, level = frame.f_back, level + 1
         warnings.warn(text, stacklevel=level)

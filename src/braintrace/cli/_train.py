@@ -162,8 +162,8 @@ def _advance(session: Session, seconds: list[float], hook: Hook) -> None:
         raise Diverged(
             message(
                 f"the loss of update {session.done} is not finite.",
-                why=f"the weights grew until it overflowed, with --lr {s.lr:g}; further updates "
-                "would make them NaN, and the last checkpoint with them",
+                why="NaN in the data, or weights that grew until it overflowed, with --lr "
+                f"{s.lr:g}; further updates would make them NaN, and the last checkpoint with them",
                 do="start again with a lower --lr, and another folder by --out",
             )
         )

@@ -28,11 +28,12 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
     """
     path = existing(path, "a stream")
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
-    header = rows.pop(0) if rows and not any(map(_is_number, rows[0])) else []
-    if not rows:
+        reader = csv.reader(file)
+        lines = [(reader.line_num, row) for row in reader if row]
+    header = lines.pop(0)[1] if lines and not any(map(_is_number, lines[0][1])) else []
+    if not lines:
         raise layout_error(path, "there are no numbers.", "a line is a step, and there is none")
-    width = len(header or rows[0])
+    width = len(header or lines[0][1])
     places: dict[str | int, int] = {c: c for c in range(width)}
     places |= {name: c for c, name in enumerate(header)}
     wanted = range(width) if columns is None else columns
@@ -40,8 +41,8 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
         names = ", ".join(header) or f"0 to {width - 1}"
         raise layout_error(path, f"there is no column {missing[0]!r}.", f"the columns are {names}")
     numbers = [places[c] for c in wanted]
-    for n, row in enumerate(rows, 1 + bool(header)):
-        if len(row) > width:
+    for n, row in lines:
+        if any(cell.strip() for cell in row[width:]):
             why = f"the first line has {width}: a comma inside of a number or a name, perhaps"
             raise layout_error(path, f"line {n} has {len(row)} columns.", why)
         for c in numbers:
@@ -52,7 +53,9 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
                     path, f"{what} in column {name!r}.", "it is no number; `columns` says which "
                     "columns are read"
                 )  # fmt: skip
-    return np.array([[float(row[c]) for c in numbers] for row in rows]).reshape(-1, len(numbers))
+    return np.array([[float(row[c]) for c in numbers] for _, row in lines]).reshape(
+        -1, len(numbers)
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -369,7 +369,9 @@ class _Certifier:
         far = self.drop(path, through, why, site.equation)
         out = self.cut_between(set(range(len(graph.tangent.sources))), path, graph.views[0])
         if relation is None:
-            return [*out, far]
+            # Without an edge all its paths lead through weights, whose sites account for them.
+            taps = graph.views[0].taps[graph.sites.index(site)]
+            return [*out, far] if len(taps.all_edges) else out
         destination = relation.slots.analysed
         lane, y, slot = np.nonzero(destination >= 0)
         pairs = np.stack([destination[lane, y, slot], y], axis=1)

@@ -143,8 +143,8 @@ def tangent_program(
 def _apart_from_weights(site: Site, values: Sequence[Any]) -> list[Any]:
     """The operands of a site without the tangents of its weights.
 
-    Parameters that reach a weight, be it through another operator, are the site's own: it has the
-    gradient of its weight with respect to all of them.
+    The gradient of a weight is carried on to all parameters that it is computed from, also through
+    other operators: tangents through the weight would count these twice.
     """
     traced = site.steady and site.closed is None
     own = {site.operator.positions[k] for k, leaves in site.leaves.items() if leaves and traced}
@@ -301,7 +301,7 @@ def _without(eqn: Equation, cut: frozenset[Equation]) -> tuple[Program, tuple[An
     opens = opened(Program((), (), (eqn,), ()), lambda e: -1 if e in cut else None)
 
     def apply(e: Equation, values: list[Any], feed: Feed) -> Outcome:
-        return (_zeros(e) if e in cut else bind(e, values, kept=True)), {}
+        return (_zeros(e) if e in cut else bind(e, values, cached=True)), {}
 
     program, consts = trace(
         lambda *values: run_one(eqn, list(values), apply, opens, {})[0], *shapes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import brainstate
 import jax
@@ -141,6 +141,11 @@ class ETraceAlgorithm(
         self._losses = LossWatch(type(model).__name__)  # of `etrace_train`
         self._example: Any = None
         self._state_shapes: Shapes = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = super().__deepcopy__(memo)
+        new._losses = LossWatch(type(new.model4compile).__name__)  # each counts its own calls
+        return new
 
     @property
     def rule(self) -> Rule:
@@ -414,8 +419,10 @@ class ETraceAlgorithm(
         `brainstate.nn.reset_all_states(learner)`, between sequences.
 
         Raises:
-            ValueError: there is a `batch_size`, and the learner has no batch axis.
+            ValueError: `batch_size` is no number of samples, or the learner has no batch axis.
         """
+        check_batch_size(batch_size)
+        self._losses.look()
         if batch_size is not None and self.is_compiled and batch_size != self.batch_size:
             self._resize(batch_size)
         self.running_index.value = np.zeros((), np.int32)  # a constant within a trace, too

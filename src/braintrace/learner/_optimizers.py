@@ -66,6 +66,8 @@ def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimize
     shape: Any = jax.tree.structure(jax.eval_shape(init, params))
     state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
     reused = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
+    if reused and memory.replaced < 2:
+        memory.replaced = 0
     if shape.num_leaves == 0:  # nothing to store
         state = None
     elif not reused or jax.tree.structure(state.value) != shape:
@@ -99,7 +101,7 @@ def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimize
 
 
 def _replaced(memory: Any) -> None:
-    """Warn the second time that one optimizer takes the place of another: a loop makes them."""
+    """Warn the second time in a row that an optimizer takes the place of another."""
     memory.replaced += 1
     if memory.replaced == 2:
         text = message(

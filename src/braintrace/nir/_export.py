@@ -128,7 +128,8 @@ def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
                 f"{named(i, one)} has the output {one.out_size}, {named(i + 1, other)} the input "
                 f"{other.in_size}.",
                 why="each layer reads what the one before it returns",
-                do="pass the layers in the order in which they are applied",
+                do="pass the layers in the order in which they are applied, after a convolution "
+                "brainstate.nn.Flatten(in_size=...)",
             )
     out = _Writer(nir, dt, soft_reset)
     out.nodes["input"] = nir.Input(np.array(layers[0].in_size))

@@ -64,7 +64,7 @@ class Embedding(Layer):
         param_type: type = brainstate.ParamState,
     ):
         super().__init__(name=name)
-        check_size(self, "num_embeddings", num_embeddings)
+        check_size(self, "num_embeddings", num_embeddings, one=True)
         _check(num_embeddings, padding_idx, max_norm, scale_grad_by_freq)
         self.num_embeddings, self.padding_idx = num_embeddings, padding_idx
         self.norm_type, self.freeze = norm_type, freeze

@@ -23,7 +23,7 @@ class _Rotation(Cell):
 
     def _set_eigenvalues(self, n: int, r_min: float, r_max: float, max_phase: float) -> Array:
         """Draw λ; returns the moduli."""
-        check_size(self, "d_hidden", n)
+        check_size(self, "d_hidden", n, one=True)
         what = type(self).__name__
         radius = radii(what, n, r_min, r_max)
         if max_phase <= 0:

@@ -57,7 +57,7 @@ class S5Cell(Cell):
         name: str | None = None,
     ):
         super().__init__(d_model, d_model, name=name)
-        check_size(self, "d_state", d_state)
+        check_size(self, "d_state", d_state, one=True)
         self.d_model, self.d_state, self.state_size = d_model, d_state, (d_state,)
         self._discrete = one_of("discretization", discretization, _DISCRETE)
         if not 0 < dt_min <= dt_max:

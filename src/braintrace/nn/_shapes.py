@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
@@ -25,15 +26,22 @@ KAIMING = init.KaimingNormal()
 XAVIER = init.XavierNormal()
 
 
-def check_size(layer: Any, name: str, size: Any) -> None:
-    """Refuse what is no size; this is an argument of a layer."""
-    numbers = size if isinstance(size, tuple | list) else [size]
-    if not all(isinstance(n, int | np.integer) and n >= 0 for n in numbers):
+def check_size(layer: Any, name: str, size: Any, one: bool = False) -> None:
+    """Refuse what is no size, or not `one`; this is an argument of a layer."""
+    numbers = size if isinstance(size, tuple | list) and not one else [size]
+    if not (numbers and all(map(_is_size, numbers))) or (one and size < 1):
+        size_is = "a positive integer" if one else "an integer, not negative, or a tuple of them"
         raise value_error(
             f"{type(layer).__name__}: {name} is {size!r}.",
-            why="a size is an integer, or a tuple of them.",
+            why=f"it is {size_is}.",
             do="pass integers: int(n), or n // 2 where a size is computed.",
         )
+
+
+def _is_size(n: Any) -> bool:
+    if isinstance(n, np.ndarray | jax.Array) and n.ndim == 0:
+        n = n.dtype.type(n)
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and bool(n >= 0)
 
 
 def _checked(name: str) -> Any:

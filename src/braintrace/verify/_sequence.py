@@ -72,9 +72,9 @@ def checked_loss(step_fn: StepFn) -> StepFn:
                     f"step_fn failed on the slices {', '.join(map(str, jax.tree.leaves(slices)))}.",
                     where=failing_line(error),
                     why="it raised the error above, with the present states of the model",
-                    do="pass sequences with time along axis 0 (xs, not xs[0]), and give the states "
-                    "the batch size of the slices: brainstate.nn.init_all_states(model, "
-                    "batch_size=...)",
+                    do="see the error; if shapes do not fit, pass sequences with time along axis "
+                    "0 (xs, not xs[0]), and give the states the batch size of the slices: "
+                    "brainstate.nn.init_all_states(model, batch_size=...)",
                 )
             )
             raise
