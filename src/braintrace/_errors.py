@@ -1,7 +1,9 @@
-"""The two error types of the library and the four-part message."""
+"""The two error types of the library, the four-part message, and warnings with it."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +71,14 @@ class Composed(Protocol[E]):
 def error(kind: Callable[[str], E]) -> Composed[E]:
     """Errors of a kind, with such a message: `error(KeyError)(what, why=..., do=...)`."""
     return lambda what, **parts: kind(message(what, **parts))
+
+
+def warn(what: str, *, where: str | None = None, why: str, do: str) -> None:
+    """Warn with such a message, at the line of the user that called the library."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("braintrace."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message(what, where=where, why=why, do=do), stacklevel=level)
 
 
 value_error, type_error = error(ValueError), error(TypeError)

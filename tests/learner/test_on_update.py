@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import braintrace as bt
-from braintrace._online import LossWatch, Stream, run_reported
+from braintrace._online import Stream, run_reported
 
 from .blocks import assert_same, closed_loop, designed, learner, plain
 from .reference import normal
@@ -99,7 +99,7 @@ def test_next_loop_is_started_before_the_function_is_called(monkeypatch):
         return (stream.arrays, None), jnp.ones(stream.length)
 
     report = lambda step, metrics: events.append(step)
-    results, _ = run_reported(run, Stream(jnp.arange(9.0)), 2, report, LossWatch("net"))
+    results, _ = run_reported(run, Stream(jnp.arange(9.0)), 2, report)
     np.testing.assert_array_equal(results, jnp.arange(9.0))
     loops = ["loop of 4", "loop of 4", 1, 2, "loop of 1", 3, 4, 5]
     assert events == loops

@@ -9,15 +9,13 @@ not finite as well.
 
 from __future__ import annotations
 
-import sys
 import time
-import warnings
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from .._errors import message
+from .._errors import warn
 from .._jaxpr import is_traced
 
 MANY, PAUSE = 100, 0.1
@@ -76,7 +74,7 @@ class LossWatch:
         self._waiting, self._warned = [], True
         step = call.first_wrong or 0
         update = call.updates + step // call.every + 1
-        text = message(
+        warn(
             f"the loss is not finite from update {update} on.",
             where=f"{self._name}, losses[{step}] of training call {call.number}",
             why="NaN or infinity in the inputs, targets or states, or weights that grew until the "
@@ -85,7 +83,3 @@ class LossWatch:
             "rate or clip the gradients; then start again from finite weights "
             "(optax.apply_if_finite skips such updates)",
         )
-        frame, level = sys._getframe(), 1
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith("braintrace."):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(text, stacklevel=level)

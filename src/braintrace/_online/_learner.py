@@ -41,7 +41,7 @@ from ._loop import (
     run_updates,
 )
 from ._on_update import OnUpdate, check_on_update, run_reported
-from ._plan import Plan, Signature, make_plan
+from ._plan import Plan, Signature, make_plan, name_of
 from ._progress import ticking
 from ._sequence import Arrays, bodies_of, ended, run_steps
 from ._tree import is_weak, shape_of, split, strong
@@ -171,7 +171,7 @@ class Online:
 
     def __repr__(self) -> str:
         status = "not analysed yet" if self._last is None else self.report.picture.summary
-        return f"{self.rule.name} of {_name(self.step)}\n  {status}"
+        return f"{self.rule.name} of {name_of(self.step)}\n  {status}"
 
     # ------------------------------------------------------------------------------- tracing
 
@@ -405,7 +405,7 @@ class Online:
                 why="it must turn gradients into updates of the parameters",
                 do="pass an optax transformation such as optax.adam(1e-3)",
             )
-        watch = LossWatch(_name(self.step))
+        watch = LossWatch(name_of(self.step))
 
         def train(
             params: PyTree,
@@ -455,7 +455,8 @@ class Online:
                     return results
 
                 check_on_update(on_update, (weights, opt, at, arrays.stream))
-                results = run_reported(loop, arrays.stream, every, on_update, watch)
+                results = run_reported(loop, arrays.stream, every, on_update)
+                watch.add(results[0], arrays.stream.mask, every)
                 self._ran(call)
             params = layout.join(weights.trained, weights.fixed)
             at = at if keep_traces else ended(plan, at)
@@ -530,10 +531,6 @@ def planned(
     """The report on a step, without traces and whatever their size."""
     net = online(step, rule, memory_limit=sys.maxsize)
     return net._plan(params, jax.tree.map(strong, state), inputs)[0].report()
-
-
-def _name(step: Callable[..., PyTree]) -> str:
-    return getattr(step, "__name__", type(step).__name__)
 
 
 def sized_options(

@@ -12,7 +12,6 @@ import numpy as np
 from .._errors import type_error
 from .._jaxpr import PyTree, is_traced
 from ._blocks import joined
-from ._finite import LossWatch
 from ._loop import Stream
 
 OnUpdate = Callable[[int, dict[str, float]], Any]
@@ -49,11 +48,7 @@ def check_on_update(on_update: OnUpdate | None, arrays: PyTree) -> None:
 
 
 def run_reported(
-    run: Callable[[Stream], PyTree],
-    stream: Stream,
-    every: int,
-    on_update: OnUpdate | None,
-    watch: LossWatch,
+    run: Callable[[Stream], PyTree], stream: Stream, every: int, on_update: OnUpdate | None
 ) -> PyTree:
     """The results of a sequence, with the function called for the updates of one loop while the
     next one runs.
@@ -64,12 +59,9 @@ def run_reported(
         stream: all steps.
         every: steps per update.
         on_update: the user's function.
-        watch: what looks at the losses.
     """
     if on_update is None:
-        whole = run(stream)
-        watch.add(whole[0], stream.mask, every)
-        return whole
+        return run(stream)
     size, done, out = every * UPDATES, 0, []
     waiting: tuple[PyTree, ...] | None = None
     for start in range(0, stream.length, size):
@@ -81,9 +73,7 @@ def run_reported(
         out.append(results)
     if waiting is not None:
         _report(on_update, done, every, *waiting)
-    whole = joined(out)
-    watch.add(whole[0], stream.mask, every)
-    return whole
+    return joined(out)
 
 
 def _report(

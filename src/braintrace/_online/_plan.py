@@ -181,8 +181,13 @@ def make_plan(
     check_memory(limit, graph, shapes, rule.name)
     if placement is not None:
         placement.check(graph)
-    name, how = getattr(step, "__name__", type(step).__name__), (windows, engine, placement)
-    return Plan(signature, problem, graph, rule, out_tree, shapes, name, *how)
+    how = (windows, engine, placement)
+    return Plan(signature, problem, graph, rule, out_tree, shapes, name_of(step), *how)
+
+
+def name_of(step: Callable[..., PyTree]) -> str:
+    """What a step is called in reports and warnings."""
+    return getattr(step, "__name__", type(step).__name__)
 
 
 def _cut(items: Sequence[Array], sizes: Sequence[int]) -> list[Sequence[Array]]:

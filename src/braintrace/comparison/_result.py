@@ -50,7 +50,7 @@ class Seed:
     trained: Agreement
 
     @property
-    def not_finite(self) -> int | None:
+    def diverged_at(self) -> int | None:
         """The first update, from 1, whose loss is not finite."""
         return next((n for n, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
 
@@ -197,7 +197,7 @@ class CompareResult:
             elif len(row.seeds) < s.seeds:
                 rows[n] += f"  ({len(row.seeds)} of {seeds})"
         for row in self.rows:
-            if update := min(filter(None, (seed.not_finite for seed in row.seeds)), default=None):
+            if update := min(filter(None, (seed.diverged_at for seed in row.seeds)), default=None):
                 broken = f"{row.label}: the loss is not finite from update {update} on: NaN in the"
                 rows += ["", *textwrap.wrap(f"{broken} data, or too high a learning rate.", WIDTH)]
         reach = "" if self.streaming else REACH.format(threshold=metric.text(self.goal))

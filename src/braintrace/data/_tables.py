@@ -53,9 +53,7 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
                     path, f"{what} in column {name!r}.", "it is no number; `columns` says which "
                     "columns are read"
                 )  # fmt: skip
-    return np.array([[float(row[c]) for c in numbers] for _, row in lines]).reshape(
-        -1, len(numbers)
-    )
+    return np.array([[float(row[c]) for c in numbers] for _, row in lines])
 
 
 def _is_number(text: str) -> bool:

@@ -59,7 +59,7 @@ class SequenceDriverMixin:
     optimizer: Any = None
     optimized: list[int] | None = None  # ids of the states that it updates
     optimizer_state: brainstate.State | None = None
-    replaced: int = 0  # how often another optimizer was passed for the same weights
+    replaced: int = 0  # calls in a row with another optimizer, up to 2
 
     # What a class with these methods has.
     __call__: Callable[..., PyTree]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._errors import message, type_error, value_error
+from .._errors import type_error, value_error, warn
 from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import StateTree, leaves_of, states_of, trace_function, tree_of, values_of
 
@@ -104,13 +103,12 @@ def _replaced(memory: Any) -> None:
     """Warn the second time in a row that an optimizer takes the place of another."""
     memory.replaced += 1
     if memory.replaced == 2:
-        text = message(
+        warn(
             "every call of etrace_train has another optimizer.",
             why="its state, moments and counts, starts anew with each of them",
             do="make it once, optimizer = optax.adam(1e-3), and pass that to every call; to start "
             "anew on purpose, call learner.init_optimizer(optimizer)",
         )
-        warnings.warn(text, stacklevel=5)
 
 
 def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:

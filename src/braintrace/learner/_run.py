@@ -107,7 +107,9 @@ class SequenceRun:
             optimizer.write(own)
             return results
 
-        return run_reported(loop, self.stream, every, on_update, self.learner._losses)
+        results = run_reported(loop, self.stream, every, on_update)
+        self.learner._losses.add(results[0], self.stream.mask, every)
+        return results
 
     def _call(
         self, key: Hashable, options: Options, run: Callable[..., PyTree], own: PyTree = ()

@@ -7,7 +7,6 @@ forward until the first spike, apart from the compiled loop, which pays nothing 
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._errors import message
+from .._errors import warn
 from .._jaxpr import Equation, Program, bind, deep_equations, evaluate, is_jax_primitive, is_traced
 from .._online import Stream
 from ..frontend import Split, Traced, operands
@@ -42,7 +41,7 @@ def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> 
         spiked = compiled(partial(_spiked, traced.program, split.call, spikes), graph.structures)
         silent = not spiked(consts, states, jax.tree.leaves(stream.arrays))
     if silent:
-        text = message(
+        warn(
             "no unit spiked in this sequence.",
             where=type(model).__name__,
             why="the currents do not reach the threshold, so the outputs do not depend on the "
@@ -50,7 +49,6 @@ def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> 
             "threshold",
             do="raise the input weights or the resistance of the neurons, or lower their threshold",
         )
-        warnings.warn(text, stacklevel=4)
     return True
 
 
