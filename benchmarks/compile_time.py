@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import braintrace as bt
-from braintrace._jaxpr import fingerprint
 from braintrace.frontend import extract_module_info, graph_of
+from braintrace.program import fingerprint
 
 WIDTH = 8
 COLUMNS = ("trace", "analysis", "first call")

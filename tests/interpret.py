@@ -18,7 +18,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
-from braintrace._jaxpr import DerivedPrimitive, scan_layout
+from braintrace.program import DerivedPrimitive, scan_layout
 from thinned import ALL
 
 COMPILED = ALL or jax.default_backend() != "cpu"  # on a GPU its own programs are what is tested

@@ -3,7 +3,7 @@
 import brainstate
 import jax
 
-from braintrace._jaxpr import evaluate
+from braintrace.program import evaluate
 
 
 class Recognised(brainstate.nn.Module):

@@ -1,4 +1,4 @@
-"""The JAX internals that `_jaxpr.py` and `graph` rely on; a failure names what a release moved."""
+"""The JAX internals that `program` and `graph` rely on; a failure names what a release moved."""
 
 import contextlib
 import os
@@ -13,13 +13,14 @@ from jax._src import source_info_util
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
-from braintrace import _control, _jaxpr
+from braintrace import program as programs
+from braintrace.program import _lines, _records
 
 X = jnp.arange(3.0)
 
 
 def equations(fun, *args):
-    return _jaxpr.open_jaxpr(jax.make_jaxpr(fun)(*args)).eqns
+    return programs.open_jaxpr(jax.make_jaxpr(fun)(*args)).eqns
 
 
 def only(fun, *args):
@@ -49,7 +50,7 @@ hard.defvjp(lambda x: (hard(x), None), lambda _, ct: (5.0 * ct,))
 def test_closed_jaxpr_has_constvars_and_consts_in_step():
     outside = jnp.arange(4.0)
     closed = jax.make_jaxpr(lambda x: x + outside.sum() + outside[:3])(X)
-    jaxpr = _jaxpr.open_jaxpr(closed)
+    jaxpr = programs.open_jaxpr(closed)
     assert len(jaxpr.constvars) == len(closed.consts) == 1
     assert np.array_equal(closed.consts[0], outside)
     assert [v.aval.shape for v in jaxpr.invars] == [(3,)]
@@ -64,9 +65,9 @@ def test_a_program_is_a_jaxpr_of_jax_again():
         return jnp.where(x > 1, noise, hard(x)) @ jnp.ones((3, 3)), y, 7
 
     args = jax.random.key(0), X
-    program, consts = _jaxpr.trace(fun, *args)
-    closed = _jaxpr.closed_jaxpr_of(program, consts)
-    assert _jaxpr.jaxpr_of(program).invars == _jaxpr.open_jaxpr(closed).invars
+    program, consts = programs.trace(fun, *args)
+    closed = programs.closed_jaxpr_of(program, consts)
+    assert programs.jaxpr_of(program).invars == programs.open_jaxpr(closed).invars
     assert closed.effects and "scan" in str(closed)
     for found in (jaxpr_as_fun(closed)(*args), jax.jit(jaxpr_as_fun(closed))(*args)):
         for a, b in zip(found, fun(*args), strict=True):
@@ -76,16 +77,16 @@ def test_a_program_is_a_jaxpr_of_jax_again():
 
 
 def test_what_is_traced_under_a_marked_equation_carries_its_number():
-    program, consts = _jaxpr.trace(lambda x: hard(jax.nn.softmax(soft(x))), X)
+    program, consts = programs.trace(lambda x: hard(jax.nn.softmax(soft(x))), X)
     number = {eqn: i for i, eqn in enumerate(program.equations)}
 
     def pushed(x, dx):
-        apply = lambda eqn, values: _jaxpr.bind_forward(_jaxpr.marked(eqn, number[eqn]), values)
-        return jax.jvp(lambda x: _jaxpr.evaluate(program, consts, [x], apply), (x,), (dx,))
+        apply = lambda eqn, values: programs.bind_forward(programs.marked(eqn, number[eqn]), values)
+        return jax.jvp(lambda x: programs.evaluate(program, consts, [x], apply), (x,), (dx,))
 
     found = {}
-    for eqn in _jaxpr.trace(pushed, X, X)[0].equations:
-        plain, origin = _jaxpr.unmarked(eqn, program.equations)
+    for eqn in programs.trace(pushed, X, X)[0].equations:
+        plain, origin = programs.unmarked(eqn, program.equations)
         found.setdefault(origin and origin.name, []).append(plain.name)
         assert origin is None or plain.source.name_stack == origin.source.name_stack
     assert found["custom_jvp_call"] == ["custom_jvp_call", "mul"]
@@ -100,7 +101,7 @@ def test_literals_and_only_literals_have_a_val():
 
 
 def test_output_that_is_a_literal_has_a_val():
-    jaxpr = _jaxpr.open_jaxpr(jax.make_jaxpr(lambda x: 1.5)(X))
+    jaxpr = programs.open_jaxpr(jax.make_jaxpr(lambda x: 1.5)(X))
     assert float(jaxpr.outvars[0].val) == 1.5
 
 
@@ -110,8 +111,8 @@ def test_closing_over_an_outer_tracer_makes_it_a_const():
     def outer(t):
         closed = jax.make_jaxpr(lambda x: x * t)(X)
         seen.append([isinstance(c, jax.core.Tracer) for c in closed.consts])
-        program, consts = _jaxpr.flatten(closed)
-        return _jaxpr.evaluate(program, consts, [X])[0]
+        program, consts = programs.flatten(closed)
+        return programs.evaluate(program, consts, [X])[0]
 
     assert np.array_equal(jax.jit(outer)(jnp.asarray(2.0)), 2 * X)
     assert seen == [[True]]
@@ -121,7 +122,7 @@ def test_tracers_know_the_trace_they_belong_to():
     seen = []
 
     def inner(x, y):
-        seen.append((_jaxpr.is_of_outer_trace(x), _jaxpr.is_of_outer_trace(y)))
+        seen.append((programs.is_of_outer_trace(x), programs.is_of_outer_trace(y)))
         return x
 
     jax.jit(lambda y: jax.jit(lambda x: inner(x, y))(X))(X)
@@ -135,7 +136,7 @@ def test_a_trace_lives_as_long_as_a_tracer_that_left_it():
     kept, traces = [], []
 
     def fun(x, keep):
-        traces.append(_jaxpr.trace_of(x))
+        traces.append(programs.trace_of(x))
         y = jnp.sin(hard(x))
         doubled = 2 * y
         if keep:
@@ -143,12 +144,12 @@ def test_a_trace_lives_as_long_as_a_tracer_that_left_it():
         return lax.scan(lambda c, _: (jnp.cos(c * y), None), x, None, 2)[0]
 
     jax.make_jaxpr(lambda x: fun(x, False))(X)
-    assert _jaxpr.leaked(traces[-1]) is None
+    assert programs.leaked(traces[-1]) is None
     jax.make_jaxpr(lambda x: fun(x, True))(X)
-    assert _jaxpr.leaked(traces[-1]) is kept[0]  # not its operands, which it holds
-    assert "test_jax_contracts.py" in _jaxpr.line_of(kept[0])
+    assert programs.leaked(traces[-1]) is kept[0]  # not its operands, which it holds
+    assert "test_jax_contracts.py" in programs.line_of(kept[0])
     kept.clear()
-    assert _jaxpr.leaked(traces[-1]) is None
+    assert programs.leaked(traces[-1]) is None
 
 
 def test_callback_without_a_vmap_method_cannot_be_mapped():
@@ -156,8 +157,8 @@ def test_callback_without_a_vmap_method_cannot_be_mapped():
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **options)
 
     def cannot(fun):
-        program, _ = _jaxpr.trace(fun, X)
-        return [_jaxpr.cannot_be_mapped(e) for e in program.equations]
+        program, _ = programs.trace(fun, X)
+        return [programs.cannot_be_mapped(e) for e in program.equations]
 
     assert cannot(called) == [True]
     assert cannot(lambda x: called(x, vmap_method="sequential")) == [False]
@@ -189,7 +190,7 @@ CALLS = {
 def test_call_primitives_keep_their_name_and_hold_their_body(fun, names, key):
     eqn = only(fun, X)
     assert eqn.primitive.name in names
-    body = _jaxpr.open_jaxpr(eqn.params[key])
+    body = programs.open_jaxpr(eqn.params[key])
     assert len(body.invars) == len(eqn.invars)
     assert len(body.outvars) == len(eqn.outvars)
     assert "sin" in [e.primitive.name for e in body.eqns]
@@ -203,9 +204,9 @@ def test_custom_derivative_parameters():
 
 def test_call_of_a_closed_jaxpr_is_inlined():
     closed = jax.make_jaxpr(jnp.sin)(X)
-    program, consts = _jaxpr.trace(lambda x: jaxpr_as_fun(closed)(x)[0] * 2, X)
+    program, consts = programs.trace(lambda x: jaxpr_as_fun(closed)(x)[0] * 2, X)
     assert [e.name for e in program.equations] == ["sin", "mul"]
-    np.testing.assert_allclose(_jaxpr.evaluate(program, consts, [X])[0], 2 * jnp.sin(X))
+    np.testing.assert_allclose(programs.evaluate(program, consts, [X])[0], 2 * jnp.sin(X))
 
 
 def test_nested_calls_flatten_to_one_program():
@@ -215,10 +216,10 @@ def test_nested_calls_flatten_to_one_program():
         inner = jax.jit(lambda a: jax.checkpoint(lambda b: jnp.sin(b) + constant)(a) * 2)
         return inner(x) + jnp.where(x > 0, x, 0.0)
 
-    program, consts = _jaxpr.trace(fun, X)
+    program, consts = programs.trace(fun, X)
     names = {e.name for e in program.equations}
     assert not names & {"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"}
-    np.testing.assert_allclose(_jaxpr.evaluate(program, consts, [X])[0], fun(X), rtol=1e-6)
+    np.testing.assert_allclose(programs.evaluate(program, consts, [X])[0], fun(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +234,8 @@ def test_nested_calls_flatten_to_one_program():
 def test_control_flow_holds_its_bodies_in_parameters(fun, names):
     eqn = equations(fun, X)[-1]
     assert eqn.primitive.name in names
-    assert list(_jaxpr.inner_jaxprs(eqn.params))
-    assert list(_jaxpr.inner_equations(eqn))
+    assert list(programs.inner_jaxprs(eqn.params))
+    assert list(programs.inner_equations(eqn))
 
 
 # ------------------------------------------------------------------------------------- evaluation
@@ -255,8 +256,8 @@ BOUND = {
 
 @pytest.mark.parametrize("fun", BOUND.values(), ids=BOUND)
 def test_equations_can_be_bound_again_from_their_parameters(fun):
-    program, consts = _jaxpr.trace(fun, X)
-    for run in (_jaxpr.evaluate, jax.jit(_jaxpr.evaluate, static_argnums=0)):
+    program, consts = programs.trace(fun, X)
+    for run in (programs.evaluate, jax.jit(programs.evaluate, static_argnums=0)):
         np.testing.assert_allclose(run(program, consts, [X])[0], fun(X), rtol=1e-6)
 
 
@@ -268,19 +269,19 @@ def test_get_bind_params_is_a_pair_or_one_dictionary():
 
 
 def rebound(fun, bind):
-    program, consts = _jaxpr.trace(fun, X)
-    return lambda x: _jaxpr.evaluate(program, consts, [x], bind)[0]
+    program, consts = programs.trace(fun, X)
+    return lambda x: programs.evaluate(program, consts, [x], bind)[0]
 
 
 @pytest.mark.parametrize("fun, slope", [(soft, 3.0), (hard, 5.0)], ids=["jvp", "vjp"])
 def test_custom_derivatives_survive_a_rebind(fun, slope):
-    got = jax.grad(lambda x: rebound(fun, _jaxpr.bind)(x).sum())(X)
+    got = jax.grad(lambda x: rebound(fun, programs.bind)(x).sum())(X)
     assert np.array_equal(got, np.full(3, slope))
 
 
 @pytest.mark.parametrize("fun, slope", [(soft, 3.0), (hard, 5.0)], ids=["jvp", "vjp"])
 def test_custom_derivatives_can_be_taken_forward(fun, slope):
-    again = rebound(fun, _jaxpr.bind_forward)
+    again = rebound(fun, programs.bind_forward)
     out, tangent = jax.jvp(again, (X,), (jnp.ones(3),))
     np.testing.assert_allclose(out, jnp.sin(X), rtol=1e-6)
     assert np.array_equal(tangent, np.full(3, slope))
@@ -290,7 +291,7 @@ def test_custom_derivatives_can_be_taken_forward(fun, slope):
 
 
 def test_stop_gradient_is_visible_as_the_primitive_the_analyses_stop_at():
-    program, _ = _jaxpr.trace(lambda x: lax.stop_gradient(jnp.sin(x)) * x, X)
+    program, _ = programs.trace(lambda x: lax.stop_gradient(jnp.sin(x)) * x, X)
     assert "stop_gradient" in [e.name for e in program.equations]
 
 
@@ -319,13 +320,13 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_primitive_names_of_the_tables(name):
-    program, _ = _jaxpr.trace(NAMES[name], X)
+    program, _ = programs.trace(NAMES[name], X)
     assert name in {e.name for e in program.equations}
 
 
 def test_parameters_the_influence_maps_read():
     def params(name):
-        program, _ = _jaxpr.trace(NAMES[name], X)
+        program, _ = programs.trace(NAMES[name], X)
         return next(e.params for e in program.equations if e.name == name)
 
     assert {"start_indices", "limit_indices", "strides"} <= set(params("slice"))
@@ -343,7 +344,7 @@ def test_parameters_the_influence_maps_read():
 def test_prng_keys_have_an_extended_dtype():
     key = jax.random.key(0)
     assert jax.dtypes.issubdtype(key.dtype, jax.dtypes.extended)
-    assert not _jaxpr.is_inexact(key.dtype)
+    assert not programs.is_inexact(key.dtype)
 
 
 def test_elementwise_names_are_jax_primitives():
@@ -354,7 +355,9 @@ def test_elementwise_names_are_jax_primitives():
     newer = {"log2", "one_minus_square", "polynomial"}  # of JAX 0.12
     assert not newer & known or newer <= known
     optional = {"copy_p", "stop_gradient", *newer}
-    assert len(_jaxpr.ELEMENTWISE - optional - known) <= 2, _jaxpr.ELEMENTWISE - optional - known
+    assert len(programs.ELEMENTWISE - optional - known) <= 2, (
+        programs.ELEMENTWISE - optional - known
+    )
 
 
 def test_activations_and_their_derivatives_are_elementwise():
@@ -362,9 +365,9 @@ def test_activations_and_their_derivatives_are_elementwise():
     x = jnp.linspace(-1, 1, 3)
     for name in "tanh sigmoid softplus silu relu leaky_relu elu gelu exp log_sigmoid".split():
         f = getattr(jax.nn, name, None) or getattr(jnp, name)
-        program, _ = _jaxpr.trace(lambda x, t, f=f: jax.jvp(f, (x,), (t,)), x, x)
-        names = {eqn.name for eqn in _jaxpr.deep_equations(program)}
-        assert names <= _jaxpr.ELEMENTWISE | {"broadcast_in_dim", "custom_jvp_call"}, name
+        program, _ = programs.trace(lambda x, t, f=f: jax.jvp(f, (x,), (t,)), x, x)
+        names = {eqn.name for eqn in programs.deep_equations(program)}
+        assert names <= programs.ELEMENTWISE | {"broadcast_in_dim", "custom_jvp_call"}, name
 
 
 # ------------------------------------------------------------------------------------ source lines
@@ -382,14 +385,14 @@ def test_user_line_names_this_file_through_jit_and_vmap():
     def step(x):
         return jax.jit(jax.vmap(lambda a: jnp.sin(a)))(x)
 
-    program, _ = _jaxpr.trace(step, X)
+    program, _ = programs.trace(step, X)
     (eqn,) = [e for e in program.equations if e.name == "sin"]
     assert eqn.where().startswith(os.path.relpath(__file__) + ":")
 
 
 def test_rebinding_keeps_the_users_line():
-    program, consts = _jaxpr.trace(lambda x: jnp.sin(x), X)
-    again, _ = _jaxpr.trace(lambda x: _jaxpr.evaluate(program, consts, [x])[0], X)
+    program, consts = programs.trace(lambda x: jnp.sin(x), X)
+    again, _ = programs.trace(lambda x: programs.evaluate(program, consts, [x])[0], X)
     assert again.equations[0].where() == program.equations[0].where()
     assert again.equations[0].where().startswith(os.path.relpath(__file__) + ":")
 
@@ -398,8 +401,8 @@ def test_rebinding_keeps_the_users_line():
 
 
 def key_of(fun, *args):
-    program, consts = _jaxpr.trace(fun, *args)
-    return _jaxpr.fingerprint(program, consts)
+    program, consts = programs.trace(fun, *args)
+    return programs.fingerprint(program, consts)
 
 
 def test_fingerprint_is_the_same_for_the_same_program():
@@ -422,7 +425,7 @@ def test_fingerprint_tells_programs_apart():
 
 
 def test_fingerprint_knows_a_primitive_by_the_object_not_by_its_name():
-    twice = [_jaxpr.DerivedPrimitive("twice", f) for f in (lambda x: 2 * x, lambda x: 3 * x)]
+    twice = [programs.DerivedPrimitive("twice", f) for f in (lambda x: 2 * x, lambda x: 3 * x)]
     scanned = lambda p: lambda x: lax.scan(lambda c, v: (c, p.bind(v)), 0.0, x)[1]
     keys = [key_of(make(p), X) for p in twice for make in (lambda p: p.bind, scanned)]
     assert len(set(keys)) == len(keys)
@@ -438,7 +441,7 @@ def test_scan_says_how_many_operands_are_constants_and_carried():
     pushed = lambda *v: jax.jvp(swept, v, v)
     for fun in (swept, pushed):
         (eqn,) = [e for e in jax.make_jaxpr(fun)(*args).eqns if e.primitive.name == "scan"]
-        n_consts, n_carry = _jaxpr.scan_layout(eqn.params)
+        n_consts, n_carry = programs.scan_layout(eqn.params)
         n_scanned = len(eqn.invars) - n_consts - n_carry
         assert [v.aval.shape for v in eqn.invars[-n_scanned:]] == [(4,)] * n_scanned
         assert all(v.aval.shape == () for v in eqn.invars[:-n_scanned])
@@ -454,23 +457,23 @@ def test_guards_that_vmap_makes_of_a_cond_are_told_from_a_users_own():
 
     p = X > 0
     for fun in (chosen, jax.jit(chosen)):
-        program, _ = _jaxpr.trace(lambda p, x, fun=fun: jax.vmap(fun)(p, x), p, X)
-        assert set(_control.guards(program).values()) == {program.inputs[1]}
-    program, _ = _jaxpr.trace(jax.vmap(users), p, X)
-    assert not _control.guards(program)
+        program, _ = programs.trace(lambda p, x, fun=fun: jax.vmap(fun)(p, x), p, X)
+        assert set(programs.guards(program).values()) == {program.inputs[1]}
+    program, _ = programs.trace(jax.vmap(users), p, X)
+    assert not programs.guards(program)
 
 
 def test_user_line_elsewhere_is_a_whole_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    program, _ = _jaxpr.trace(lambda x: jnp.sin(x), X)
+    program, _ = programs.trace(lambda x: jnp.sin(x), X)
     assert program.equations[0].where().startswith(__file__ + ":")
 
 
 def test_the_line_of_a_caller_goes_before_that_of_a_library(monkeypatch):
     lines = {"library": "projection.py:1 (update)", "user": "net.py:3 (step)"}
     line = lambda source, own=False: None if own and source == "library" else lines[source]
-    monkeypatch.setattr(_jaxpr, "user_line", line)
-    eqn = _jaxpr.trace(jnp.sin, X)[0].equations[0]
+    monkeypatch.setattr(_records, "user_line", line)
+    eqn = programs.trace(jnp.sin, X)[0].equations[0]
     where = lambda *callers: replace(eqn, source="library", callers=callers).where()
     assert where("user") == lines["user"] and where() == lines["library"]
 
@@ -481,13 +484,13 @@ def test_lines_are_those_outside_installed_packages():
     user = ("/home/me/net.py", 3, "Net.update")
     outside = ("/home/me/run.py", 4, "<module>")
     assert (
-        _jaxpr._first_of_user([library, python, user, outside]) == "/home/me/net.py:3 (Net.update)"
+        _lines._first_of_user([library, python, user, outside]) == "/home/me/net.py:3 (Net.update)"
     )
-    assert _jaxpr._first_of_user([library, python]).endswith(
+    assert _lines._first_of_user([library, python]).endswith(
         "projection.py:1 (update)"
     )  # nothing better
-    assert _jaxpr._first_of_user([library, python], own=True) is None
-    assert _jaxpr._first_of_user([(jax.__file__, 1, "jit")]) is None
+    assert _lines._first_of_user([library, python], own=True) is None
+    assert _lines._first_of_user([(jax.__file__, 1, "jit")]) is None
 
 
 # ---------------------------------------------------------------------------------------- settings
@@ -502,8 +505,8 @@ def test_lines_are_those_outside_installed_packages():
     ],
 )
 def test_trace_settings_are_those_of_the_context(setting):
-    before = _jaxpr.trace_settings()
-    assert before == _jaxpr.trace_settings() and hash(before) == hash(_jaxpr.trace_settings())
+    before = programs.trace_settings()
+    assert before == programs.trace_settings() and hash(before) == hash(programs.trace_settings())
     with setting():
-        assert _jaxpr.trace_settings() != before
-    assert _jaxpr.trace_settings() == before
+        assert programs.trace_settings() != before
+    assert programs.trace_settings() == before

@@ -15,9 +15,9 @@ import brainstate
 import jax
 
 from ._errors import error, type_error, value_error
-from ._jaxpr import Equation, bind, evaluate, flatten
 from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
 from .ops._structure import structure_of
+from .program import Equation, bind, evaluate, flatten
 
 PyTree: TypeAlias = Any  # arrays, with or without units
 WeightFn = Callable[[jax.Array], jax.Array]

@@ -6,10 +6,10 @@ import numpy as np
 from jax import lax
 
 import braintrace
-from braintrace._jaxpr import evaluate, trace
 from braintrace.engine import Block, TimeAxes, Values, observe_block
 from braintrace.engine._repeats import repeats
 from braintrace.engine._seeds import without_seeds
+from braintrace.program import evaluate, trace
 from braintrace.rules import otpe
 
 T, B, I, N = 6, 2, 2, 3

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._jaxpr import flatten
 from braintrace.nn import GRUCell, LSTMCell, ValinaRNNCell
+from braintrace.program import flatten
 
 CELLS = [ValinaRNNCell, GRUCell, LSTMCell]
 RNG = np.random.default_rng(0)

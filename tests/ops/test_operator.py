@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._jaxpr import trace
 from braintrace.ops import ETPPrimitive, Operator, register_primitive
+from braintrace.program import trace
 
 
 def close(a, b):

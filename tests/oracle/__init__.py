@@ -2,7 +2,7 @@
 
 What the tests of learners compare with. It is written from the definitions and shares no trace,
 slot or influence map with the library: it imports no rule, engine or learner, only the reading of
-programs (`_jaxpr`, `_control`, `ops`), one rewriting of the step (`graph._fold`) and the checks of
+programs (`program`, `ops`), one rewriting of the step (`graph._fold`) and the checks of
 `braintrace.verify`; `test_layers.py` holds it to that. It is slow, for tiny models in float64.
 
 From a step function to a gradient:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from braintrace._jaxpr import Equation, Var, bind, evaluate
+from braintrace.program import Equation, Var, bind, evaluate
 from braintrace.verify._sequence import unvector, vector
 
 from ._sharing import group_of

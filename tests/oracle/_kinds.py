@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from braintrace._jaxpr import (
+from braintrace.ops import ETPPrimitive
+from braintrace.program import (
     Const,
     Equation,
     Program,
@@ -29,7 +30,6 @@ from braintrace._jaxpr import (
     is_inexact,
     prune,
 )
-from braintrace.ops import ETPPrimitive
 
 from ._operators import reach, tangent_program
 from ._unroll import unroll

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from braintrace._jaxpr import Equation, Program, Var, bind, bind_forward, is_inexact
 from braintrace.ops import ETPPrimitive
+from braintrace.program import Equation, Program, Var, bind, bind_forward, is_inexact
 
 from ._kinds import (
     CONTRACTIONS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from braintrace._jaxpr import Equation, Program, Var, bind, trace
 from braintrace.graph import Kinds, folded_equations, replaced
 from braintrace.ops import ETPPrimitive
+from braintrace.program import Equation, Program, Var, bind, trace
 
 from ._unroll import Unrolled, calls_operator, entries
 

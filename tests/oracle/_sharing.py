@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from braintrace._jaxpr import Equation
+from braintrace.program import Equation
 
 from ._operators import Operator, reach
 from ._structure import Structure, closure

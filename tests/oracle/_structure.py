@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from scipy.sparse import csgraph
 
-from braintrace._jaxpr import Equation, Program, Var, inner_equations
+from braintrace.program import Equation, Program, Var, inner_equations
 from braintrace.verify._sequence import Path, StepFn, traced_step
 
 from ._kinds import Kind, constant_values, kind_of, summands

@@ -19,20 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from braintrace._control import guards
-from braintrace._jaxpr import (
+from braintrace.ops import ETPPrimitive
+from braintrace.program import (
     Atom,
     Const,
     Equation,
     Program,
     Var,
     flatten,
+    guards,
     inner_equations,
     is_inexact,
     scan_layout,
     trace,
 )
-from braintrace.ops import ETPPrimitive
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from braintrace._jaxpr import Equation, bind, bind_forward
+from braintrace.program import Equation, bind, bind_forward
 
 from ._structure import Structure
 

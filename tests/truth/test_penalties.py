@@ -8,8 +8,8 @@ import pytest
 from models import Draw, Net, matmul
 
 import braintrace as bt
-from braintrace._jaxpr import trace
 from braintrace.graph import affine_equations
+from braintrace.program import trace
 from braintrace.verify._compare import comparison
 from gradients import bptt_grad, online_grad
 from oracle import reference_grad

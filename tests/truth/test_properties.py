@@ -9,7 +9,7 @@ from jax import lax
 from models import Net, step_fn
 
 import braintrace as bt
-from braintrace._jaxpr import bind
+from braintrace.program import bind
 from braintrace.verify._compare import comparison
 from braintrace.verify._sequence import vector
 from gradients import online_grad

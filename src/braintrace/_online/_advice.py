@@ -21,7 +21,6 @@ from typing import Any
 import jax
 
 from .._errors import CompilationError, NotSupportedError
-from .._jaxpr import PyTree, evaluate
 from ..engine import Values
 from ..graph import (
     CompilationRecord,
@@ -34,6 +33,7 @@ from ..graph import (
     analyse,
     certify,
 )
+from ..program import PyTree, evaluate
 from ..report import Advice, RuleCost
 from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, no_trace, rtrl, snap
 from ._blocks import MOST_STEPS, nbytes, varying_bytes

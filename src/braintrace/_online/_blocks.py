@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Program, PyTree, Var, trace
 from ..graph import Graph, Site, Step, reach
 from ..ops import Operator
+from ..program import Program, PyTree, Var, trace
 
 BUDGET = 1 << 30  # bytes that a block may take, on a device that does not say more
 SHARE = 16  # or this part of the memory of one that does

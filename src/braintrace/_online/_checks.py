@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
-from .._jaxpr import Program, PyTree, deep_equations, is_traced, leaked, line_of
 from ..graph import (
     CompilationRecord,
     DiagnosticKind,
@@ -23,6 +22,7 @@ from ..graph import (
     bits_of,
     reach,
 )
+from ..program import Program, PyTree, deep_equations, is_traced, leaked, line_of
 from ._blocks import nbytes
 from ._tree import Layout
 

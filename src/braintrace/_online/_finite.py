@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .._errors import warn
-from .._jaxpr import is_traced
+from ..program import is_traced
 
 MANY, PAUSE = 100, 0.1
 

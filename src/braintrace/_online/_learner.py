@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message, type_error, value_error
-from .._jaxpr import PyTree
 from ..engine import (
     Engine,
     Placement,
@@ -23,6 +22,7 @@ from ..engine import (
     put,
 )
 from ..graph import ControlFlowPolicy, check_policy
+from ..program import PyTree
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes

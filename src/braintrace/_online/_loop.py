@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import PyTree
 from ..engine import LaterTraces, TimeLoop, left_at, running_placement
 from ..graph import HiddenParamOpRelation as Relation
+from ..program import PyTree
 from ..rules import Rule, in_parts
 from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
 

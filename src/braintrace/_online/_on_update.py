@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._errors import type_error
-from .._jaxpr import PyTree, is_traced
+from ..program import PyTree, is_traced
 from ._blocks import joined
 from ._loop import Stream
 

@@ -11,10 +11,10 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
-from .._jaxpr import PyTree, failing_line, flatten, is_traced, prune, trace_of, zeros_of
 from ..engine import Engine, Placement, recorded
 from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
 from ..ops import compiled as jitted
+from ..program import PyTree, failing_line, flatten, is_traced, prune, trace_of, zeros_of
 from ..report import CompilationReport, uses_of
 from ..rules import LearningRule
 from ._advice import Problem, advise, analysed, traces_of

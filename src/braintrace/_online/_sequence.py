@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import PyTree, trace
 from ..engine import OWN, BlockResult, TimeAxes, Values, map_steps, run_block
 from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
+from ..program import PyTree, trace
 from ..rules import Rule
 from ._blocks import StepBytes, step_bytes
 from ._loop import Bodies, Mode, Position, Stream, Weights

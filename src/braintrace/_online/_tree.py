@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NamedPath, type_error
-from .._jaxpr import PyTree
 from ..graph import Path
+from ..program import PyTree
 
 NUMBERS = (bool, int, float, complex)
 

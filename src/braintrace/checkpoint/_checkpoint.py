@@ -12,8 +12,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._errors import message, type_error, value_error
-from .._jaxpr import PyTree
 from .._version import __version__
+from ..program import PyTree
 from ._archive import Json, read, write
 from ._contents import Learner, Name, identity, states_in
 from ._leaves import decoded, described, described_as, differences, encoded, is_leaf

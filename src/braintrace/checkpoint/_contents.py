@@ -12,7 +12,7 @@ import brainstate
 import jax
 import numpy as np
 
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ._archive import Json
 from ._leaves import encoded
 

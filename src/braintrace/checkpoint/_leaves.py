@@ -8,7 +8,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree, is_traced
+from ..program import PyTree, is_traced
 from ._archive import Json
 from ._processes import fetched, placed
 

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from .._errors import value_error
-from .._jaxpr import PyTree
 from ..frontend import values_of, weights_of
+from ..program import PyTree
 from ._contents import Learner, Name, states_in
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._errors import error
-from .._jaxpr import PyTree
+from ..program import PyTree
 
 
 def fetched(array: jax.Array) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import value_error
-from .._jaxpr import PyTree, is_traced
+from ..program import PyTree, is_traced
 from ._checkpoint import check_compiled
 from ._contents import Learner, Name, states_in
 from ._leaves import is_leaf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .._errors import type_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 
 
 def packed(value: PyTree, put: Callable[[PyTree], PyTree]) -> PyTree:

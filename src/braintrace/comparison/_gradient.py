@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._errors import CompilationError, NotSupportedError, not_supported
-from .._jaxpr import PyTree
 from .._online import Carry, online
+from ..program import PyTree
 from ..rules import BY_NAME
 from ._model import Params, PureModel
 from ._rules import BPTT, ROLLING, TRUNCATED, Choice

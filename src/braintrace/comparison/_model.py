@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import dotted, type_error
-from .._jaxpr import PyTree, prune, trace
 from .._online import split, strong
 from ..learner import ModuleLearner
 from ..learner._nnx import is_nnx
+from ..program import PyTree, prune, trace
 
 Params = dict[str, jax.Array]
 Build = Callable[[int, int], "PureModel"]  # of a seed and a batch size

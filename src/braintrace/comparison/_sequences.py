@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ..tasks import Task
 
 Batch = tuple[PyTree, PyTree]  # inputs and targets, (T, B, ...) each

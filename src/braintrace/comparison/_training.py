@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import MissingExtra, unknown
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ._gradient import Method, draws_of, with_draws
 from ._model import Build, Params
 from ._sequences import Batch, Sequences, samples_of

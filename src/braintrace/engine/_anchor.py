@@ -20,7 +20,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import NotSupportedError, message
-from .._jaxpr import is_inexact
+from ..program import is_inexact
 
 _SECOND = message(
     "the gradient of a learner is differentiated once more.",

@@ -33,9 +33,20 @@ from typing import Any
 
 from jax import Array, lax
 
-from .._control import Apply, Feed, Seen, through
-from .._jaxpr import Atom, Body, Const, Equation, Program, Var, deep_equations
 from ..graph import Graph, reach
+from ..program import (
+    Apply,
+    Atom,
+    Body,
+    Const,
+    Equation,
+    Feed,
+    Program,
+    Seen,
+    Var,
+    deep_equations,
+    through,
+)
 from ._rule import ExitCotangents
 
 

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._control import Apply, bind_quietly, run
-from .._jaxpr import Equation, Var, bind
 from ..graph import Graph, bind_reversible, bits_of, reach
 from ..ops import ETPPrimitive
+from ..program import Apply, Equation, Var, bind, bind_quietly, run
 from ._detached import variants_of
 from ._kernel import kernels_allowed
 from ._rule import ExitCotangents, Feedback

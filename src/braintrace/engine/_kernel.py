@@ -26,7 +26,8 @@ import numpy as np
 from jax import lax
 
 from .._errors import value_error
-from .._jaxpr import (
+from ..ops import on_mesh
+from ..program import (
     Atom,
     Const,
     Equation,
@@ -39,7 +40,6 @@ from .._jaxpr import (
     prune,
     trace,
 )
-from ..ops import on_mesh
 from ._placement import UNITS, Placement
 from ._tiles import Leaf, Refused, Tiles, Value, check, loaded, stored
 

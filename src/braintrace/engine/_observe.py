@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Atom, Var, trace
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
+from ..program import Atom, Var, trace
 from ._evaluate import inputs_of
 from ._recurrence import StepValues, evaluate_all_steps
 from ._repeats import repeats

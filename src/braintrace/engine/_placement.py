@@ -21,10 +21,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._errors import dotted, not_supported, type_error, value_error
-from .._jaxpr import PyTree, is_traced, varies_by_device
 from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Graph, Leaf
 from ..graph import HiddenParamOpRelation as Relation
 from ..ops import Operator
+from ..program import PyTree, is_traced, varies_by_device
 
 SAMPLES, UNITS = "samples", "units"
 Axes = list[str | None]  # per axis of an array

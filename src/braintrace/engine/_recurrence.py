@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import (
+from ..graph import bits_of, indices_of, strongly_connected
+from ..ops import ETPPrimitive, Operator
+from ..program import (
     Atom,
     Const,
     Equation,
@@ -31,8 +33,6 @@ from .._jaxpr import (
     cannot_be_mapped,
     prune,
 )
-from ..graph import bits_of, indices_of, strongly_connected
-from ..ops import ETPPrimitive, Operator
 from ._kernel import kernels_allowed, scan_time
 from ._values import map_steps
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from .._jaxpr import ELEMENTWISE, Atom, Equation, Program
+from ..program import ELEMENTWISE, Atom, Equation, Program
 
 Repeats = dict[Atom, frozenset[int]]
 

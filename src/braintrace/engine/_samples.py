@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import is_traced
 from ..graph import Graph
+from ..program import is_traced
 from ._evaluate import new_hidden
 from ._values import Values
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .._jaxpr import Atom, Const, Equation, Program, Var, is_traced
+from ..program import Atom, Const, Equation, Program, Var, is_traced
 
 
 def _is_number(atom: Atom) -> bool:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, Program, bind, inlined, scan_layout
+from ..program import ELEMENTWISE, Atom, Const, Equation, Program, bind, inlined, scan_layout
 
 _MOST_PARTS = 16  # values of a unit in one array: the entries of D between four slots
 _MOST_EQUATIONS = 512  # of a step, with inner loops written out

@@ -12,7 +12,6 @@ import saiunit as u
 from jax.tree_util import PyTreeDef
 
 from .._errors import OWN_CELL, NotSupportedError, dotted, message, type_error, value_error
-from .._jaxpr import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ..graph import (
     CompilationRecord,
     ControlFlowPolicy,
@@ -23,6 +22,7 @@ from ..graph import (
     Step,
     check_policy,
 )
+from ..program import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ._names import named_states
 from ._step_function import StepFunction, title_of
 from ._views import ModuleViews

@@ -17,7 +17,6 @@ from .._errors import (
     type_error,
     value_error,
 )
-from .._jaxpr import PyTree, failing_line
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
@@ -35,6 +34,7 @@ from ..graph import (
     unused,
     with_step,
 )
+from ..program import PyTree, failing_line
 from ..report import Advice, CompilationReport, uses_of
 from ._brainstate import ModuleInfo, Path, extract_module_info
 from ._step_function import StepFunction

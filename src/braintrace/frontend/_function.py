@@ -9,7 +9,7 @@ import brainstate
 import jax
 from jax import Array
 
-from .._jaxpr import Atom, Program, PyTree, Var, flatten, prune
+from ..program import Atom, Program, PyTree, Var, flatten, prune
 from ._brainstate import write_leaves
 
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from .._errors import dotted
-from .._jaxpr import Atom, Equation, Program, Var, deep_equations
 from ..graph import IN_THE_STEP, Dropped, Outside, Path, bits_of, indices_of, reach
+from ..program import Atom, Equation, Program, Var, deep_equations
 from ._brainstate import States
 from ._function import StateLeaf, Traced
 from ._placeholder import is_placeholder, operands

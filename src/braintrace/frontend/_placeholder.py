@@ -11,8 +11,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import PyTreeDef
 
-from .._jaxpr import Equation, Misplaced, Placeholder, PyTree, Var, cannot_be_mapped, deep_equations
 from ..graph import Graph, affine_equations, bits_of, reach
+from ..program import (
+    Equation,
+    Misplaced,
+    Placeholder,
+    PyTree,
+    Var,
+    cannot_be_mapped,
+    deep_equations,
+)
 from ._function import Traced, trace_function
 
 Items = tuple[Any, ...]

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import brainstate
 
 from .._errors import OWN_CELL, type_error, value_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ._references import LIBRARIES, check_takes, is_function, names_in, package_of
 
 State: TypeAlias = brainstate.State

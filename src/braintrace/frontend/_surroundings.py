@@ -24,8 +24,8 @@ import jax
 import numpy as np
 import saiunit as u
 
-from .._jaxpr import PyTree, is_traced, trace_settings
 from ..ops import Structure
+from ..program import PyTree, is_traced, trace_settings
 from ._references import LIBRARIES, attributes_read, globals_read, imports_of, package_of
 
 _MOST_OBJECTS = 2_000  # a model that refers to more is traced sooner than compared

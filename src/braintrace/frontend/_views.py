@@ -12,8 +12,8 @@ from jax import Array
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, value_error
-from .._jaxpr import Atom, PyTree, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
 from ..graph import Path, Step
+from ..program import Atom, PyTree, closed_jaxpr_of, evaluate, jaxpr_of, operand_of, variable
 
 JaxVar: TypeAlias = Any  # a variable of a jaxpr
 

@@ -13,8 +13,8 @@ from jax import Array
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, type_error, value_error
-from .._jaxpr import PyTree
 from ..graph import Path
+from ..program import PyTree
 from ._brainstate import States, write_leaves
 
 StateTree: TypeAlias = Any  # a State, a list or a dict of them

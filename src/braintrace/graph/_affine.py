@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._control import Feed, Outcome, opened, run
-from .._jaxpr import (
+from ..program import (
     Atom,
     Const,
     Equation,
+    Feed,
+    Outcome,
     Program,
     Var,
     at_line_of,
@@ -31,8 +32,10 @@ from .._jaxpr import (
     deep_equations,
     is_inexact,
     is_traced,
+    opened,
     pullback,
     pulled_zeros,
+    run,
     shape_of,
     trace,
 )

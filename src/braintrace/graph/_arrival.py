@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from .._errors import dotted
-from .._jaxpr import Atom, Equation, Var
+from ..program import Atom, Equation, Var
 from ._graph import Graph
 from ._reach import bits_of, indices_of, reach, union_of
 from ._slots import TAKE_WINDOWS

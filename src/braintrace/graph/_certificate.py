@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .._errors import dotted
-from .._jaxpr import Equation
+from ..program import Equation
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
 from ._pattern import matrix

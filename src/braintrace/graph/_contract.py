@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jaxpr import Equation
+from ..program import Equation
 from ._sets import NONE, Facts, empty, joined, nonzero, padded, rearranged, union, windows
 
 

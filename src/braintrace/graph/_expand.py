@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import Atom, Equation, Program, close, evaluate, is_traced, prune, shape_of, trace
 from ..ops import Structure, etp_sp_mm, etp_sp_mv
+from ..program import Atom, Equation, Program, close, evaluate, is_traced, prune, shape_of, trace
 from ._fold import rewritten
 from ._sites import Around
 from ._step import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._errors import dotted
-from .._jaxpr import deep_equations
+from ..program import deep_equations
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._influence import Influence

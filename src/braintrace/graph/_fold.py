@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jaxpr import Atom, Equation, Program, Var, evaluate, is_inexact, producers, prune, shape_of
 from ..ops import ETPPrimitive, Operator, Rules, tied_axes
+from ..program import Atom, Equation, Program, Var, evaluate, is_inexact, producers, prune, shape_of
 from ._reach import bits_of, reach, union_of
 from ._sites import Around, Flow, Site, wraps_operator
 from ._step import Step

@@ -12,9 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import opened, quiet
-from .._jaxpr import Equation, Program, cannot_be_mapped, deep_equations, evaluate, is_traced
 from ..ops import Structure
+from ..program import (
+    Equation,
+    Program,
+    cannot_be_mapped,
+    deep_equations,
+    evaluate,
+    is_traced,
+    opened,
+    quiet,
+)
 from ._affine import explicit
 from ._channels import meet, stays_apart
 from ._diagnostics import CompilationRecord

@@ -14,7 +14,7 @@ from jax import Array
 from scipy.sparse import csgraph
 
 from .._errors import dotted
-from .._jaxpr import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_of, variable
+from ..program import Jaxpr, JaxVar, Program, Var, bind_forward, evaluate, jaxpr_of, variable
 from ._pattern import Pattern, matrix
 from ._sets import distinct
 from ._step import Parts, Path, join, parts_of, split

@@ -29,7 +29,7 @@ from math import prod
 
 import numpy as np
 
-from .._jaxpr import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
+from ..program import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
 from ._memory import taken
 from ._moves import fold, is_sum, move, spread, summands
 from ._sets import (

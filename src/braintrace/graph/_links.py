@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
-from .._jaxpr import Atom, Equation, Var
+from ..program import Atom, Equation, Var
 from ._groups import HiddenGroup
 from ._reach import bits_of, indices_of, reach, strongly_connected, union_of
 from ._sites import Site

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
+from ..program import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
 from ._contract import contraction, convolved, kernel, product
 from ._sets import (
     NONE,

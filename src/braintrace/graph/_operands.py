@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from .._control import guards
-from .._jaxpr import Atom, Const, Equation, Program, Var, evaluate, prune
+from ..program import Atom, Const, Equation, Program, Var, evaluate, guards, prune
 from ._sites import Level, Site, sliced
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from .._jaxpr import JaxVar, bind, evaluate, variable
+from ..program import JaxVar, bind, evaluate, variable
 from ._groups import HiddenGroup
 from ._step import Path, Step
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._errors import CompilationError, dotted, error, type_error, value_error
-from .._jaxpr import Equation, deep_equations
+from ..program import Equation, deep_equations
 from ._reach import bits_of, reach
 from ._sites import Site
 from ._step import Step

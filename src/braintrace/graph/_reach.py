@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from .._jaxpr import Atom, Equation, Program, Var, scan_layout
+from ..program import Atom, Equation, Program, Var, scan_layout
 
 
 def reach(

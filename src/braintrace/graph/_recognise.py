@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._jaxpr import Atom, Equation, Program, Var, producers, prune
 from ..ops import (
     ETPPrimitive,
     conv_static,
@@ -31,6 +30,7 @@ from ..ops import (
     takes_bias,
     transposed,
 )
+from ..program import Atom, Equation, Program, Var, producers, prune
 from ._fold import Is, Kinds, kinds_of, rewritten
 from ._reach import reach
 from ._sites import Around, flow_of

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from .._errors import NotSupportedError
-from .._jaxpr import (
+from ..ops import ETPPrimitive, Operator
+from ..program import (
     Array,
     Jaxpr,
     JaxprEqn,
@@ -23,7 +24,6 @@ from .._jaxpr import (
     operand_of,
     variable,
 )
-from ..ops import ETPPrimitive, Operator
 from ._groups import HiddenGroup
 from ._operands import operand_equations
 from ._sites import Site

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Atom, Equation, Var
+from ..program import ELEMENTWISE, Atom, Equation, Var
 from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._sets import NONE, NotAlike

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jaxpr import Var, is_inexact, is_traced, pattern
+from ..program import Var, is_inexact, is_traced, pattern
 
 NONE = -1
 MOST_SOURCES = 1 << 24  # of the sets of one variable; larger ones count as mixing,

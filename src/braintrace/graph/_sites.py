@@ -18,21 +18,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._control import guards
 from .._errors import NotSupportedError, message
-from .._jaxpr import (
+from ..ops import ETPPrimitive, Operator
+from ..program import (
     Atom,
     Equation,
     Program,
     Var,
     bind,
     deep_equations,
+    guards,
     inner_equations,
     is_traced,
     scan_layout,
     shape_of,
 )
-from ..ops import ETPPrimitive, Operator
 from ._reach import bits_of, indices_of, reach
 from ._step import Step
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._errors import dotted
-from .._jaxpr import Program, Var
+from ..program import Program, Var
 
 Path = tuple[Any, ...]
 

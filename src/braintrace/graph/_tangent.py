@@ -17,21 +17,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._control import Feed, Outcome, bind_quietly, opened, quiet, run, run_one
 from .._errors import CompilationError, NotSupportedError, not_supported
-from .._jaxpr import (
+from ..program import (
     Atom,
     Const,
     Equation,
+    Feed,
+    Outcome,
     Program,
     Var,
     bind,
+    bind_quietly,
     close,
     equations_inside,
     evaluate,
     inner_jaxprs,
     marked,
+    opened,
     prune,
+    quiet,
+    run,
+    run_one,
     shape_of,
     trace,
     unmarked,

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .._control import opened
 from .._errors import NotSupportedError, message
-from .._jaxpr import Array, Equation, JaxVar, Program, Var, section, variable
+from ..program import Array, Equation, JaxVar, Program, Var, opened, section, variable
 from ._influence import Influence
 from ._pattern import Pattern
 from ._sites import Site

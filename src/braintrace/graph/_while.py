@@ -17,9 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._control import bind_quietly, opened, quiet, run_one
 from .._errors import not_supported
-from .._jaxpr import Equation, Program, bind, is_inexact, prune, shape_of, trace
+from ..program import (
+    Equation,
+    Program,
+    bind,
+    bind_quietly,
+    is_inexact,
+    opened,
+    prune,
+    quiet,
+    run_one,
+    shape_of,
+    trace,
+)
 from ._influence import influence
 from ._pattern import colours_of, rows_of
 from ._sets import NONE

@@ -15,7 +15,6 @@ from jax import lax
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, error, type_error, value_error
-from .._jaxpr import PyTree, deep_equations, zeros_of
 from .._online import (
     LossWatch,
     Problem,
@@ -52,6 +51,7 @@ from ..frontend import (
 )
 from ..frontend import values_of as arrays_of
 from ..graph import ControlFlowPolicy, Graph, Outside, Path, with_step
+from ..program import PyTree, deep_equations, zeros_of
 from ..report import CompilationReport
 from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
 from ._checks import (

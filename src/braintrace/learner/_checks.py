@@ -12,10 +12,10 @@ import numpy as np
 import saiunit as u
 
 from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
-from .._jaxpr import PyTree, is_of_outer_trace, is_traced
 from .._online import Wording
 from .._online import check_exact as refuse_inexact
 from ..graph import Graph
+from ..program import PyTree, is_of_outer_trace, is_traced
 from ..report import CompilationReport
 from ._data import Call
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import dotted, not_supported, type_error, value_error
-from .._jaxpr import PyTree
 from .._online import RunInfo
 from ..checkpoint import CheckpointMixin, PytreeMixin
 from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import ETraceGraph, StepFunction
+from ..program import PyTree
 from ..report import CompilationReport
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
 from . import _presets

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from .._errors import value_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 
 Array = jax.Array
 

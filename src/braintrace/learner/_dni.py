@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import PyTreeDef
 
-from .._jaxpr import PyTree
 from ..engine import Values
 from ..graph import Graph
+from ..program import PyTree
 from ..rules import ETraceConfig, LearningRule
 from ._data import Call
 from ._presets import ParamDimVjpAlgorithm

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree
 from .._online import (
     OnUpdate,
     Options,
@@ -39,6 +38,7 @@ from ..frontend import (
     weights_of,
 )
 from ..graph import Path
+from ..program import PyTree
 from ..rules import check_count
 from ._data import MultiStepData
 from ._optimizers import optimizer_of

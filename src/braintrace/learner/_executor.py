@@ -10,7 +10,6 @@ import brainstate
 import jax
 
 from .._errors import OWN_CELL, type_error, value_error
-from .._jaxpr import PyTree, fingerprint, is_traced
 from ..engine import (
     Engine,
     Placement,
@@ -31,6 +30,7 @@ from ..frontend import (
 )
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
 from ..ops import compiled
+from ..program import PyTree, fingerprint, is_traced
 
 Array = jax.Array
 

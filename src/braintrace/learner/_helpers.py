@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import saiunit as u
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ..rules import check_fraction, key_of
 
 Array = jax.Array

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import CompilationError, dotted, message, type_error
-from .._jaxpr import PyTree, is_traced, prune, trace
 from .._online import Carry, Online, Untrained, online
 from ..checkpoint import (
     OPTIMIZER,
@@ -26,6 +25,7 @@ from ..checkpoint import (
     tree_of_values,
     values_of_tree,
 )
+from ..program import PyTree, is_traced, prune, trace
 from ..report import CompilationReport
 
 _EXPLICIT = (

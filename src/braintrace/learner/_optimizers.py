@@ -10,8 +10,8 @@ import brainstate
 import jax
 
 from .._errors import type_error, value_error, warn
-from .._jaxpr import Program, evaluate, is_traced, trace
 from ..frontend import StateTree, leaves_of, states_of, trace_function, tree_of, values_of
+from ..program import Program, evaluate, is_traced, trace
 
 Array = jax.Array
 

@@ -8,8 +8,8 @@ import brainstate
 import jax
 
 from .._errors import type_error
-from .._jaxpr import PyTree
 from ..graph import HiddenGroup
+from ..program import PyTree
 from ..rules import MEMORY_LIMIT, LearningRule, local_loss_of
 from ._rule_learner import RuleLearner, TracesLearner
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import value_error
-from .._jaxpr import PyTree
 from ..engine import Values, run_with_exits
 from ..graph import Graph
+from ..program import PyTree
 from ..rules import Rule
 from ._data import Call
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import value_error
-from .._jaxpr import PyTree
 from ..frontend import ETraceGraph
 from ..graph import Path
+from ..program import PyTree
 
 Module: Any = brainstate.nn.Module
 Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the leaf

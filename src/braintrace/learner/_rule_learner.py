@@ -14,8 +14,8 @@ from typing import Any, Self
 import brainstate
 
 from .._errors import type_error
-from .._jaxpr import PyTree
 from ..graph import MOST_ENTRIES
+from ..program import PyTree
 from ..rules import (
     BY_NAME,
     LearningRule,

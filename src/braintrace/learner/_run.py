@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxpr import PyTree, fingerprint, is_traced
 from .._online import (
     OnUpdate,
     Options,
@@ -36,6 +35,7 @@ from ..frontend import (
     write_leaves,
     write_weights,
 )
+from ..program import PyTree, fingerprint, is_traced
 from ._optimizers import Optimizer
 from ._step import CallBody, Cells, SplitBody
 

@@ -8,7 +8,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree
+from ..program import PyTree
 from ._data import MultiStepData, SingleStepData
 
 Array = jax.Array

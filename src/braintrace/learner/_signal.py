@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import jax
 
 from .._errors import type_error, value_error
-from .._jaxpr import PyTree
 from ..engine import OWN
 from ..graph import HiddenGroup
+from ..program import PyTree
 from ..rules import LearningRule
 from ._executor import ETraceVjpGraphExecutor
 

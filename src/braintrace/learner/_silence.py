@@ -16,10 +16,10 @@ import numpy as np
 from jax import lax
 
 from .._errors import warn
-from .._jaxpr import Equation, Program, bind, deep_equations, evaluate, is_jax_primitive, is_traced
 from .._online import Stream
 from ..frontend import Split, Traced, operands
 from ..ops import ETPPrimitive, compiled
+from ..program import Equation, Program, bind, deep_equations, evaluate, is_jax_primitive, is_traced
 
 Array = jax.Array
 _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._jaxpr import Atom, PyTree, Var, evaluate, fingerprint
 from .._online import Mode, Position, StepBytes, Weights, step_bytes, stored_bytes
 from ..engine import (
     BlockResult,
@@ -32,6 +31,7 @@ from ..engine import (
 )
 from ..frontend import Marker, Operands, Split, Traced, operands
 from ..graph import HiddenParamOpRelation as Relation
+from ..program import Atom, PyTree, Var, evaluate, fingerprint
 from ..rules import Rule
 
 Array = jax.Array

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._errors import message, value_error
-from .._jaxpr import PyTree
 from ..engine import Values, evaluate_plain
 from ..graph import Graph, HiddenGroup
+from ..program import PyTree
 from ._data import Call, MultiStepData, unwrap
 
 Array = jax.Array

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
-from .._jaxpr import PyTree
 from ..graph import HiddenGroup, HiddenParamOpRelation
+from ..program import PyTree
 from ..rules import ETraceConfig
 from ._executor import ETraceVjpGraphExecutor
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import error, type_error, value_error
-from .._jaxpr import is_inexact
+from ..program import is_inexact
 from ._einsum_form import EinsumForm
 from ._operator import Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import message
-from .._jaxpr import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
+from ..program import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
 from ._ties import tied_axes
 
 Weights = dict[str, Array]

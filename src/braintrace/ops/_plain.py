@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .._jaxpr import Atom, Equation
+from ..program import Atom, Equation
 from ._conv import _features
 from ._einsum_form import EinsumForm, biased_rules, weight_and_bias
 from ._embedding import row_rules

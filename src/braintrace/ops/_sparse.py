@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._errors import value_error
-from .._jaxpr import DerivedPrimitive
+from ..program import DerivedPrimitive
 from ._einsum_form import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Past, Rules, Shapes, Weights
 from ._structure import Structure, structure_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jaxpr import ELEMENTWISE, Atom, Equation, Var, trace
+from ..program import ELEMENTWISE, Atom, Equation, Var, trace
 
 # Per axis of a value: the weight axis it runs along. A value that does not read the weight: None.
 Axes = tuple[int | None, ...]

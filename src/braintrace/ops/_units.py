@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._errors import message, type_error, value_error
-from .._jaxpr import is_inexact
+from ..program import is_inexact
 from ._operator import ETPPrimitive
 
 UnitArray: TypeAlias = jax.Array | u.Quantity  # an array, with or without a unit

@@ -7,7 +7,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._control import Apply, bind_quietly, opened, quiet, run
+from ..program import Apply, bind_quietly, opened, quiet, run
 from ._sequence import (
     Grads,
     Module,

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message, type_error, value_error
-from .._jaxpr import Program, failing_line, flatten
 from ..frontend import check_takes
 from ..graph import explicit
 from ..learner._sequences import check_choice, length_of
+from ..program import Program, failing_line, flatten
 
 PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]

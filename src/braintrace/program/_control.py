@@ -16,18 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._jaxpr import (
-    Atom,
-    Body,
-    Equation,
-    Program,
-    bind_forward,
-    deep_equations,
-    equations_inside,
-    evaluate,
-    made_by_cond,
-    scan_layout,
-)
+from ._evaluate import bind_forward, evaluate
+from ._jax import scan_layout
+from ._lines import made_by_cond
+from ._records import Atom, Body, Equation, Program, deep_equations, equations_inside
 
 Feed = Mapping[int, Any]
 Seen = dict[int, Any]
