@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from braintrace import CompareResult
-from braintrace.cli import _compare, main
+from braintrace.lab.cli import _compare, main
 
 _compare.save_figure = lambda *_: None  # pictures are of whole records
 path, *words = sys.argv[1:]

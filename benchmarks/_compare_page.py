@@ -15,9 +15,9 @@ from typing import Any
 from compare import PARTS
 
 from braintrace import CompareResult
-from braintrace.cli._names import STREAMS, TASKS
-from braintrace.comparison._figure import COLOURS, new_figure
-from braintrace.comparison._result import Row, short_bytes
+from braintrace.lab.cli._names import STREAMS, TASKS
+from braintrace.lab.comparison._figure import COLOURS, new_figure
+from braintrace.lab.comparison._result import Row, short_bytes
 
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CELLS = {"rnn": "vanilla RNN", "gru": "GRU", "lru": "LRU", "alif": "LIF (adaptive)"}

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from braintrace.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
+from braintrace.lab.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 EXAMPLE = ROOT / "examples" / "compare_rules.py"

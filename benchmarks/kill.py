@@ -27,7 +27,7 @@ from pathlib import Path
 import jax
 import optax  # noqa: F401  # what a run imports is imported once
 
-from braintrace.cli import _train, main
+from braintrace.lab.cli import _train, main
 
 with contextlib.suppress(ImportError):  # then a run has no figure
     import matplotlib.figure  # noqa: F401

@@ -63,8 +63,10 @@ def linked(text: str, home: str) -> str:
 
 def exported(module: str) -> list[str]:
     """Names that a package re-exports, in the order of its file."""
-    folder = ROOT / "src" / module.replace(".", "/")
-    files = [folder / name for name in ("_public.py", "__init__.py")]
+    package, _, name = module.partition(".")
+    folder = ROOT / "src" / package
+    files = [folder / "lab" / name / "__init__.py", folder / name / "__init__.py"]
+    files = files if name else [folder / "_public.py"]
     tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
     names = [a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
     return [name for name in names if name and not name.startswith("_")]

@@ -8,7 +8,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
 
 CORE = {"errors", "program", "ops", "graph"}
 LEARNING = CORE | {"report", "rules", "engine", "online", "frontend", "learner"}
+MODULES = ("data", "nir", "show", "tasks")
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
     "version": set(),
@@ -26,7 +27,6 @@ MAY_IMPORT = {
     "program": set(),
     "ops": {"errors", "program"},
     "nn": {"precision", "errors", "ops"},
-    "nir": {"precision", "errors", "nn"},
     "graph": {"errors", "program", "ops"},
     "report": {"errors", "graph"},
     "engine": CORE,
@@ -35,19 +35,27 @@ MAY_IMPORT = {
     "frontend": CORE | {"precision", "report"},
     "checkpoint": {"errors", "program", "frontend", "version"},
     "learner": LEARNING | {"precision", "checkpoint"},
-    "show": {"precision", "errors", "learner"},
     "verify": LEARNING | {"precision", "nn", "version"},
-    "data": {"errors"},
-    "tasks": {"errors", "data"},
-    "comparison": LEARNING | {"precision", "tasks", "version"},
-    "cli": LEARNING | {"nn", "show", "verify", "tasks", "comparison", "version", "init"},
+    "lab": set(),
+    "lab.nir": {"precision", "errors", "nn"},
+    "lab.show": {"precision", "errors", "learner"},
+    "lab.data": {"errors"},
+    "lab.tasks": {"errors", "lab.data"},
+    "lab.comparison": LEARNING | {"precision", "lab.tasks", "version"},
+    "lab.cli": LEARNING
+    | {"nn", "verify", "version", "init"}
+    | {"lab.show", "lab.tasks", "lab.comparison"},
+    "compat": LEARNING | {"precision", "checkpoint", "nn"},
     "legacy": {"errors", "program", "ops"},
-    "public": LEARNING
-    | {"checkpoint"}
-    | {"data", "nn", "nir", "show", "verify", "tasks", "comparison"},
+    # What users import: the package itself, and modules of the laboratory under short names.
+    "public": LEARNING | {"checkpoint", "nn", "verify", "lab.comparison", *MODULES},
     "init": {"precision", "public", "version", "legacy"},
-    "main": {"cli"},
+    "main": {"lab.cli"},
+    **{name: {f"lab.{name}"} for name in MODULES},
 }
+# The floors: the laboratory uses the library, the compatibility layer both; never the reverse.
+FLOORS = ("library", "lab", "compat")
+DOORS = {"public", "init", "main", *MODULES}
 # What tests/oracle may import. A rewriting of the step and the comparison are not what it judges.
 ORACLE_MAY_IMPORT = (
     "braintrace.oracle",  # relative imports
@@ -59,11 +67,11 @@ MAY_IMPORT_BRAINSTATE = {
     "checkpoint",
     "learner",
     "nn",
-    "nir",
-    "show",
+    "lab.nir",
+    "lab.show",
     "verify",
-    "comparison",
-    "cli",
+    "lab.comparison",
+    "lab.cli",
     "legacy",
 }
 OPTIONAL = ("flax", "equinox", "nir", "spyx")
@@ -77,8 +85,20 @@ DATE = re.compile(r"\b(19|20)\d\d-\d\d-\d\d\b")
 ISSUE = re.compile(r"#\d+\b")
 
 
+def room_of(parts: Sequence[str]) -> str:
+    """The room of a file or module; the laboratory has rooms of its own."""
+    name = parts[0].removesuffix(".py").strip("_")
+    inner = parts[1].removesuffix(".py").strip("_") if len(parts) > 1 else "init"
+    return name if name != "lab" or inner == "init" else f"lab.{inner}"
+
+
 def room(path: str) -> str:
-    return PurePosixPath(path).parts[0].removesuffix(".py").strip("_")
+    return room_of(PurePosixPath(path).parts)
+
+
+def floor(room: str) -> str:
+    head = room.partition(".")[0]
+    return head if head in FLOORS else "library"
 
 
 def imported(path: str, source: str) -> Iterator[str]:
@@ -107,7 +127,7 @@ def words(source: str) -> Iterator[tuple[bool, str]]:
 def rooms_imported(path: str, source: str) -> set[str]:
     ours = [name.split(".") for name in imported(path, source) if within(name, "braintrace")]
     # A name that is no room comes from the package's own `__init__.py`.
-    rooms = {parts[1].strip("_") if len(parts) > 1 else "init" for parts in ours}
+    rooms = {room_of(parts[1:]) if len(parts) > 1 else "init" for parts in ours}
     return {name if name in MAY_IMPORT else "init" for name in rooms} - {room(path)}
 
 
@@ -117,6 +137,16 @@ def check_rooms(path: str, source: str) -> list[str]:
         return [f"unknown room {here}"]
     beyond = rooms_imported(path, source) - MAY_IMPORT[here]
     return [f"{here} may not import {other}" for other in sorted(beyond)]
+
+
+def check_floors(path: str, source: str) -> list[str]:
+    """Whatever `MAY_IMPORT` says: a floor sees itself and those below it."""
+    here = room(path)
+    if here in DOORS:
+        return []
+    above = FLOORS[FLOORS.index(floor(here)) + 1 :]
+    others = {*rooms_imported(path, source)}
+    return [f"{here} may not import {name}" for name in sorted(others) if floor(name) in above]
 
 
 def check_brainstate(path: str, source: str) -> list[str]:
@@ -171,7 +201,7 @@ def check_oracle(path: str, source: str) -> list[str]:
 
 
 CHECKS = (
-    *(check_rooms, check_brainstate, check_optional),
+    *(check_rooms, check_floors, check_brainstate, check_optional),
     *(check_jax_internals, check_names, check_history),
 )
 FILES = {
@@ -211,16 +241,21 @@ BROKEN = [
     (check_rooms, "graph/_x.py", "import braintrace.engine"),
     (check_rooms, "graph/_x.py", "from braintrace import Learner"),
     (check_rooms, "graph/_x.py", "from ..report import CompilationReport"),
-    (check_rooms, "report/_x.py", "from ..show import record"),
+    (check_rooms, "report/_x.py", "from ..lab.show import record"),
+    (check_rooms, "lab/tasks/_x.py", "from ..comparison import compare"),
+    (check_floors, "learner/_x.py", "from ..lab.tasks import Task"),
+    (check_floors, "graph/_x.py", "import braintrace.lab"),
+    (check_floors, "rules/_x.py", "def late():\n    from ..compat import views"),
+    (check_floors, "lab/cli/_x.py", "from ...compat import views"),
     (check_rooms, "graph/deep/_x.py", "from ...rules import Rule"),
     (check_rooms, "rules/_x.py", "from ..program import walk"),
     (check_rooms, "engine/_x.py", "def late():\n    from ..rules import Rule"),
     (check_rooms, "engine/_x.py", "from .. import frontend"),
     (check_rooms, "frontend/_x.py", "from ..rules import Rule"),
     (check_rooms, "learner/_x.py", "from .. import nn"),
-    (check_rooms, "verify/_x.py", "from ..cli import main"),
-    (check_rooms, "show/_x.py", "from ..engine import run_block"),
-    (check_rooms, "__init__.py", "from .cli import main as main"),
+    (check_rooms, "verify/_x.py", "from ..lab.cli import main"),
+    (check_rooms, "lab/show/_x.py", "from ...engine import run_block"),
+    (check_rooms, "__init__.py", "from .lab.cli import main as main"),
     (check_rooms, "__init__.py", "from .nn import Linear"),
     (check_brainstate, "graph/_x.py", "import brainstate"),
     (check_brainstate, "rules/_x.py", "from brainstate.transform import jit"),
@@ -255,10 +290,14 @@ BROKEN = [
 KEPT = [
     (check_rooms, "ops/_y.py", "from .._errors import TraceError"),
     (check_rooms, "graph/_x.py", "from . import _y\nfrom ..ops import Op\nimport saiunit"),
-    (check_rooms, "cli/_x.py", "import braintrace\nfrom .. import nn, verify"),
+    (check_rooms, "lab/cli/_x.py", "import braintrace\nfrom ... import nn, verify"),
+    (check_rooms, "lab/tasks/_x.py", "from ..data import pad"),
+    (check_rooms, "tasks.py", "from .lab.tasks import Task"),
+    (check_floors, "lab/cli/_x.py", "import braintrace\nfrom ..tasks import Task"),
+    (check_floors, "compat/_x.py", "from ..lab.tasks import Task"),
     (check_rooms, "__init__.py", "from ._version import __version__"),
     (check_rooms, "_public.py", "from .nn import Linear"),
-    (check_rooms, "__main__.py", "from .cli import main"),
+    (check_rooms, "__main__.py", "from .lab.cli import main"),
     (check_brainstate, "frontend/_x.py", "import brainstate"),
     (check_brainstate, "ops/_x.py", "import brainstate_like, saiunit"),
     (check_optional, "learner/_x.py", "def of_nnx():\n    from flax import nnx"),

@@ -12,8 +12,6 @@ from ._errors import NotSupportedError as NotSupportedError
 from ._online import Carry as Carry
 from ._online import Online as Online
 from ._online import online as online
-from .comparison import CompareResult as CompareResult
-from .comparison import compare as compare
 from .frontend import ETraceGraph as ETraceGraph
 from .frontend import ModuleInfo as ModuleInfo
 from .frontend import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
@@ -39,6 +37,8 @@ from .graph import HiddenPerturbation as HiddenPerturbation
 from .graph import ParameterReport as ParameterReport
 from .graph import PathClassification as PathClassification
 from .graph import Silent as Silent
+from .lab.comparison import CompareResult as CompareResult
+from .lab.comparison import compare as compare
 from .learner import D_RTRL as D_RTRL
 from .learner import DECOLLE as DECOLLE
 from .learner import DNI as DNI

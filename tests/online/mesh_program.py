@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy.sparse import coo_matrix
 
 import braintrace as bt
-from braintrace.cli import main
+from braintrace.lab.cli import main
 from braintrace.ops import _sparse
 
 brainstate.environ.set(precision=64)

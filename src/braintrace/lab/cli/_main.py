@@ -1,0 +1,51 @@
+"""From the words of a command line to the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..._errors import MissingExtra
+from ..._version import __version__
+from ._commands import add_commands
+from ._parser import Parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: words of the command line; default those of the process.
+
+    Returns:
+        The exit status: 0, 1 if the command failed, 130 if it was interrupted.
+
+    Raises:
+        SystemExit: with status 2, after an error, if the words make no command.
+    """
+    options = parser().parse_args(arguments)
+    if options.check is not None:
+        options.check(options)
+    try:
+        return import_module(f"._{options.command}", __package__).run(options)
+    except MissingExtra as error:
+        return options.parser.error(str(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of the output has closed it
+        sys.stderr.close()
+        return 1
+
+
+def parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="braintrace",
+        description="Online learning of recurrent and spiking networks in JAX.",
+        epilog="`braintrace COMMAND --help` shows the options of a command, with examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"braintrace {__version__}")
+    add_commands(parser)
+    return parser

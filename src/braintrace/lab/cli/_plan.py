@@ -1,0 +1,128 @@
+"""`braintrace plan`: what each rule would cost and make exact, for a model in a file."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import brainstate
+
+from ..._online import Problem, advise, planned
+from ...frontend import extract_module_info
+from ...learner import compile
+from ...report import Advice, factor, size
+from ...rules import LearningRule, rule_value
+from ._explain import read_inputs, read_rule
+from ._source import Failure, Mistake, load_module, make_value
+
+_CONVENTION = (
+    "write a function without arguments that returns (step, params, state, *inputs), with a step "
+    "step(params, state, *inputs) -> (state, out); see braintrace plan --help"
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; returns the exit status, 2 for a mistake in the options."""
+    search_path = list(sys.path)
+    try:
+        rule = _rule(options.rule)
+        module, word = load_module(options.model)
+        advice = _advice(options, module, word, rule).within(options.memory)
+        advice = advice if options.length is None else advice.over(options.length)
+    except (Mistake, Failure) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, Mistake) else 1
+    finally:
+        sys.path[:] = search_path
+    print(advice)
+    print(f"\n{_recommendation(advice)}")
+    return 0
+
+
+def _rule(text: str) -> LearningRule:
+    name, options = read_rule(text)
+    try:
+        return rule_value(name, {k: v for k, v in options.items() if k != "vjp_method"})
+    except (TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise Mistake(f"--rule {text}.", why, "name a rule of braintrace.rules") from None
+
+
+def _advice(
+    options: argparse.Namespace, module: ModuleType, word: str, rule: LearningRule
+) -> Advice:
+    _check_no_arguments(module, word)
+    value = make_value(module, word, (brainstate.nn.Module, *_nnx(), tuple))
+    first, *rest = value if isinstance(value, tuple) and value else (value,)
+    find: Callable[[], Advice]
+    if isinstance(first, (brainstate.nn.Module, *_nnx())):
+        inputs = tuple(rest) or read_inputs(options, module)
+        find = lambda: _of_module(first, inputs, rule, options)
+    elif callable(first) and len(rest) >= 2:
+        find = lambda: planned(first, rule, *rest).advice
+    else:
+        kind = type(value).__name__
+        if isinstance(value, tuple):
+            kind = f"tuple of {', '.join(type(v).__name__ for v in value) or 'nothing'}"
+        raise Mistake(
+            f"{word} has type {kind}.",
+            why="a plan needs a step with parameters, a state and inputs, or a module",
+            do=_CONVENTION,
+        )
+    try:
+        return find()
+    except Exception as error:
+        do = "see above; --batch-size gives states a batch axis, --unmarked recognises plain JAX"
+        what = f"{word} cannot be analysed for {rule}."
+        raise Failure(what, error, str(module.__file__), do) from error
+
+
+def _of_module(
+    model: Any, inputs: tuple[Any, ...], rule: LearningRule, options: argparse.Namespace
+) -> Advice:
+    """Of a brainstate module nothing but the states is allocated."""
+    if not isinstance(model, brainstate.nn.Module):
+        return compile(model, rule, *inputs).report.advice
+    brainstate.nn.init_all_states(model, batch_size=options.batch_size)
+    info = extract_module_info(model, *inputs)
+    return advise(Problem(info.step, tuple(info.consts), None, options.unmarked), rule)
+
+
+def _check_no_arguments(module: ModuleType, word: str) -> None:
+    """Refuse a step function or a cell by itself: argument orders are not guessed."""
+    value = getattr(module, word, None)
+    if not callable(value) or isinstance(value, (type, brainstate.nn.Module, *_nnx())):
+        return
+    needed = [
+        p.name
+        for p in inspect.signature(value).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise Mistake(
+            f"{word} takes the arguments {', '.join(needed)}.",
+            why="which of them are parameters, state and inputs is not guessed",
+            do=_CONVENTION,
+        )
+
+
+def _nnx() -> tuple[type, ...]:
+    """The class of nnx modules, if the file has imported flax."""
+    nnx = sys.modules.get("flax.nnx")
+    return () if nnx is None else (nnx.Module,)
+
+
+def _recommendation(advice: Advice) -> str:
+    best, present = advice.best, advice.rules[0]
+    within = "" if advice.memory_limit is None else f" within {size(advice.memory_limit)}"
+    if best is None:
+        return f"Recommended: no rule of these fits{within}; pp_prop has the smallest traces."
+    exact = f"{len(best.exact or ())} of {advice.total} parameters exact"
+    if best is present:
+        return f"Recommended: {best.call}, {exact}; no other rule makes more of them exact{within}."
+    time = f"about {factor(best.time)} times the time of {present.call}"
+    return f"Recommended{within}: {best.call}, {exact}, {size(best.bytes)}, {time}."

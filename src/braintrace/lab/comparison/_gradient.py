@@ -1,0 +1,291 @@
+"""Gradients of sequences: by a rule, by BPTT, by truncated BPTT; compiled, with what they cost.
+
+A method has a *carry*, what it keeps from step to step: states, traces, inputs. Its `start` makes
+the carry of a new sequence, and `run` goes on from one: gradients of the loss of the next steps
+(weighed by a mask), the carry after them, the loss, and the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..._errors import CompilationError, NotSupportedError, not_supported
+from ..._online import Carry, online
+from ...program import PyTree
+from ...rules import BY_NAME
+from ._model import Params, PureModel
+from ._rules import BPTT, ROLLING, TRUNCATED, Choice
+from ._sequences import Batch, Sequences, length_of
+
+# What a rule raises that cannot be compiled, or cannot learn from a loss alone.
+REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, RuntimeError)
+
+Loss = Callable[[PyTree, PyTree], Array]  # of the output and the target of one step
+Steps = tuple[PyTree, PyTree, Array]  # inputs, targets, mask
+Result = tuple[Params, PyTree, Array, PyTree]  # gradients, carry, loss, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How gradients are computed, see above."""
+
+    start: Callable[[PyTree], PyTree]  # of the input of a step
+    run: Callable[[Params, PyTree, Steps], Result]
+
+
+def method_of(choice: Choice, model: PureModel, loss: Loss, length: int, every: int) -> Method:
+    """The method of a rule or baseline for sequences of a length, with updates every few steps."""
+    if choice.name == BPTT and every < length:
+        return rolling(model, loss, length)
+    if choice.name in (BPTT, TRUNCATED):
+        return reverse(model, loss, choice.window)
+    if choice.name == ROLLING:
+        assert choice.window is not None
+        return rolling(model, loss, min(choice.window, length))
+    return by_rule(choice, model, loss, whole=every == length)
+
+
+def by_rule(choice: Choice, model: PureModel, loss: Loss, whole: bool) -> Method:
+    """The online gradient of a rule; its traces are the carry, unless sequences are `whole`."""
+    if choice.value is None and BY_NAME[choice.name].make is None:
+        raise not_supported(
+            f"{choice.name} is not compared.",
+            why="it learns another network besides the model, which has no place here",
+            do="train that network with the learner of this rule, see braintrace.compile",
+        )
+    net = online(model.step, choice.value or choice.name, window=choice.window, **choice.options)
+    block = choice.block and max(choice.block, choice.window or 1)
+    with_outputs = lambda output, target: (loss(output, target), output)
+    options: dict[str, Any] = {"has_aux": True, "block_size": block}
+    kept, ended = (net.grad(with_outputs, keep_traces=k, **options) for k in (True, False))
+
+    def start(x: PyTree) -> Carry:
+        return net.init(model.params, model.state, *_inputs(x))
+
+    def run(params: Params, carry: Carry, steps: Steps) -> Result:
+        xs, targets, mask = steps
+        gradient = ended if whole and not any(_is_draw(carry)) else kept
+        grads, (carry, losses, outputs) = gradient(params, carry, xs, targets, mask=mask)
+        return grads, carry, _weighed(mask, losses), outputs
+
+    return Method(start, run)
+
+
+def reverse(model: PureModel, loss: Loss, window: int | None = None) -> Method:
+    """Reverse mode in windows of some steps, default all: no gradient passes between two."""
+
+    def block(params: Params, state: PyTree, steps: Steps) -> Result:
+        def total(params: Params) -> tuple[Array, tuple[PyTree, PyTree]]:
+            after, outputs = jax.lax.scan(lambda h, x: model.step(params, h, x), state, steps[0])
+            losses = jax.vmap(loss)(outputs, steps[1])
+            return _weighed(steps[2], losses), (after, outputs)
+
+        (value, (after, outputs)), grads = jax.value_and_grad(total, has_aux=True)(params)
+        return grads, after, value, outputs
+
+    def run(params: Params, state: PyTree, steps: Steps) -> Result:
+        length = length_of(steps)
+        size = min(window or length, length)
+        if size == length:
+            return block(params, state, steps)
+
+        # Whole windows, then what is left.
+        count = length // size
+        head, rest = _cut(steps, count * size)
+        windows = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), head)
+
+        def add(total: Any, window: Steps) -> tuple[Any, PyTree]:
+            grads, state, value = total
+            more, state, loss, outputs = block(params, state, window)
+            return (jax.tree.map(jnp.add, grads, more), state, value + loss), outputs
+
+        zero = (jax.tree.map(jnp.zeros_like, params), state, jnp.zeros(()))
+        total, outputs = jax.lax.scan(add, zero, windows)
+        outputs = jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:]), outputs)
+        if length > count * size:
+            total, last = add(total, rest)
+            outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
+        return *total, outputs
+
+    return Method(lambda x: model.state, run)
+
+
+def rolling(model: PureModel, loss: Loss, window: int) -> Method:
+    """The gradient of the loss of every step through the last `window` steps.
+
+    The carry holds the last inputs and the states before them. A step replays the inputs from the
+    oldest of these states, with the weights of now; the state that goes on is not the replayed one.
+    """
+
+    def start(x: PyTree) -> PyTree:
+        repeat = lambda a: jnp.broadcast_to(a, (window, *a.shape))
+        return model.state, jax.tree.map(repeat, (x, model.state)), jnp.zeros((), int)
+
+    def run(params: Params, carry: PyTree, steps: Steps) -> Result:
+        def one(total: Any, step: Steps) -> tuple[Any, PyTree]:
+            (state, past, count), grads, value = total
+            x, target, weight = step
+            push = lambda buffer, a: jnp.concatenate([buffer[1:], a[None]])
+            past = jax.tree.map(push, past, (x, state))
+            inputs, entries = past
+            real = jnp.arange(window) >= window - 1 - count  # not before the first step
+
+            def replay(params: Params) -> tuple[Array, PyTree]:
+                def again(state: PyTree, now: tuple[PyTree, Array]) -> tuple[PyTree, None]:
+                    new = model.step(params, state, now[0])[0]
+                    return jax.tree.map(lambda n, h: jnp.where(now[1], n, h), new, state), None
+
+                before = jax.tree.map(lambda a: a[:-1], (inputs, real))
+                entry = jax.tree.map(lambda a: a[0], entries)
+                output = model.step(params, jax.lax.scan(again, entry, before)[0], x)[1]
+                return weight * loss(output, target), output
+
+            (now, output), more = jax.value_and_grad(replay, has_aux=True)(params)
+            state = model.step(params, state, x)[0]
+            grads = jax.tree.map(jnp.add, grads, more)
+            return ((state, past, count + 1), grads, value + now), output
+
+        zero = (carry, jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+        (carry, grads, value), outputs = jax.lax.scan(one, zero, steps)
+        return grads, carry, value, outputs
+
+    return Method(start, run)
+
+
+def _inputs(x: PyTree) -> tuple[PyTree, ...]:
+    return x if type(x) is tuple else (x,)
+
+
+def _weighed(mask: Array, losses: Array) -> Array:
+    """What a weight of 0 leaves out may be anything."""
+    return jnp.where(mask == 0, 0, mask * losses).sum()
+
+
+def _cut(steps: Steps, at: int) -> tuple[Steps, Steps]:
+    first = jax.tree.map(lambda a: a[:at], steps)
+    return first, jax.tree.map(lambda a: a[at:], steps)
+
+
+class Compiled:
+    """The gradient of a rule or baseline for whole sequences; the first use compiles it.
+
+    What random draws depend on goes on from call to call: keys among the states, counts among the
+    traces. Everything else starts anew.
+    """
+
+    def __init__(self, choice: Choice, model: PureModel, task: Sequences):
+        self.choice, self.model, self.task = choice, model, task
+        self.method = method_of(choice, model, task.loss, task.length, task.length)
+        self._draws: list[Array] | None = None
+
+    @cached_property
+    def _start(self) -> PyTree:
+        return self.method.start(self.task.x)
+
+    @cached_property
+    def _program(self) -> jax.stages.Compiled:
+        # Weights and sequence are arguments and gradients are results, so neither is temporary;
+        # states and traces are.
+        def gradient(params: Params, draws: list[Array], batch: Batch) -> Any:
+            carry = with_draws(self.method.start(self.task.x), draws)
+            steps = (*batch, self.task.mask / self.task.mask.sum())
+            grads, carry, loss, _ = self.method.run(params, carry, steps)
+            return (grads, loss), draws_of(carry)
+
+        arguments = (self.model.params, draws_of(self._start), self.task.shapes)
+        return jax.jit(gradient).lower(*arguments).compile()
+
+    def compile(self) -> None:
+        """Compile it now, so that a refusal comes now."""
+        _ = self._program
+
+    def reset(self) -> None:
+        """Draw random numbers from the first one on."""
+        self._draws = None
+
+    @property
+    def working(self) -> float:
+        """Bytes of temporary buffers that XLA reports; not every backend does."""
+        memory = self._program.memory_analysis()
+        return math.nan if memory is None else memory.temp_size_in_bytes
+
+    @property
+    def stored(self) -> int:
+        """Bytes of what stays from step to step: states, and traces or inputs."""
+        return sum(a.nbytes for a in jax.tree.leaves(self._start))
+
+    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Array]:
+        """Gradients and loss of a batch at these weights."""
+        draws = draws_of(self._start) if self._draws is None else self._draws
+        out, self._draws = self._program(params, draws, batch)
+        return out
+
+
+def _is_draw(carry: PyTree) -> list[bool]:
+    """Which leaves random draws depend on: keys, and whole numbers of traces."""
+    is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+    if not isinstance(carry, Carry):
+        return [is_key(a) for a in jax.tree.leaves(carry)]
+    counts = [jnp.issubdtype(a.dtype, jnp.integer) for a in jax.tree.leaves(carry.traces)]
+    return [*map(is_key, jax.tree.leaves(carry.state)), *counts, False]
+
+
+def draws_of(carry: PyTree) -> list[Array]:
+    """What random draws depend on."""
+    leaves = jax.tree.leaves(carry)
+    return [a for a, draw in zip(leaves, _is_draw(carry), strict=True) if draw]
+
+
+def with_draws(carry: PyTree, draws: list[Array]) -> PyTree:
+    """A carry whose random draws go on from these."""
+    leaves, tree = jax.tree.flatten(carry)
+    rest = iter(draws)
+    new = [next(rest) if draw else a for a, draw in zip(leaves, _is_draw(carry), strict=True)]
+    return jax.tree.unflatten(tree, new)
+
+
+Job = tuple[Compiled, Batch, list[float]]
+
+
+def time_in_turns(
+    jobs: list[Job], rounds: int, after_round: Callable[[], object] = lambda: None
+) -> None:
+    """Append the seconds of each gradient to its list, in turns so that all meet the same load."""
+    for n in range(rounds + 1):
+        for gradient, batch, seconds in jobs:
+            started = time.perf_counter()
+            jax.block_until_ready(gradient(gradient.model.params, batch))
+            if n:  # the first round warms up
+                seconds.append(time.perf_counter() - started)
+        after_round()
+
+
+def agreement(grads: Params, reference: Params, names: list[str]) -> tuple[float, float]:
+    """Cosine between two gradients of these parameters, and relative error of the first."""
+    a, b = (jnp.concatenate([g[name].ravel() for name in names]) for g in (grads, reference))
+    norm = jnp.linalg.norm
+    cosine = jnp.vdot(b, a).real / (norm(a) * norm(b))
+    return float(cosine), float(norm(a - b) / norm(b))
+
+
+def matching_window(bytes_of: Callable[[int], float], wanted: float, length: int) -> int:
+    """The window of truncated BPTT whose memory is closest to `wanted`, by interpolation."""
+    sizes = {window: bytes_of(window) for window in (1, length)}
+    for _ in range(2):
+        below = max((w for w, size in sizes.items() if size <= wanted), default=1)
+        above = min((w for w, size in sizes.items() if size > wanted), default=length)
+        if below >= above - 1 or not sizes[below] < sizes[above]:
+            break
+        share = (wanted - sizes[below]) / (sizes[above] - sizes[below])
+        guess = min(max(below + round(share * (above - below)), below + 1), above - 1)
+        sizes[guess] = bytes_of(guess)
+    return min(sizes, key=lambda window: (abs(sizes[window] - wanted), window))

@@ -1,0 +1,132 @@
+"""Rules by name and options, as they are written on the command line, and baselines."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..._errors import type_error, unknown
+from ...rules import BY_NAME, LearningRule
+
+BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
+Options = dict[str, Any]  # arguments of a rule by name
+
+BPTT, TRUNCATED, ROLLING, IMMEDIATE = "bptt", "tbptt", "rolling", "no_trace"
+BASELINES = {
+    BPTT: "back-propagation through the whole sequence",
+    TRUNCATED: "truncated BPTT in windows one after the other; window=K, by default as much memory "
+    "as D_RTRL",
+    ROLLING: "truncated BPTT of every step: the last window=K inputs (default 8) "
+    "again, with the weights of now",
+    IMMEDIATE: "the derivative of each step alone",
+}
+NAMES = (*BASELINES, *(name for name, row in BY_NAME.items() if name == row.name != IMMEDIATE))
+BLOCK = 8
+
+# Options without a default, or whose default is too short for sequences of this length.
+DEFAULTS: dict[str, Options] = {
+    "pp_prop": {"decay_or_rank": 0.95},
+    "eprop": {"kappa_filter_decay": 0.9},
+    "rflo": {"random_feedback_key": 0},
+    "ottt": {"leak": 0.9},
+    "otpe": {"leak": 0.9},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A rule or a baseline, and its options."""
+
+    label: str  # as the tables call it
+    name: str
+    options: Options
+    window: int | None = None  # None where there is none, or it follows from memory
+    block: int | None = BLOCK  # steps evaluated at once; None lets the library decide
+    value: LearningRule | None = None  # a rule that has no name here
+
+
+def choices_of(rules: Iterable[str | LearningRule]) -> list[Choice]:
+    """Rules as words or as values."""
+    choices: dict[str, Choice] = {}
+    for rule in rules if not isinstance(rules, str) else [rules]:
+        if isinstance(rule, LearningRule):
+            parsed = [Choice(rule.call, rule.name, {}, value=rule)]
+        elif isinstance(rule, str):
+            parsed = parse(rule.split())
+        else:
+            raise type_error(
+                f"a rule has type {type(rule).__name__}.",
+                why="rules are words such as 'd_rtrl:window=8', or values of braintrace.rules",
+                do="pass a list of these",
+            )
+        choices |= {choice.label: choice for choice in parsed}
+    return list(choices.values())
+
+
+def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
+    """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
+
+    `block` is that of rules without an option `block`.
+    """
+    rules: list[str] = []
+    for item in (item for word in words for item in BETWEEN.split(word) if item):
+        if "=" in item and ":" not in item.partition("=")[0]:
+            if not rules:
+                raise ValueError(f"{item!r} is an option without a rule.")
+            rules[-1] += ("," if ":" in rules[-1] else ":") + item
+        else:
+            rules += NAMES if item == "all" else [item]
+    return [_choice(text, block) for text in dict.fromkeys(rules)]
+
+
+def _choice(text: str, default: int | None) -> Choice:
+    name, _, rest = text.partition(":")
+    name = name.lower()
+    if name not in BASELINES and name not in BY_NAME:
+        raise ValueError(unknown("rule", name, NAMES))
+    values: Options = {}
+    for item in BETWEEN.split(rest) if rest else ():
+        option, sign, value = item.partition("=")
+        if not sign:
+            raise ValueError(f"{text!r}: {item!r} is not option=value.")
+        values[option] = _value(value)
+    window = _steps(text, "window", values) if name not in (BPTT, IMMEDIATE) else None
+    block = _steps(text, "block", values) if name not in BASELINES else None
+    if name not in BASELINES and values.get("vjp_method") in ("single-step", "multi-step"):
+        if values.pop("vjp_method") == "multi-step":
+            window = window or 1
+    _check(name, values)
+    if name == ROLLING and window is None:
+        text, window = f"{ROLLING}:window={BLOCK}", BLOCK
+    return Choice(text, name, {**DEFAULTS.get(name, {}), **values}, window, block or default)
+
+
+def _steps(text: str, option: str, values: Options) -> int | None:
+    """Take a number of steps out of the options."""
+    steps = values.pop(option, None)
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ValueError(f"{text!r}: {option}={steps!r} is not a positive whole number of steps.")
+    return steps
+
+
+def _check(name: str, options: Options) -> None:
+    """Refuse options that the rule does not have."""
+    windows = ["window"]
+    own = {BPTT: [], TRUNCATED: windows, ROLLING: windows, IMMEDIATE: []}
+    make = BY_NAME[name].make if name in BY_NAME else None
+    allowed = [] if make is None else list(inspect.signature(make).parameters)
+    for option in options:
+        if option not in allowed:
+            names = [*own.get(name, ["window", "block"]), *allowed]
+            raise ValueError(unknown(f"option of {name}", option, names))
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

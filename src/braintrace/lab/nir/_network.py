@@ -1,0 +1,267 @@
+"""A graph of NIR as a network: nodes as layers, edges as sums of what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+
+from ..._errors import not_supported, type_error, value_error
+from ...nn import Conv1d, Conv2d, Linear
+from ._neurons import HARD, KINDS, Neurons, seconds
+
+Array = jax.Array
+Edges = list[tuple[str, str]]
+Shape = tuple[int, ...]
+_KNOWN = ("Linear", "Affine", "Conv1d", "Conv2d", "Flatten", *KINDS)
+_PASSED = ("Input", "Output", "Identity")
+
+
+class Network(brainstate.nn.Module):
+    """A network from `from_nir`, with a layer for every node.
+
+    The input of a node is the sum over its edges. An edge that closes a loop carries what the
+    neurons returned in the last step.
+
+    Attributes:
+        layers: the layers by the names of their nodes.
+        dt: length of a step in the file's unit of time.
+        in_size: shape of an input.
+        out_size: shape of an output.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, brainstate.nn.Module],
+        order: Sequence[tuple[str, tuple[tuple[str, bool], ...]]],
+        entry: str,
+        exit: str,
+        dt: float,
+    ):
+        super().__init__()
+        self.layers, self.dt = dict(layers), dt
+        self.order, self.entry, self.exit = tuple(order), entry, exit
+
+    def update(self, x: Array) -> Array:
+        """Advance one step; returns what arrives at the output."""
+        values = {self.entry: x}
+        for name, sources in self.order:
+            arriving = [self.layers[s].last() if past else values[s] for s, past in sources]
+            total = sum(arriving[1:], start=arriving[0])
+            values[name] = total if name == self.exit else self.layers[name](total)
+        return values[self.exit]
+
+
+def from_nir(
+    graph: Any,
+    dt: Any = None,
+    *,
+    reset: str = HARD,
+    surrogate: str | Callable[[Array], Array] = "triangle",
+) -> Network:
+    """Make a network that can be trained from a NIR graph.
+
+    Linear, Affine, Conv1d and Conv2d become layers of `braintrace.nn`, whose weights are
+    parameters; LIF, CubaLIF, LI and CubaLI become `Neurons`. Graphs inside are inlined.
+
+    Args:
+        graph: a `nir.NIRGraph` with one input and one output, e.g. of `nir.read(path)`.
+        dt: length of a step in the file's unit of time, or with a unit, then in seconds; default
+            that of `brainstate.environ`.
+        reset: of spiking neurons whose node has no `reset` in its metadata, see `Neurons`; NIR
+            defines 'hard'.
+        surrogate: derivative of a spike, see `braintrace.nn.surrogate`.
+
+    Returns:
+        The network.
+
+    Raises:
+        NotSupportedError: nodes that have no layer here; all are named.
+        ValueError: numbers or shapes do not fit, or a loop has no neurons.
+        TypeError: no graph.
+
+    Example:
+        >>> import jax.numpy as jnp, nir, numpy as np, braintrace
+        >>> ones = np.ones(4)
+        >>> lif = nir.LIF(tau=0.02 * ones, r=20 * ones, v_leak=0 * ones, v_threshold=ones)
+        >>> graph = nir.NIRGraph.from_list(nir.Linear(np.ones((4, 3))), lif)
+        >>> network = braintrace.nir.from_nir(graph, dt=1e-3)
+        >>> learner = braintrace.compile(network, "d_rtrl", jnp.zeros(3))
+        >>> learner(jnp.ones(3)).shape
+        (4,)
+    """
+    if not hasattr(graph, "nodes") or not hasattr(graph, "edges"):
+        raise type_error(
+            f"from_nir takes a graph, not {type(graph).__name__}.",
+            why="files are read by nir",
+            do="pass nir.read(path)",
+        )
+    time = seconds(dt)
+    nodes, edges = _inlined(graph, "")
+    refused = [
+        f"{name!r} ({type(node).__name__})"
+        for name, node in nodes.items()
+        if type(node).__name__ not in (*_KNOWN, *_PASSED)
+    ]
+    if refused:
+        raise not_supported(
+            f"the graph has nodes that have no layer here: {', '.join(refused)}.",
+            why=f"these can be read: {', '.join(_KNOWN)}",
+            do="replace them before they are exported, or read the other nodes by themselves",
+        )
+    entry, exit = _only(nodes, edges, "Input"), _only(nodes, edges, "Output")
+    for name in [n for n, node in nodes.items() if type(node).__name__ in _PASSED]:
+        if name not in (entry, exit):
+            _bypass(name, nodes, edges)
+    order = _ordered(nodes, edges, entry, exit)
+    shapes = {entry: _size(nodes[entry].input_type["input"])}
+    layers: dict[str, brainstate.nn.Module] = {}
+    for name, sources in order:
+        # Neurons in a loop come later than what reads their last output.
+        arriving = {s: shapes[s] if s in shapes else nodes[s].v_leak.shape for s, _ in sources}
+        if len(set(arriving.values())) != 1:
+            raise value_error(
+                f"what arrives at node {name!r} has the shapes {arriving}.",
+                why="the values of all edges to a node are added",
+                do="connect nodes of one shape",
+            )
+        shapes[name] = next(iter(arriving.values()))
+        if name != exit:
+            layers[name] = _layer(name, nodes[name], shapes[name], time, reset, surrogate)
+            shapes[name] = layers[name].out_size
+    network = Network(layers, order, entry, exit, time)
+    network.in_size, network.out_size = shapes[entry], shapes[exit]
+    return network
+
+
+def _layer(name: str, node: Any, shape: Shape, dt: float, reset: str, surrogate: Any) -> Any:
+    kind, dtype = type(node).__name__, brainstate.environ.dftype()
+    if kind in KINDS:
+        own = node.metadata.get("reset", reset)
+        return Neurons(name, node, shape, dt, own, surrogate)
+    if kind == "Flatten":
+        axes = int(node.start_dim), int(node.end_dim)
+        return brainstate.nn.Flatten(*axes, in_size=shape)
+    weight, bias = np.asarray(node.weight, dtype), getattr(node, "bias", None)
+    b_init = None if bias is None else np.asarray(bias, dtype)
+    if kind in ("Linear", "Affine"):
+        if weight.ndim != 2 or weight.shape[1:] != shape:
+            raise _unfit(name, node, shape)
+        return Linear(shape, weight.shape[:1], weight.T, b_init)
+    if weight.ndim != len(shape) + 1 or weight.shape[1] * int(node.groups) != shape[0]:
+        raise _unfit(name, node, shape)
+    plain = lambda a: tuple(int(n) for n in np.ravel(a))
+    padding = node.padding if isinstance(node.padding, str) else plain(node.padding)
+    layer = (Conv1d if kind == "Conv1d" else Conv2d)(
+        shape,
+        weight.shape[0],
+        weight.shape[2:],
+        plain(node.stride),
+        padding if isinstance(padding, str) or len(padding) > 1 else padding * 2,
+        rhs_dilation=plain(node.dilation),
+        groups=int(node.groups),
+        w_init=np.moveaxis(weight, (0, 1), (-1, -2)),
+        b_init=None if b_init is None or not b_init.any() else b_init,
+        channel_first=True,
+    )
+    typed = node.output_type["output"]
+    if typed is not None and _size(typed) != layer.out_size:
+        raise value_error(
+            f"node {name!r} ({kind}) returns {layer.out_size}, its type is {_size(typed)}.",
+            why="padding and stride are understood in another way",
+            do="write its padding as numbers",
+        )
+    return layer
+
+
+def _size(shape: Any) -> Shape:
+    return tuple(int(n) for n in shape)
+
+
+def _unfit(name: str, node: Any, shape: Shape) -> ValueError:
+    kind, weight = type(node).__name__, node.weight.shape
+    return value_error(
+        f"node {name!r} ({kind}) has a weight {weight}, its input is {shape}.",
+        why="weights are (out, in) for one axis, or (out, in / groups, *kernel) for channels and "
+        "space",
+        do="connect it to nodes of that shape, or insert a Flatten",
+    )
+
+
+def _inlined(graph: Any, prefix: str) -> tuple[dict[str, Any], Edges]:
+    """Nodes and edges, those of graphs inside among them, with the graph's name before theirs."""
+    nodes: dict[str, Any] = {}
+    edges: Edges = []
+    ends: dict[str, tuple[str, str]] = {}  # where edges to and from a node go
+    for name, node in graph.nodes.items():
+        full = prefix + name
+        if not hasattr(node, "nodes"):
+            nodes[full], ends[name] = node, (full, full)
+            continue
+        inside, between = _inlined(node, f"{full}.")
+        own = {n: inside[n] for n in (f"{full}.{inner}" for inner in node.nodes) if n in inside}
+        ends[name] = _only(own, between, "Input"), _only(own, between, "Output")
+        nodes |= inside
+        edges += between
+    return nodes, edges + [(ends[a][1], ends[b][0]) for a, b in graph.edges]
+
+
+def _only(nodes: Mapping[str, Any], edges: Edges, kind: str) -> str:
+    names = [name for name, node in nodes.items() if type(node).__name__ == kind]
+    place = 1 if kind == "Input" else 0
+    outer = [n for n in names if all(edge[place] != n for edge in edges)]
+    if len(outer) != 1:
+        raise not_supported(
+            f"the graph has {len(outer)} {kind} nodes{': ' if outer else ''}{', '.join(outer)}.",
+            why="a step of a network here takes one array and returns one",
+            do=f"make a graph with one {kind}",
+        )
+    return outer[0]
+
+
+def _bypass(name: str, nodes: dict[str, Any], edges: Edges) -> None:
+    """Remove a node that only passes on what it gets."""
+    before, after = [a for a, b in edges if b == name], [b for a, b in edges if a == name]
+    places = [i for i, (_, b) in enumerate(edges) if b == name]
+    at = places[0] if places else len(edges)
+    edges[at:at] = [(a, b) for a in before for b in after]
+    edges[:] = [edge for edge in edges if name not in edge]
+    del nodes[name]
+
+
+def _ordered(
+    nodes: Mapping[str, Any], edges: Edges, entry: str, exit: str
+) -> list[tuple[str, tuple[tuple[str, bool], ...]]]:
+    """Nodes in the order of their computation, each with its sources, and whether these are past.
+
+    The walk goes back from the output. What it meets again while it is being computed closes a
+    loop: the last step's value is taken, which neurons have.
+    """
+    order: list[tuple[str, tuple[tuple[str, bool], ...]]] = []
+    path: list[str] = []
+    done = {entry}
+
+    def visit(name: str) -> None:
+        path.append(name)
+        sources = []
+        for source in (a for a, b in edges if b == name):
+            past = source in path
+            if past and type(nodes[source]).__name__ not in KINDS:
+                loop = " -> ".join([source, *reversed(path[path.index(source) :])])
+                raise value_error(
+                    f"the loop {loop} is entered at {source!r}.",
+                    why="a loop goes on with the output of the last step, which only neurons have",
+                    do="put neurons into the loop, and connect what follows to them",
+                )
+            if not past and source not in done:
+                visit(source)
+            sources.append((source, past))
+        path.pop()
+        done.add(name)
+        order.append((name, tuple(sources)))
+
+    visit(exit)
+    return order

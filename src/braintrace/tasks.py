@@ -1,0 +1,3 @@
+"""`braintrace.lab.tasks` under its public name."""
+
+from .lab.tasks import *  # noqa: F403
