@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
@@ -25,6 +27,7 @@ from ._checks import (
     check_result,
     check_signature,
     check_states,
+    check_traces,
     state_records,
 )
 from ._tree import Layout
@@ -63,6 +66,7 @@ class Plan:
     engine: Engine = Engine.AUTO
     placement: Placement | None = None
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
+    names: list[PyTree] = field(default_factory=list)  # of the traces, once they are asked for
 
     @property
     def consts(self) -> tuple[Array, ...]:
@@ -96,6 +100,39 @@ class Plan:
         advice = partial(advise, self.problem, self.rule)
         last = (self.rule.name, advice, self.model, graph.memory)
         return CompilationReport(*about, *last)
+
+    def named_traces(self, carry: Any) -> dict[str, PyTree]:
+        """The traces of a carry of this plan by names: the part of each operator (and state).
+
+        Another plan of a step with the same operators and states has the same names, whatever else
+        is in it: a model's own step, and a step around the model.
+        """
+        return dict(self._parts(carry.traces))
+
+    def with_named_traces(self, carry: Any, named: Mapping[str, PyTree]) -> Any:
+        """A carry with these traces; what has no name among them starts at zero.
+
+        Names that this plan does not have are left out, so a learner may hand over all that it has.
+        """
+        parts = [(name, named.get(name, zero)) for name, zero in self._parts(self.zeros())]
+        tree = jax.tree.structure(self._names)
+        traces = jax.tree.unflatten(tree, [part for _, part in parts])
+        check_traces(traces, self.trace_shapes, self.rule.name)
+        if not any(name in named for name, _ in parts):
+            return replace(carry, traces=traces)
+        # A count of zero says that all traces are zero.
+        return replace(carry, traces=traces, steps=jnp.maximum(carry.steps, 1))
+
+    def _parts(self, traces: list[PyTree]) -> list[tuple[str, PyTree]]:
+        parts: dict[str, PyTree] = {}
+        jax.tree.map(parts.__setitem__, self._names, traces)
+        return list(parts.items())
+
+    @property
+    def _names(self) -> list[PyTree]:
+        if not self.names:
+            self.names.extend(self.rule.record.named(self.graph))
+        return self.names
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..graph import Graph, bind_reversible, bits_of, reach
+from ..graph import Graph, bind_reversible, bits_of, reach, seed_of, site_names
 from ..ops import ETPPrimitive
 from ..program import Apply, Equation, Var, bind, bind_quietly, run
 from ._detached import variants_of
@@ -206,7 +206,7 @@ def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
     states = [v for leaf in step.hidden for v in (step.entry(leaf), step.exit(leaf))]
     carries = reach(step.program, {v: 1 for v in states if isinstance(v, Var)})
     out = {}
-    for i, site in enumerate(graph.sites):
+    for name, site in zip(site_names(graph), graph.sites, strict=True):
         eqn = site.equation
         if not isinstance(eqn.primitive, ETPPrimitive) or eqn in graph.links.cut_entries:
             continue
@@ -215,7 +215,7 @@ def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
         operands = {}
         for k, at in enumerate(site.operator.positions.values()):
             shape, dtype = site.operator.operands[at].shape, site.operator.operands[at].dtype
-            key = jax.random.fold_in(jax.random.fold_in(feedback.key, i), k)
+            key = jax.random.fold_in(jax.random.fold_in(feedback.key, seed_of(name)), k)
             fan = max(1, math.prod(shape) // shape[0]) if shape else 1
             operands[at] = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
         out[eqn] = operands

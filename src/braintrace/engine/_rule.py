@@ -165,6 +165,9 @@ class Rule:
         init: `(graph, values) -> traces` before the first step; of the values, constants and
             parameters are there.
         traced: `graph -> [(number, path)]` of what has a trace, in the order of the traces.
+        names: `graph -> [tree]`, for every trace a tree of its structure, or less deep, of names
+            that the parts keep in any other step with the same operators and states, see
+            `graph._names`; None for rules that have a trace per number and path.
         advance: `(graph, block, traces, observed, fresh) -> traces` after the block; `fresh` is
             true if the traces before it are certainly zero.
         credit: `(graph, arrived) -> gradients` of the parameters.
@@ -191,6 +194,7 @@ class Rule:
     advance: Callable[[Graph, Block, Sequence[Trace], Any, Fresh], list[Trace]]
     credit: Callable[[Graph, Arrived], Any]
     observe: Callable[[Graph, Block, Sequence[Trace]], Any] = observe_nothing
+    names: Callable[[Graph], list[Any]] | None = None
     reset: Callable[[Sequence[Trace]], list[Trace]] = zeros_like_traces
     entry_only: bool = False
     exit_cotangents: ExitCotangents | None = None
@@ -204,6 +208,12 @@ class Rule:
     constants: Mapping[str, Any] = field(default_factory=dict)
     per_parameter: bool = False
     complete: bool = False
+
+    def named(self, graph: Graph) -> list[Any]:
+        """For every trace a tree of the names of its parts."""
+        if self.names is not None:
+            return self.names(graph)
+        return [f"{'.'.join(map(str, path))} {number}" for number, path in self.traced(graph)]
 
 
 class Pending(NamedTuple):

@@ -21,6 +21,13 @@ from ._fold import replaced as replaced
 from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
+from ._names import group_name as group_name
+from ._names import leaf_name as leaf_name
+from ._names import operator_names as operator_names
+from ._names import seed_of as seed_of
+from ._names import site_names as site_names
+from ._names import step_digest as step_digest
+from ._names import trace_names as trace_names
 from ._pattern import TapPattern as TapPattern
 from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._policy import ControlFlowPolicy as ControlFlowPolicy

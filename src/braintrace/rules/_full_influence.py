@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from ..engine import Arrived, Block, Fresh, Rule, Values, new_hidden, scan_steps
-from ..graph import Graph
+from ..graph import Graph, leaf_name
 
 Trace = Any  # arrays by name
 Push = Callable[[Graph, Values, Sequence[Trace]], list[Trace]]
@@ -41,12 +41,21 @@ def full_influence(at_once: int = 4096) -> Rule:
         each = enumerate(traces)
         return [_pushed(graph, i, values, t, at_once) if t else t for i, t in each]
 
-    return over_states(push, init=_init, traced=parameters_of, credit=_credit, per_parameter=True)
+    return over_states(
+        push, init=_init, traced=parameters_of, names=_names, credit=_credit, per_parameter=True
+    )
 
 
 def parameters_of(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
     """The parameter leaves: number and path."""
     return [(i, leaf.path) for i, leaf in enumerate(graph.step.params)]
+
+
+def _names(graph: Graph) -> list[Any]:
+    """Per parameter leaf and state leaf."""
+    states = [leaf_name(leaf) for leaf in graph.step.hidden]
+    each = zip(graph.step.params, graph.influenced, strict=True)
+    return [{str(k): f"{leaf_name(p)} -> {states[k]}" for k in reached} for p, reached in each]
 
 
 def _init(graph: Graph, values: Values) -> list[Trace]:

@@ -35,7 +35,7 @@ from ..engine import (
     operands_pulled,
     zeros_like_traces,
 )
-from ..graph import Graph
+from ..graph import Graph, leaf_name, operator_names, seed_of
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import seen_input
 from ._full_influence import over_states
@@ -53,12 +53,24 @@ def kronecker(key: Array, eps: float = 1e-12) -> Rule:
         partial(_pushed, key, eps),
         init=_init,
         traced=lambda graph: [(r.index, r.weight_path) for r in graph.relations],
+        names=_names,
         credit=_credit,
         reset=reset,
         one_by_one=True,
         constants={"key": key, "eps": eps},
         approximates="the influence of every weight: one random product stands for it",
     )
+
+
+def _names(graph: Graph) -> list[Any]:
+    """The factor A per state; a state that another step does not have starts without influence."""
+    states = {str(k): leaf_name(leaf) for k, leaf in enumerate(graph.step.hidden)}
+    out = []
+    for name, r in zip(operator_names(graph), graph.relations, strict=True):
+        parts = ["one", "draws"] if r.operator.x is None else ["one", "draws", "u"]
+        along = {k: f"{name} -> {state}" for k, state in states.items()}
+        out.append({"A": along, **{k: f"{name} {k}" for k in parts}})
+    return out
 
 
 def _init(graph: Graph, values: Values) -> list[Any]:
@@ -111,7 +123,8 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     _, push = jax.linearize(after, hidden, zeros)
     none = tuple(jnp.zeros_like(h) for h in hidden)
     out = []
-    for r, t, s in zip(graph.relations, traces, steps, strict=True):
+    each = zip(graph.relations, traces, steps, operator_names(graph), strict=True)
+    for r, t, s, name in each:
         y, lead = zeros[r.index], t["one"].shape
         batched = bool(lead)
         n = prod(y.shape[len(lead) :])
@@ -122,7 +135,7 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
         one = jnp.ones(lead, y.dtype)
         x = {} if s.x is None else {"u": seen_input(r, s.x)}
         size = lambda arrays, axis, b=batched: jnp.sqrt(_squares(arrays, axis, b))
-        drawn = jax.random.fold_in(jax.random.fold_in(key, r.index), t["draws"])
+        drawn = jax.random.fold_in(jax.random.fold_in(key, seed_of(name)), t["draws"])
         c = jax.random.rademacher(drawn, lead, y.dtype)
         old, now = ([t["u"]], [x["u"]]) if x else ([], [])
         if not x or r.operator.constant_keys & set(r.keys):  # a bias has the input 1

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import message, not_supported, type_error, value_error
-from ..graph import HiddenGroup
+from ..graph import HiddenGroup, group_name, seed_of
 from ._config import ETraceConfig
 from ._learning_rule import Groups, LearningRule, learning_rule, stated
 from ._options import TraceDtype, check_choice, check_count, key_of
@@ -261,7 +261,7 @@ class LocalLoss:
     def readout(self, group: HiddenGroup) -> Array:
         """The fixed random read-out of a group, (units, n_target)."""
         n = group.varshape[-1] if group.varshape else 1
-        key = jax.random.fold_in(self.key, group.index)
+        key = jax.random.fold_in(self.key, seed_of(group_name(group)))
         return jax.random.normal(key, (n, self.n_target)) / np.sqrt(n)
 
     def signal(self, group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:

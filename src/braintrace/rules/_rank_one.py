@@ -23,7 +23,7 @@ from jax import Array
 
 from .._errors import not_supported
 from ..engine import Arrived, Rule, Values, evaluate_plain, new_hidden, zeros_like_traces
-from ..graph import Graph
+from ..graph import Graph, leaf_name, seed_of, step_digest
 from ._full_influence import over_states, parameters_of
 
 
@@ -42,6 +42,7 @@ def rank_one(key: Array, eps: float = 1e-12) -> Rule:
         partial(_pushed, key, eps),
         init=_init,
         traced=traced,
+        names=_names,
         credit=_credit,
         reset=reset,
         one_by_one=True,
@@ -49,6 +50,12 @@ def rank_one(key: Array, eps: float = 1e-12) -> Rule:
         constants={"key": key, "eps": eps},
         approximates="the influence of every parameter: one random outer product stands for it",
     )
+
+
+def _names(graph: Graph) -> list[str]:
+    """One product follows all parameters and states, so it belongs to a step with just these."""
+    leaves = (*(leaf_name(p) for p in graph.step.params), "states")
+    return [f"{name} of {step_digest(graph.step)}" for name in leaves]
 
 
 def _init(graph: Graph, values: Values) -> list[Any]:
@@ -74,8 +81,8 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     hidden, params = tuple(values.hidden), tuple(values.params)
     key = jax.random.fold_in(key, last["draws"])
     nu = [
-        jax.random.rademacher(jax.random.fold_in(key, k), h.shape, h.dtype)
-        for k, h in enumerate(hidden)
+        jax.random.rademacher(jax.random.fold_in(key, seed_of(leaf_name(leaf))), h.shape, h.dtype)
+        for leaf, h in zip(graph.step.hidden, hidden, strict=True)
     ]
     forward = lambda h: new_hidden(graph, replace(values, hidden=h))
     d = jax.jvp(forward, (hidden,), (s,))[1]

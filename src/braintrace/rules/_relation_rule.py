@@ -26,7 +26,7 @@ from ..engine import (
     operands_pulled,
     signals_of,
 )
-from ..graph import Graph
+from ..graph import Graph, trace_names
 from ..graph import HiddenParamOpRelation as Relation
 
 Trace = Any
@@ -119,6 +119,7 @@ def relation_rule(
         advance_all,
         credit_all,
         observe,
+        names=lambda graph: list(trace_names(graph)),
         takes_signal=takes_signal,
         one_by_one=one_by_one,
         **facts,

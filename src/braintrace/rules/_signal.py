@@ -12,7 +12,7 @@ from jax import Array
 
 from .._errors import value_error
 from ..engine import Feedback, Rule, Signal, SignalInputs
-from ..graph import HiddenGroup
+from ..graph import HiddenGroup, group_name, seed_of
 
 OfGroup = Callable[[HiddenGroup, Array, Array, dict[str, Any]], Array]
 
@@ -65,7 +65,7 @@ def _square(key: Array) -> Signal:
 
     def of_group(group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
         signal = cotangent if group.varshape else cotangent[..., None, :]
-        n, own = signal.shape[-2], jax.random.fold_in(key, group.index)
+        n, own = signal.shape[-2], jax.random.fold_in(key, seed_of(group_name(group)))
         length = jnp.sqrt((jnp.abs(signal) ** 2).sum(-2, keepdims=True))
         B = 0.1 * jax.random.normal(own, (n, n), signal.real.dtype)
         projected = jnp.einsum("...ns,nm->...ms", signal / (length + 1e-8), B)
