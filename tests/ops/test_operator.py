@@ -299,6 +299,38 @@ def test_constant_keys_are_the_weights_whose_input_is_one(case):
     )
 
 
+def test_every_operator_with_an_input_is_linear_in_it(case):
+    ((op, values),) = uses(case.call, *case.args)
+    assert op.is_linear == (case.x is not None)
+    if op.is_linear:
+        x, effective, _ = operands(op, values)
+        c, x = random_like(op.y), op.represent(x)
+        pull = lambda x: {
+            k: g for k, g in op.pull(x, c, effective).items() if k not in op.constant_keys
+        }
+        other = random_like(x, seed=7)
+        both = jax.tree.map(lambda a, b: 2 * a - b, pull(x), pull(other))
+        close(pull(2 * x - other), both)
+
+
+@pytest.mark.parametrize(
+    ("function", "linear"),
+    [
+        (lambda x, w: jnp.tanh(w) @ x, True),
+        (lambda x, w: w @ (1 + x), False),  # affine
+        (lambda x, w: w @ (x * x), False),
+        (lambda x, w: jnp.tanh(w @ x), False),
+    ],
+    ids=["of_another_weight", "affine", "square", "tanh"],
+)
+def test_linear_in_the_input_is_derived_from_the_function(function, linear):
+    primitive = register_primitive("maybe_linear", function)
+    ((op, _),) = uses(primitive.bind, jnp.ones(3), jnp.ones((4, 3)))
+    assert op.is_linear == linear
+    ((op, _),) = uses(jax.vmap(primitive.bind, (0, 0)), jnp.ones((2, 3)), jnp.ones((2, 4, 3)))
+    assert op.is_linear == linear
+
+
 def test_register_primitive_refuses_what_it_cannot_use():
     with pytest.raises(TypeError, match="must be a function"):
         register_primitive("bad", 3)  # type: ignore[arg-type]

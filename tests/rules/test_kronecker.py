@@ -4,8 +4,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import braintrace
+from braintrace import conv, einsum, lora_matmul, matmul, online
+from braintrace.rules import kf_rtrl, pp_prop
 
 XS = jax.random.normal(jax.random.PRNGKey(0), (4, 2, 3), "float64")
 W = 0.5 * jax.random.normal(jax.random.PRNGKey(1), (3, 3), "float64")
@@ -42,3 +45,30 @@ def test_online_and_the_learner_have_a_factor_per_sample_and_the_same_gradient()
     want = learner.etrace_grad(XS, step_fn=loss, reduction="sum")
     for k in params:
         np.testing.assert_allclose(grads[k], want[k,], rtol=1e-12)
+
+
+FORMS = {
+    "einsum": lambda x, w: einsum("bi,io->bo", x, w),
+    "conv": lambda x, w: conv(x[..., None], w.T[..., None], padding="VALID")[..., 0],
+    "lora_matmul": lambda x, w: lora_matmul(x, w, jnp.eye(w.shape[1])),
+}
+
+
+@pytest.mark.parametrize("rule", [kf_rtrl(3), pp_prop(0.9)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_operator_that_writes_a_product_makes_no_difference(rule, form):
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(3, 4)), "u": 0.3 * rng.normal(size=(4, 4))}
+    xs = jnp.asarray(rng.normal(size=(5, 2, 3)))
+
+    def grads(product):
+        def step(p, h, x):
+            h = 0.6 * h + jnp.tanh(product(x, p["w"]) + product(h, p["u"]))
+            return h, h
+
+        net = online(step, rule, marked_only=True)
+        carry = net.init(params, jnp.zeros((2, 4)), xs[0])
+        return jax.grad(lambda p: (net.scan(p, carry, xs)[1] ** 2).sum())(params)
+
+    for a, b in zip(*map(jax.tree.leaves, (grads(FORMS[form]), grads(matmul))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..ops import zeros_in
 from ..program import (
     Atom,
-    Const,
     Equation,
     Feed,
     Outcome,
@@ -152,20 +152,6 @@ def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
     return linear(*values), jnp.asarray(penalty)
 
 
-# ------------------------------------------------------------------------ which values are zero
-
-_ALL = set(
-    """
-    abs add add_any asin atan broadcast_in_dim complex concatenate conj convert_element_type copy
-    copy_p cumsum erf expand_dims expm1 imag max min neg optimization_barrier pad real reduce_max
-    reduce_min reduce_sum reshape rev scatter-add select_n sign sin sinh slice split sqrt square
-    squeeze stack stop_gradient sub tan tanh tile transpose unstack
-    """.split()
-)  # zero where all they read is
-_ANY = {"mul", "dot_general", "conv_general_dilated"}  # zero where one of them is
-_FIRST = {"div", "dynamic_slice"}  # zero where the first is
-
-
 def _adds(eqn: Equation) -> bool:
     """Whether the backward rule is not seen to take zeros to zeros."""
     shapes = [shape_of(a) for a in eqn.inputs]
@@ -173,14 +159,5 @@ def _adds(eqn: Equation) -> bool:
     pairs = zip(program.consts, values, strict=True)
     zero = {v for v, c in pairs if v.is_inexact and not is_traced(c) and not np.any(c)}
 
-    def is_zero(atom: Atom) -> bool:
-        if isinstance(atom, Const):
-            return not is_traced(atom.value) and not np.any(atom.value)
-        return atom in zero
-
-    for e in program.equations:
-        read = [is_zero(a) for a in e.inputs if is_inexact(a.dtype)]
-        of = all if e.name in _ALL else any if e.name in _ANY else None
-        if read and (of(read) if of else e.name in _FIRST and read[0]):
-            zero.update(e.outputs)
+    is_zero = zeros_in(program, zero)
     return not all(is_zero(o) for o in program.outputs)

@@ -26,3 +26,4 @@ from ._structure import Structure as Structure
 from ._structure import compiled as compiled
 from ._ties import tied_axes as tied_axes
 from ._twin import on_mesh as on_mesh
+from ._zeros import zeros_in as zeros_in

@@ -28,6 +28,7 @@ from jax import Array
 from .._errors import message
 from ..program import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
 from ._ties import tied_axes
+from ._zeros import zeros_in
 
 Weights = dict[str, Array]
 Shape = jax.ShapeDtypeStruct
@@ -352,11 +353,27 @@ class Operator:
         reads = self._pull_reads(self.apply, self._represented, self.shapes)
         return frozenset(k for k, names in reads.items() if None not in names)
 
-    @property
+    @cached_property
     def is_linear(self) -> bool:
-        """Whether, by its hand-written rules, y is linear in the represented input."""
-        rules = self.primitive.rules
-        return self.plain and (rules.pull is not None or rules.represent is not None)
+        """Whether the gradient of the weights is linear in the represented input.
+
+        A bias, whose gradient does not read the input, does not count. `pull((1 + x) @ w)` is no
+        such gradient though its derivative by x is constant: it is not zero at x = 0.
+        """
+        x = self._represented
+        if not (hasattr(x, "dtype") and is_inexact(x.dtype)):
+            return False
+        keys = [k for k in self._inexact(self.shapes) if k not in self.constant_keys]
+
+        def pulled(c, weights, x, dx):
+            pull = lambda x: [self.pull(x, c, weights)[k] for k in keys]
+            return jax.jvp(pull, (x,), (dx,))
+
+        program, _ = trace(pulled, self.y, dict(self.shapes), x, x)
+        *_, at, _ = program.inputs
+        grads, moved = program.outputs[: len(keys)], program.outputs[len(keys) :]
+        read = {*moved, *(a for e in prune(program, moved).equations for a in e.inputs)}
+        return at not in read and all(map(zeros_in(program, {at}), grads))
 
     @cached_property
     def is_affine(self) -> bool:
@@ -371,11 +388,15 @@ class Operator:
         reads = self._pull_reads(self.call, self.record, raw)
         return {k: frozenset(n for n in names if n is not None) for k, names in reads.items()}
 
+    @staticmethod
+    def _inexact(shapes: Mapping[str, Shape]) -> list[str]:
+        return [k for k in shapes if is_inexact(shapes[k].dtype)]
+
     def _pull_reads(
         self, function: Callable[..., Array], x: Any, shapes: Mapping[str, Shape]
     ) -> dict[str, frozenset[str | None]]:
         """Per weight, what its pull-back reads: names of weights, None for the input."""
-        inexact = [k for k in shapes if is_inexact(shapes[k].dtype)]
+        inexact = self._inexact(shapes)
 
         def pulled(c, x, weights):
             varying = {k: weights[k] for k in inexact}
