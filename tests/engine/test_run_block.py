@@ -161,3 +161,42 @@ def test_axes_take_the_arrays_of_a_step_from_those_of_a_block():
     now = layout.at(block, jax.tree.map(lambda a: a[2], layout.slices(block)), (H,), ())
     np.testing.assert_array_equal(now.args[0], XS[2])
     assert now.args[1] is W
+
+
+TWO_CALLS = [
+    ("rtrl", {}),
+    ("rtrl", {"window": 3}),
+    ("d_rtrl", {"window": 3}),
+    ("snap", {"window": 2}),
+    ("uoro", {}),
+    ("kf_rtrl", {}),
+]
+
+
+@pytest.mark.parametrize("second", ["scan", "call"])
+@pytest.mark.parametrize("rule, options", TWO_CALLS)
+def test_two_sequences_in_one_derivative_are_the_sum_of_their_gradients(rule, options, second):
+    xs = jax.random.normal(jax.random.key(0), (6, 3))
+    params = jax.random.normal(jax.random.key(1), (3, 4))
+
+    def step(w, h, x):
+        h = jnp.tanh(0.9 * h + x @ w)
+        return h, h * h
+
+    net = braintrace.online(step, rule, **options)
+    start = net.init(params, jnp.zeros(4), xs[0])
+    later = (net.scan, xs[3:]) if second == "scan" else (net, xs[3])
+
+    def first_loss(w):
+        return net.scan(w, start, xs[:3])[1].sum()
+
+    def second_loss(w, carry):
+        return later[0](w, carry, later[1])[1].sum()
+
+    def both(w):
+        carry, out = net.scan(w, start, xs[:3])
+        return out.sum() + second_loss(w, carry)
+
+    middle = net.scan(params, start, xs[:3])[0]
+    apart = jax.grad(first_loss)(params) + jax.grad(second_loss)(params, middle)
+    np.testing.assert_allclose(jax.grad(both)(params), apart, rtol=1e-9)

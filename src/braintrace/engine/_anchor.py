@@ -36,6 +36,19 @@ def floating_of(*trees: Any) -> list[Any]:
     return [a for a in jax.tree.leaves(trees) if is_inexact(jnp.result_type(a))]
 
 
+@jax.custom_vjp
+def with_all_cotangents(results: Any) -> Any:
+    """`results`, whose cotangents are arrays also where nothing was differentiated.
+
+    JAX cannot transpose a scan with a stacked result that has the symbolic zero as its cotangent:
+    the states after a sequence that only another call of the learner reads.
+    """
+    return results
+
+
+with_all_cotangents.defvjp(lambda results: (results, None), lambda _, cotangents: (cotangents,))
+
+
 @jax.custom_jvp
 def once(cotangents: Any, live: list[Any]) -> Any:
     """`cotangents` of a reverse pass; to differentiate them by `live`, its inputs, is an error."""

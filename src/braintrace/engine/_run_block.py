@@ -20,7 +20,7 @@ from jax import lax
 
 from ..graph import Graph
 from ..ops import ETPPrimitive
-from ._anchor import depending_on, floating_of, once
+from ._anchor import depending_on, floating_of, once, with_all_cotangents
 from ._evaluate import (
     Backs,
     after_step,
@@ -188,7 +188,7 @@ def _one_by_one(
     sliced = _split(list(map(timed_of, arrays, flags)), size)
     start: Any = (values.hidden, values.others, traces, fresh)
     (*_, traces, _), results = lax.scan(body, start, sliced, axes.length // size)
-    outs, before, after = _joined(results)
+    outs, before, after = _joined(with_all_cotangents(results))
     first, last = (replace(values, hidden=h, others=o) for h, o in (before, after))
     return BlockResult(outs, first, last, traces, (outs, last))
 
@@ -292,7 +292,7 @@ def _windows(
         if size == 1:
             outs = step(hidden, jax.tree.map(lambda a: a[0], sliced))[1]
             return jax.tree.map(lambda a: jnp.expand_dims(a, 0), outs)
-        return lax.scan(step, hidden, sliced, size)[1]
+        return with_all_cotangents(lax.scan(step, hidden, sliced, size)[1])
 
     return _joined(map_steps(axes.length // size, window, starts, _split(per_step, size)))
 

@@ -24,20 +24,23 @@ def row_rules(look_up: Callable[..., Array], one_hot: Callable[..., Array]) -> R
     Their input is indices, or their one-hot rows (perhaps filtered in time).
     """
 
-    def form(rows: Array) -> EinsumForm:
-        lead = string.ascii_lowercase[: rows.ndim - 1]
-        return EinsumForm(f"{lead}y", "yz", f"{lead}z")
+    def form(rows: Array, table: Array | Shape) -> EinsumForm:
+        lead, row = string.ascii_lowercase[: rows.ndim - 1], string.ascii_uppercase
+        rest = row[: len(table.shape) - 1]
+        return EinsumForm(f"{lead}y", f"y{rest}", f"{lead}{rest}")
 
     def represent(x: Array, shapes: Shapes, **static: object) -> Array:
         return one_hot(x, shapes["weight"], **static)
 
     def linear(x: Array, weights: Weights, **static: object) -> Array:
         table = weights["weight"]
-        return form(x).apply(x, table) if is_inexact(x.dtype) else look_up(x, table, **static)
+        return (
+            form(x, table).apply(x, table) if is_inexact(x.dtype) else look_up(x, table, **static)
+        )
 
     def features(x: Array, shapes: Shapes, **static: object) -> Weights:
         rows = x if is_inexact(x.dtype) else represent(x, shapes, **static)
-        return {"weight": form(rows).features(rows)}
+        return {"weight": form(rows, shapes["weight"]).features(rows)}
 
     return Rules(linear=linear, features=features, represent=represent)
 

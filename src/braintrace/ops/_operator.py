@@ -51,7 +51,8 @@ class Rules:
         spread: `(key, values, lead, **static) -> values` in trace coordinates, or None where
             axes ties describe it; with it, `free` gives the free shape.
         free: `(key, y_shape, **static) -> shape` of the free positions.
-        represent: `(x, shapes, **static) -> x` as a floating array in which y is linear.
+        represent: `(x, shapes, **static) -> x` as a floating array in which y is linear, or None
+            if there is none.
         pull: `(x, c, shapes, **static) -> {key: array}`, the weight pull-back of many inputs and
             cotangents, summed over the leading axis of both; or None to decline.
         sum_steps: `(key, x, values, past, **static) -> array`, the sum over the leading axis of
@@ -301,7 +302,11 @@ class Operator:
     @property
     def is_representable(self) -> bool:
         """Whether `represent` gives an array in which y is linear, if the input itself is none."""
-        return self.primitive.rules.represent is None or self.plain
+        rule = self.primitive.rules.represent
+        if rule is None:
+            return True
+        array = partial(self._rule("represent"), shapes=self.shapes)
+        return self.plain and jax.eval_shape(array, self.record) is not None
 
     @property
     def _represented(self) -> Any:

@@ -143,7 +143,10 @@ def _one_hot(x: Array, table: Shape, mode: Any = None, **static: object) -> Arra
 
 
 plain_rows = register_primitive("unmarked_rows", _gather, rules=row_rules(_gather, _one_hot))
-plain_gather = register_primitive("unmarked_gather", _gather)
+# Its input is an index, and no array stands for it in which the result is linear.
+plain_gather = register_primitive(
+    "unmarked_gather", _gather, rules=Rules(represent=lambda x, shapes, **static: None)
+)
 
 
 def gather_operator(
@@ -151,14 +154,14 @@ def gather_operator(
 ) -> tuple[ETPPrimitive, Params]:
     """The operator for a `gather` from a trained array: rows of a table, or anything else."""
     dims, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
-    rank = len(indices.shape) - 1
+    rank, axes = len(indices.shape) - 1, len(table.shape)
     rows = (
-        len(table.shape) == 2
+        axes >= 2
         and tuple(dims.start_index_map) == (0,)
         and tuple(dims.collapsed_slice_dims) == (0,)
-        and tuple(dims.offset_dims) == (rank,)
+        and tuple(dims.offset_dims) == tuple(range(rank, rank + axes - 1))
         and not dims.operand_batching_dims
-        and sizes == (1, table.shape[1])
+        and sizes == (1, *table.shape[1:])
         and np.ndim(params.get("fill_value") or 0) == 0
     )
     static = {k: v for k, v in params.items() if k != "out_sharding"}

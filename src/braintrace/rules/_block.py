@@ -210,14 +210,16 @@ def seen_input(r: Relation, x: Array | None) -> Array:
     """The input as an array that can be filtered: spikes may come as booleans or integers.
 
     Raises:
-        NotSupportedError: the input is no number (an index), and the operator is mapped.
+        NotSupportedError: the input is no number (an index), and no one-hot row stands for it.
     """
     if not r.operator.is_representable:
         raise not_supported(
-            f"a trace of the inputs of {r.primitive.name} inside of vmap, map or scan.",
+            f"a trace of the inputs of {r.primitive.name}.",
             where=r.site.equation.where(),
-            why="its input is an index, which cannot be averaged over time",
-            do="use a rule with a trace per weight (d_rtrl), or look up all rows at once, "
+            why="its input is an index, which cannot be averaged over time: only whole rows along "
+            "the first axis of an array, looked up outside of vmap, map and scan, have one-hot "
+            "vectors in its place",
+            do="use a rule with a trace per weight (d_rtrl), or look up whole rows at once: w[k], "
             "outside of vmap and map",
         )
     seen = jnp.asarray(r.operator.represent(x))
