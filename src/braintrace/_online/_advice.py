@@ -37,7 +37,7 @@ from ..program import PyTree, evaluate
 from ..report import Advice, RuleCost
 from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, no_trace, rtrl, snap
 from ._blocks import MOST_STEPS, nbytes, varying_bytes
-from ._checks import check_relations
+from ._checks import Wording, check_relations
 
 Reports = Mapping[Path, ParameterReport]
 
@@ -55,6 +55,8 @@ class Problem:
     unmarked: bool  # whether plain JAX is recognised
     # From reports on the parameters of the step to those on all parameters.
     judge: Callable[[Reports], Reports] = lambda reports: reports
+    find: Callable[[Path], Any] = lambda path: None  # the object that holds a parameter
+    words: Wording | None = None  # of the front end, in messages
 
 
 def analysed(
@@ -63,8 +65,9 @@ def analysed(
     """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
     record, step = rule.record, problem.step
     limits = (rule.crossings, rule.most_entries, problem.policy, record.folds, problem.unmarked)
-    graph = analyse(step, problem.consts, lambda path: None, extra, *limits)
-    check_relations(graph, record.per_parameter, problem.unmarked)
+    graph = analyse(step, problem.consts, problem.find, extra, *limits)
+    words = () if problem.words is None else (problem.words,)
+    check_relations(graph, record.per_parameter, problem.unmarked, *words)
     rule.check_groups(graph.groups)
     # Constants are read as values: KF-RTRL tries out whether a batch has samples.
     init = lambda params: record.init(graph, Values(problem.consts, (), params, (), ()))

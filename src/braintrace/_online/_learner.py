@@ -18,7 +18,6 @@ from ..engine import (
     check_engine,
     check_placement,
     check_surroundings,
-    places_of,
     put,
 )
 from ..graph import ControlFlowPolicy, check_policy
@@ -26,24 +25,21 @@ from ..program import PyTree
 from ..report import CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
 from ._blocks import nbytes
+from ._calls import Call
 from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
 from ._finite import LossWatch
 from ._loop import (
-    Mode,
     Options,
     Position,
     RunInfo,
     Stream,
     Updates,
     Weights,
-    run_gradient,
-    run_outputs,
-    run_updates,
 )
-from ._on_update import OnUpdate, check_on_update, run_reported
+from ._on_update import OnUpdate, check_on_update
 from ._plan import Plan, Signature, make_plan, name_of
 from ._progress import ticking
-from ._sequence import Arrays, bodies_of, ended, run_steps
+from ._sequence import Arrays, ended
 from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
@@ -204,7 +200,8 @@ class Online:
             leaves = put(leaves, places.arrays(graph, leaves, 0))
         stream = Stream(Arrays(tuple(leaves)))
         of_state = (tuple(hidden), tuple(others))
-        return plan, _Arrays(Weights(trained, fixed), of_state, stream, places)
+        weights = Weights(trained, fixed, plan.consts, dict(plan.rule.values))
+        return plan, _Arrays(weights, of_state, stream, places)
 
     def _compiled(self) -> Plan:
         if self._last is None:
@@ -247,7 +244,7 @@ class Online:
         state = jax.tree.map(strong, state)
         plan, arrays = self._plan(params, state, inputs)
         check_shared(plan.graph.step, *shared)
-        state = plan.signature.state.join(*arrays.states)
+        state = _layouts(plan).state.join(*arrays.states)
         return Carry(state, plan.zeros(), np.zeros((), np.int32))
 
     def __call__(
@@ -266,15 +263,9 @@ class Online:
         """
         plan, arrays, extra = self._fit(params, carry, inputs, extra)
 
-        def one(weights: Weights, at: Position, inputs: PyTree, extra: PyTree) -> PyTree:
-            inputs, extra = jax.tree.map(lambda a: jnp.expand_dims(a, 0), (inputs, extra))
-            window = None if self.window is None else 1
-            arrays = Arrays(inputs, extra=extra)
-            ran, at = run_steps(plan, plan.rule.record, weights, at, arrays, window, Mode())
-            return at, [a[0] for a in ran.outs]
-
-        run = plan.compile(Online.__call__, None, one)
-        at, outs = run(arrays.weights, arrays.at(carry), arrays.stream.arrays.inputs, extra)
+        leaves = replace(arrays.stream.arrays, extra=extra)
+        call = arrays.call(plan, carry, Stream(leaves))
+        at, outs = call.one(None if self.window is None else 1)
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def scan(
@@ -292,14 +283,7 @@ class Online:
             The new carry, and the outputs of all steps.
         """
         plan, arrays = self._sequence(params, carry, xs, (), None, extra)
-        options = Options(self.window)
-
-        def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
-            return run_outputs(bodies_of(plan, None, stream), weights, at, stream, options)
-
-        call = plan.compile(Online.scan, None, run)
-        at, outs = call(arrays.weights, arrays.at(carry), arrays.stream)
-        self._ran(call)
+        at, outs, self.last_run = arrays.call(plan, carry).scan(Options(self.window))
         return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
 
     def grad(
@@ -346,18 +330,10 @@ class Online:
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
             with ticking(progress, arrays.stream.length) as tick:
-                places = places_of(arrays.weights.trained)
-                options = replace(sized, tick=tick, fresh=bool(fresh), places=places)
-
-                def run(weights: Weights, at: Position, stream: Stream) -> PyTree:
-                    bodies = bodies_of(plan, checked, stream)
-                    grads, at, results = run_gradient(bodies, weights, at, stream, options)
-                    return grads, at if keep_traces else ended(plan, at), results
-
-                call = plan.compile(gradient, options, run)
-                grads, at, results = call(arrays.weights, arrays.at(carry), arrays.stream)
-                self._ran(call)
-            grads = plan.signature.params.only_trained(grads)
+                options = replace(sized, tick=tick, fresh=bool(fresh))
+                call = arrays.call(plan, carry)
+                grads, at, results, self.last_run = call.gradient(gradient, checked, options)
+            grads = _layouts(plan).params.only_trained(grads)
             return grads, (self._carry(plan, at), *_results(results, has_aux))
 
         return gradient
@@ -417,7 +393,7 @@ class Online:
             **extra,
         ) -> PyTree:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
-            layout = plan.signature.params
+            layout = _layouts(plan).params
             if self.placement is not None:
                 trained = layout.only_trained(arrays.weights.trained)
                 opt = put(opt, self.placement.moments(opt, trained))
@@ -434,31 +410,14 @@ class Online:
                 pairs = zip(trained, jax.tree.leaves(updates), strict=True)
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
+            call = arrays.call(plan, carry)
+            check_on_update(on_update, (call.weights, opt, call.at, call.stream))
             with ticking(progress, arrays.stream.length) as tick:
-                places = places_of(arrays.weights.trained)
-                options = replace(sized, tick=tick, norms=on_update is not None, places=places)
-                options = replace(options, own_places=places_of(opt))
-
-                def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
-                    return run_updates(
-                        *(bodies_of(plan, checked, stream), weights, at, stream, options),
-                        *(Updates(update, every), own),
-                    )
-
-                call = plan.compile(train, options, run)
-                weights, at = arrays.weights, arrays.at(carry)
-
-                def loop(stream: Stream) -> PyTree:
-                    nonlocal weights, opt, at
-                    trained, opt, at, results = call(weights, at, stream, opt)
-                    weights = replace(weights, trained=trained)
-                    return results
-
-                check_on_update(on_update, (weights, opt, at, arrays.stream))
-                results = run_reported(loop, arrays.stream, every, on_update)
-                watch.add(results[0], arrays.stream.mask, every)
-                self._ran(call)
-            params = layout.join(weights.trained, weights.fixed)
+                options, updates = replace(sized, tick=tick), Updates(update, every)
+                trained, opt, at, results, self.last_run = call.train(
+                    train, None, checked, options, updates, opt, on_update, watch
+                )
+            params = layout.join(trained, arrays.weights.fixed)
             at = at if keep_traces else ended(plan, at)
             return params, opt, self._carry(plan, at), *_results(results, has_aux)
 
@@ -504,11 +463,13 @@ class Online:
         self.rule.check_call(plan.graph.groups, extra)
         return plan, arrays, extra
 
-    def _ran(self, compiled: Any) -> None:
-        self.last_run = RunInfo(True, loops=compiled.__wrapped__.loops)
-
     def _carry(self, plan: Plan, at: Position) -> Carry:
-        return Carry(plan.signature.state.join(*at.states), at.traces, at.count)
+        return Carry(_layouts(plan).state.join(*at.states), at.traces, at.count)
+
+
+def _layouts(plan: Plan) -> Signature:
+    assert plan.signature is not None  # of a step of pytrees
+    return plan.signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,9 +481,11 @@ class _Arrays:
     stream: Stream
     placement: Placement | None
 
-    def at(self, carry: Carry) -> Position:
+    def call(self, plan: Plan, carry: Carry, stream: Stream | None = None) -> Call:
+        """The plan with these arrays."""
         steps = carry.steps if self.placement is None else self.placement.whole(carry.steps)
-        return Position(self.states, carry.traces, steps)
+        at = Position(self.states, carry.traces, steps)
+        return Call(plan, self.weights, at, self.stream if stream is None else stream)
 
 
 def planned(

@@ -59,10 +59,15 @@ class Stream:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Arrays to differentiate by, and whatever else stays the same over a sequence."""
+    """Arrays to differentiate by, and whatever else stays the same over a sequence.
+
+    `consts` are the arrays that the step closes over, `of_rule` those that the rule's signal reads.
+    """
 
     trained: list[Array]
     fixed: PyTree
+    consts: tuple[Array, ...] = ()
+    of_rule: PyTree = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ class Plan:
     functions that were compiled.
     """
 
-    signature: Signature
     problem: Problem
     graph: Graph
     rule: LearningRule
@@ -65,6 +64,7 @@ class Plan:
     windows: bool = False
     engine: Engine = Engine.AUTO
     placement: Placement | None = None
+    signature: Signature | None = None  # of a step of pytrees
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
     names: list[PyTree] = field(default_factory=list)  # of the traces, once they are asked for
 
@@ -78,12 +78,17 @@ class Plan:
         """Whether it may serve later calls: it holds no value of a running transformation."""
         return not any(is_traced(c) for c in self.consts)
 
-    def compile(self, owner: Callable, key: Hashable, function: Callable) -> Callable:
-        """`function`, compiled once for equal keys, for as long as its owner is held."""
+    def compile(
+        self, owner: Callable, key: Hashable, function: Callable, donate: int | None = None
+    ) -> Callable:
+        """`function`, compiled once for equal keys, for as long as its owner is held.
+
+        It may reuse the memory of argument `donate`.
+        """
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
             run = recorded(function, self.engine, self.placement)
-            compiled[key] = jitted(run, self.graph.structures)
+            compiled[key] = jitted(run, self.graph.structures, donate)
         return compiled[key]
 
     def report(self) -> CompilationReport:
@@ -173,6 +178,27 @@ def make_plan(
     placement: Placement | None,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
+    traced = _traced(step, signature)
+    problem = Problem(traced.step, traced.consts, policy, unmarked)
+    graph, shapes = analysed(problem, rule, state_records(traced.step))
+    limit = rule.memory_limit if memory_limit is None else memory_limit
+    check_memory(limit, graph, shapes, rule.name)
+    if placement is not None:
+        placement.check(graph)
+    how = (windows, engine, placement)
+    return Plan(problem, graph, rule, traced.out_tree, shapes, name_of(step), *how, signature)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Traced:
+    """A step as a program, with the constants and the structure of its output."""
+
+    step: Step
+    consts: tuple[Array, ...]
+    out_tree: PyTreeDef
+
+
+def _traced(step: Callable[..., PyTree], signature: Signature) -> _Traced:
     params, state = signature.params, signature.state
     n_inputs = signature.inputs.num_leaves
     sizes = (n_inputs, len(params.arrays), len(params.trained), len(state.trained))
@@ -212,14 +238,7 @@ def make_plan(
         [traced.entry(leaf) for leaf in leaves_of_state],
         [traced.exit(leaf) for leaf in leaves_of_state],
     )
-    problem = Problem(traced, tuple(consts), policy, unmarked)
-    graph, shapes = analysed(problem, rule, state_records(traced))
-    limit = rule.memory_limit if memory_limit is None else memory_limit
-    check_memory(limit, graph, shapes, rule.name)
-    if placement is not None:
-        placement.check(graph)
-    how = (windows, engine, placement)
-    return Plan(signature, problem, graph, rule, out_tree, shapes, name_of(step), *how)
+    return _Traced(traced, tuple(consts), out_tree)
 
 
 def name_of(step: Callable[..., PyTree]) -> str:

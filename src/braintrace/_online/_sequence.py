@@ -52,11 +52,11 @@ def run_steps(
     timed = [True] * len(arrays.inputs) + [False] * len(weights.fixed)
     extra = {} if arrays.extra is None else dict(arrays.extra)
     flags = jax.tree.map(lambda a: True, extra)
-    if plan.rule.values:
-        extra[OWN], flags[OWN] = plan.rule.values, jax.tree.map(lambda a: False, plan.rule.values)
+    if weights.of_rule:
+        extra[OWN], flags[OWN] = weights.of_rule, jax.tree.map(lambda a: False, weights.of_rule)
     axes = TimeAxes(
         length,
-        tuple(False for _ in plan.consts),
+        tuple(False for _ in weights.consts),
         tuple(timed),
         window,
         tuple(jax.tree.leaves(flags)),
@@ -64,7 +64,7 @@ def run_steps(
     )
     arguments, leaves = (*arrays.inputs, *weights.fixed), tuple(jax.tree.leaves(extra))
     hidden, others = map(tuple, at.states)
-    values = Values(plan.consts, arguments, tuple(weights.trained), hidden, others, leaves)
+    values = Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves)
     ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))

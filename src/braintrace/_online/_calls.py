@@ -1,0 +1,135 @@
+"""What can be done with an analysed step and the arrays of a call, whoever holds these.
+
+One step, a sequence, its gradient, or training along it: each is compiled once for equal options.
+`online` takes its arrays from pytrees, a learner of modules from their states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..engine import places_of
+from ..program import PyTree
+from ._finite import LossWatch
+from ._loop import (
+    Mode,
+    Options,
+    Position,
+    RunInfo,
+    Stream,
+    Updates,
+    Weights,
+    run_gradient,
+    run_outputs,
+    run_updates,
+)
+from ._on_update import OnUpdate, run_reported
+from ._plan import Plan
+from ._sequence import Loss, bodies_of, ended, run_steps
+
+DONATED = 4  # the argument of a compiled loop that holds the traces
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An analysed step with arrays: those of one step, or of a sequence.
+
+    `donate` says that nobody else holds the traces, so that their memory may be reused.
+    """
+
+    plan: Plan
+    weights: Weights
+    at: Position
+    stream: Stream
+    donate: bool = False
+
+    def _run(
+        self, owner: Callable, key: Hashable, loop: Callable[..., PyTree], own: PyTree = None
+    ) -> tuple[PyTree, RunInfo]:
+        """Compile `loop(weights, at, stream, own)` once, and run it."""
+
+        def run(weights: Weights, at: Position, stream: Stream, own: PyTree, traces: PyTree):
+            return loop(weights, replace(at, traces=traces), stream, own)
+
+        donated = DONATED if self.donate else None
+        call = self.plan.compile(owner, (key, donated), run, donated)
+        at = replace(self.at, traces=None)
+        results = call(self.weights, at, self.stream, own, self.at.traces)
+        return results, RunInfo(True, loops=call.__wrapped__.loops)
+
+    def one(self, window: int | None) -> tuple[Position, list[Array]]:
+        """One step; its results."""
+        plan = self.plan
+
+        def one(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
+            arrays = jax.tree.map(lambda a: jnp.expand_dims(a, 0), stream.arrays)
+            ran, at = run_steps(plan, plan.rule.record, weights, at, arrays, window, Mode())
+            return at, [a[0] for a in ran.outs]
+
+        return self._run(Call.one, window, one)[0]
+
+    def scan(self, options: Options) -> tuple[Position, list[Array], RunInfo]:
+        """The results of all steps."""
+        plan = self.plan
+
+        def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
+            return run_outputs(bodies_of(plan, None, stream), weights, at, stream, options)
+
+        (at, outs), info = self._run(Call.scan, options, run)
+        return at, outs, info
+
+    def gradient(
+        self, owner: Callable, loss: Loss, options: Options
+    ) -> tuple[list[Array], Position, PyTree, RunInfo]:
+        """The gradient of the summed losses; `owner` is what it is compiled once for."""
+        plan = self.plan
+        options = replace(options, places=places_of(self.weights.trained))
+
+        def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
+            bodies = bodies_of(plan, loss, stream)
+            grads, at, results = run_gradient(bodies, weights, at, stream, options)
+            return grads, at if options.keep else ended(plan, at), results
+
+        (grads, at, results), info = self._run(owner, options, run)
+        return grads, at, results, info
+
+    def train(
+        self,
+        owner: Callable,
+        key: Hashable,
+        loss: Loss,
+        options: Options,
+        updates: Updates,
+        own: PyTree,
+        on_update: OnUpdate | None,
+        watch: LossWatch,
+    ) -> tuple[list[Array], PyTree, Position, PyTree, RunInfo]:
+        """Change the weights every so many steps; returns them, the optimizer's state, the rest.
+
+        `owner` and `key` are what it is compiled once for.
+        """
+        plan, now, infos = self.plan, self, []
+        places = {"places": places_of(self.weights.trained), "own_places": places_of(own)}
+        options = replace(options, norms=on_update is not None, **places)
+
+        def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
+            bodies = bodies_of(plan, loss, stream)
+            return run_updates(bodies, weights, at, stream, options, updates, own)
+
+        def loop(stream: Stream) -> PyTree:
+            nonlocal own, now
+            part = replace(now, stream=stream)
+            ran, info = part._run(owner, (key, updates.every, options), run, own)
+            trained, own, at, results = ran
+            now = replace(now, weights=replace(now.weights, trained=trained), at=at)
+            infos.append(info)
+            return results
+
+        results = run_reported(loop, self.stream, updates.every, on_update)
+        watch.add(results[0], self.stream.mask, updates.every)
+        return now.weights.trained, own, now.at, results, infos[-1]
