@@ -62,13 +62,15 @@ def linked(text: str, home: str) -> str:
 
 
 def exported(module: str) -> list[str]:
-    """Names that a package re-exports, in the order of its file."""
+    """Names that a package shows, in the order of its file; those of `compat` have no entry."""
     package, _, name = module.partition(".")
     folder = ROOT / "src" / package
     files = [folder / "lab" / name / "__init__.py", folder / name / "__init__.py"]
-    files = files if name else [folder / "_public.py"]
+    files = files if name else [folder / "__init__.pyi"]
     tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
-    names = [a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    shown = [n for n in imports if not (n.module or "").startswith("compat")]
+    names = [a.asname for n in shown for a in n.names]
     return [name for name in names if name and not name.startswith("_")]
 
 

@@ -46,16 +46,14 @@ MAY_IMPORT = {
     | {"nn", "verify", "version", "init"}
     | {"lab.show", "lab.tasks", "lab.comparison"},
     "compat": LEARNING | {"precision", "checkpoint", "nn"},
-    "legacy": {"errors", "program", "ops"},
     # What users import: the package itself, and modules of the laboratory under short names.
-    "public": LEARNING | {"checkpoint", "nn", "verify", "lab.comparison", *MODULES},
-    "init": {"precision", "public", "version", "legacy"},
+    "init": {"version"},
     "main": {"lab.cli"},
     **{name: {f"lab.{name}"} for name in MODULES},
 }
 # The floors: the laboratory uses the library, the compatibility layer both; never the reverse.
 FLOORS = ("library", "lab", "compat")
-DOORS = {"public", "init", "main", *MODULES}
+DOORS = {"init", "main", *MODULES}
 # What tests/oracle may import. A rewriting of the step and the comparison are not what it judges.
 ORACLE_MAY_IMPORT = (
     "braintrace.oracle",  # relative imports
@@ -72,7 +70,7 @@ MAY_IMPORT_BRAINSTATE = {
     "verify",
     "lab.comparison",
     "lab.cli",
-    "legacy",
+    "compat",
 }
 OPTIONAL = ("flax", "equinox", "nir", "spyx")
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.extend", "jax.interpreters")
@@ -296,7 +294,6 @@ KEPT = [
     (check_floors, "lab/cli/_x.py", "import braintrace\nfrom ..tasks import Task"),
     (check_floors, "compat/_x.py", "from ..lab.tasks import Task"),
     (check_rooms, "__init__.py", "from ._version import __version__"),
-    (check_rooms, "_public.py", "from .nn import Linear"),
     (check_rooms, "__main__.py", "from .lab.cli import main"),
     (check_brainstate, "frontend/_x.py", "import brainstate"),
     (check_brainstate, "ops/_x.py", "import brainstate_like, saiunit"),

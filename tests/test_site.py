@@ -79,8 +79,9 @@ def test_exported_names_are_the_public_ones(module):
     package = importlib.import_module(module)
     exported = {n for n in hooks.exported(module) if not n.startswith("_")}
     assert exported and all(hasattr(package, name) for name in exported)
-    defined = {n for n, v in vars(package).items() if getattr(v, "__module__", None) == module}
-    assert {n for n in defined if not n.startswith("_")} <= exported
+    shown = {n: getattr(package, n) for n in dir(package) if not n.startswith("_")}
+    defined = {n for n, v in shown.items() if getattr(v, "__module__", None) == module}
+    assert defined <= exported
 
 
 def test_a_name_without_an_entry_is_reported():

@@ -1,33 +1,44 @@
 """Online learning of recurrent and spiking networks in JAX."""
 
-import typing as _typing
+import ast as _ast
+import functools as _functools
+import pkgutil as _pkgutil
 from importlib import import_module as _import_module
+from typing import Any as _Any
 
 from ._version import __version__ as __version__
 
-if _typing.TYPE_CHECKING:
-    from ._public import *  # noqa: F403
-
 __version_info__ = tuple(int(part) for part in __version__.split("."))
+_OLD = ".compat._v01"  # names of version 0.1, with a warning at every use
 
 
-def __getattr__(name: str) -> _typing.Any:
-    """Import the public names, all at once: the command line answers before JAX is imported."""
-    if name.startswith("__") and name != "__all__":
+@_functools.cache
+def _homes() -> dict[str, str]:
+    """The module of every public name, as `__init__.pyi` has it for type checkers."""
+    nodes = _ast.parse(_pkgutil.get_data(__name__, "__init__.pyi") or b"").body
+    imports = [node for node in nodes if isinstance(node, _ast.ImportFrom)]
+    return {name.name: f".{node.module or ''}" for node in imports for name in node.names}
+
+
+def __getattr__(name: str) -> _Any:
+    """Import a public name on its first use: what is not used costs nothing."""
+    if name == "__all__":
+        return [*(key for key, home in _homes().items() if home != _OLD), "__version_info__"]
+    home = None if name.startswith("__") else _homes().get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _import_module("._precision", __name__)  # before anything that imports brainstate
-    public = _import_module("._public", __name__)
-    if names := getattr(public, "_NAMES", None):  # none while it is being imported
-        globals().update({key: getattr(public, key) for key in names})
-        globals()["__all__"] = ["__version__", "__version_info__", *names]
-    if name in globals():
-        return globals()[name]
-    from ._legacy import deprecated
-
-    return deprecated(name)  # names of version 0.1
+    if home == ".":
+        return _import_module(f".{name}", __name__)
+    module = _import_module(home, __name__)
+    if home == _OLD:
+        return module.deprecated(name)
+    # Public names live in `braintrace`, whatever file defines them: help, pickles, tracebacks.
+    for key in (key for key, other in _homes().items() if other == home):
+        value = globals()[key] = getattr(module, key)
+        value.__module__ = __name__
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    from ._legacy import INSTEAD
-
-    return sorted({*__getattr__("__all__"), *INSTEAD})
+    shown = [key for key, home in _homes().items() if not home.startswith(".compat")]
+    return sorted([*shown, "__version_info__"])

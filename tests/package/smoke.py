@@ -46,7 +46,7 @@ def installed() -> None:
     assert home.is_relative_to(Path(sys.prefix).resolve()), home
     assert version("braintrace") == braintrace.__version__
     names = {str(f) for f in files("braintrace") or ()}
-    assert "braintrace/py.typed" in names
+    assert {"braintrace/py.typed", "braintrace/__init__.pyi"} <= names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert not any(n.startswith(("tests", "src", "docs")) for n in names), names
     assert metadata("braintrace")["License-Expression"] == "Apache-2.0"

@@ -20,13 +20,11 @@ from .._errors import (
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
-    ControlFlowPolicy,
     DiagnosticKind,
     DiagnosticLevel,
     Graph,
     HiddenGroup,
     HiddenParamOpRelation,
-    HiddenPerturbation,
     Outside,
     Traces,
     analyse,
@@ -34,9 +32,9 @@ from ..graph import (
     unused,
     with_step,
 )
-from ..program import PyTree, failing_line
+from ..program import failing_line
 from ..report import Advice, CompilationReport, uses_of
-from ._brainstate import ModuleInfo, Path, extract_module_info
+from ._brainstate import ModuleInfo, Path
 from ._step_function import StepFunction
 
 
@@ -47,7 +45,6 @@ class ETraceGraph(NamedTuple):
     hidden_groups: tuple[HiddenGroup, ...]
     hid_path_to_group: Mapping[Path, HiddenGroup]
     hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
-    hidden_perturb: HiddenPerturbation | None
     diagnostics: tuple[CompilationRecord, ...]
     analysis: Graph
 
@@ -120,49 +117,6 @@ class ETraceGraph(NamedTuple):
             and (kind is None or d.kind == kind)
         )
 
-    def call_hidden_perturb(
-        self, inputs: Sequence[jax.Array], perturb_data: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Run the perturbed step on flat inputs."""
-        if self.hidden_perturb is None:
-            raise ValueError("the graph was compiled with include_hidden_perturb=False.")
-        return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
-
-    def dict(self) -> dict[str, PyTree]:
-        """The fields by name."""
-        return self._asdict()
-
-
-def compile_etrace_graph(
-    model: brainstate.nn.Module,
-    *model_args: PyTree,
-    include_hidden_perturb: bool = True,
-    include_recurrent_mixing: bool = False,
-    sparse_n: int | None = None,
-    snap_max_jacobian_elements: int = MOST_ENTRIES,
-    control_flow: ControlFlowPolicy | None = None,
-    **kwargs: PyTree,
-) -> ETraceGraph:
-    """Trace one step of a model and find its hidden groups and weight relations.
-
-    Args:
-        model: a module with initialised states.
-        *model_args: arguments of one step.
-        include_hidden_perturb: also build the perturbed step.
-        include_recurrent_mixing: follow traces through operators too.
-        sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
-        snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
-        control_flow: which control flow the analysis leaves alone, none by default.
-        **kwargs: keyword arguments of one step.
-
-    Raises:
-        NotSupportedError: the step writes a parameter, or a Jacobian would be too large.
-        CompilationError: the step contains what the policy does not accept.
-    """
-    crossings = check_mixing(include_recurrent_mixing, sparse_n)
-    minfo = extract_module_info(model, *model_args, control_flow=control_flow, **kwargs)
-    return graph_of(minfo, include_hidden_perturb, crossings, snap_max_jacobian_elements)
-
 
 def check_mixing(include_recurrent_mixing: bool, sparse_n: int | None) -> int | None:
     """How many operators a trace is followed through; None for none, on no path."""
@@ -189,7 +143,6 @@ def check_crossings(n: int) -> int:
 
 def graph_of(
     minfo: ModuleInfo,
-    include_hidden_perturb: bool = True,
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
     fold: bool = True,
@@ -212,13 +165,11 @@ def graph_of(
         raise
     except Exception as error:
         raise CompilationError(_not_analysed(minfo, error)) from error
-    perturb = add_hidden_perturbation_from_minfo(minfo) if include_hidden_perturb else None
     return ETraceGraph(
         minfo,
         graph.groups,
-        _by_path(graph.groups),
+        groups_by_path(graph.groups),
         graph.relations,
-        perturb,
         graph.records,
         graph,
     )
@@ -236,66 +187,5 @@ def _not_analysed(minfo: ModuleInfo, error: Exception) -> str:
     )
 
 
-def _by_path(groups: Sequence[HiddenGroup]) -> dict[Path, HiddenGroup]:
+def groups_by_path(groups: Sequence[HiddenGroup]) -> dict[Path, HiddenGroup]:
     return {path: g for g in groups for path in g.hidden_paths}
-
-
-def find_hidden_groups_from_minfo(
-    minfo: ModuleInfo,
-    include_recurrent_mixing: bool = False,
-    sparse_n: int | None = None,
-    snap_max_jacobian_elements: int = MOST_ENTRIES,
-) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
-    """The hidden groups of a traced model, and the group of each state path.
-
-    Groups are states that act on each other element by element, whatever else is followed.
-    """
-    crossings = check_mixing(include_recurrent_mixing, sparse_n)
-    groups = graph_of(minfo, False, crossings, snap_max_jacobian_elements).hidden_groups
-    return groups, _by_path(groups)
-
-
-def find_hidden_groups_from_module(
-    model: brainstate.nn.Module,
-    *args: PyTree,
-    include_recurrent_mixing: bool = False,
-    sparse_n: int | None = None,
-    snap_max_jacobian_elements: int = MOST_ENTRIES,
-    **kwargs: PyTree,
-) -> tuple[tuple[HiddenGroup, ...], dict[Path, HiddenGroup]]:
-    """The hidden groups of a model, and the group of each state path."""
-    info = extract_module_info(model, *args, **kwargs)
-    limits = (include_recurrent_mixing, sparse_n, snap_max_jacobian_elements)
-    return find_hidden_groups_from_minfo(info, *limits)
-
-
-def find_hidden_param_op_relations_from_minfo(
-    minfo: ModuleInfo, hid_path_to_group: Mapping[Path, HiddenGroup] | None = None
-) -> tuple[HiddenParamOpRelation, ...]:
-    """The weight relations of a traced model, or those into `hid_path_to_group` only."""
-    relations = graph_of(minfo, False).hidden_param_op_relations
-    if hid_path_to_group is None:
-        return relations
-    return tuple(
-        r for r in relations if any(p in hid_path_to_group for p in r.connected_hidden_paths)
-    )
-
-
-def find_hidden_param_op_relations_from_module(
-    model: brainstate.nn.Module, *args: PyTree, **kwargs: PyTree
-) -> tuple[HiddenParamOpRelation, ...]:
-    """The weight relations of a model."""
-    return find_hidden_param_op_relations_from_minfo(extract_module_info(model, *args, **kwargs))
-
-
-def add_hidden_perturbation_from_minfo(minfo: ModuleInfo) -> HiddenPerturbation:
-    """The step of a traced model with a perturbation added to every new hidden state."""
-    states = tuple(minfo.states[leaf.path] for leaf in minfo.step.hidden)
-    return HiddenPerturbation(minfo.step, minfo.consts, states)
-
-
-def add_hidden_perturbation_in_module(
-    model: brainstate.nn.Module, *args: PyTree, **kwargs: PyTree
-) -> HiddenPerturbation:
-    """The step of a model with a perturbation added to every new hidden state."""
-    return add_hidden_perturbation_from_minfo(extract_module_info(model, *args, **kwargs))

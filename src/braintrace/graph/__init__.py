@@ -29,7 +29,6 @@ from ._names import site_names as site_names
 from ._names import step_digest as step_digest
 from ._names import trace_names as trace_names
 from ._pattern import TapPattern as TapPattern
-from ._perturb import HiddenPerturbation as HiddenPerturbation
 from ._policy import ControlFlowPolicy as ControlFlowPolicy
 from ._policy import check_policy as check_policy
 from ._reach import bits_of as bits_of

@@ -115,7 +115,7 @@ class ETraceGraphExecutor:
     def compile_graph(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Trace and analyse the model on example inputs."""
         info = self._info(args, kwargs)
-        self._graph = graph_of(info, True, *self._options, self.unmarked)
+        self._graph = graph_of(info, *self._options, self.unmarked)
         self._analyses[_key(info)] = self._graph.analysis
 
     def _info(self, args: Any, kwargs: Any) -> ModuleInfo:
@@ -154,7 +154,7 @@ class ETraceGraphExecutor:
         info = self._info(args, kwargs)
         key = _key(info)
         if key not in self._analyses:
-            analysis = graph_of(info, False, *self._options, self.unmarked).analysis
+            analysis = graph_of(info, *self._options, self.unmarked).analysis
             _store(self._analyses, key, analysis)
         analysis = self._analyses[key]
         if context is not None and not any(map(is_traced, info.consts)):

@@ -1,5 +1,8 @@
 """Layers whose weights go through ETP operators."""
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from .._precision import brainstate as _loaded  # noqa: F401
 from ._adaptive import AdLIFCell as AdLIFCell
 from ._adaptive import ALIFCell as ALIFCell
@@ -8,7 +11,6 @@ from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
 from ._embedding import Embedding as Embedding
-from ._forwards import forward as __getattr__  # noqa: F401
 from ._gru import CFNCell as CFNCell
 from ._gru import GRUCell as GRUCell
 from ._gru import GRUResetAfterCell as GRUResetAfterCell
@@ -38,6 +40,12 @@ from ._spiking import SpikingCell as SpikingCell
 from ._surrogate import surrogate as surrogate
 
 __all__ = [_name for _name in globals() if not _name.startswith("_")]
+
+
+def __getattr__(name: str) -> _Any:
+    """Names that other packages own now."""
+    return _import_module("braintrace.compat._forwards").forward(name)
+
 
 # Public names live here, whatever file defines them: help, pickles and tracebacks say so.
 for _name in __all__:

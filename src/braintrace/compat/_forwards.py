@@ -44,7 +44,6 @@ def forward(name: str) -> Any:
         ) from cause
     if not hasattr(module, name):
         raise AttributeError(f"module 'braintrace.nn' has no attribute {name!r}, nor has {home}")
-    warn(
-        f"braintrace.nn.{name} is deprecated; use {home}.{name}.", DeprecationWarning, stacklevel=2
-    )
+    text = f"braintrace.nn.{name} is deprecated; use {home}.{name}."
+    warn(text, DeprecationWarning, stacklevel=3)  # at the line that asks for it
     return getattr(module, name)

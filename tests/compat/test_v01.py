@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import braintrace
-from braintrace import _legacy
+from braintrace.compat import _v01
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)))
 NAMES = """
@@ -150,13 +150,13 @@ def test_name_is_found_with_a_warning_that_says_what_to_use(name):
     with pytest.warns(DeprecationWarning, match=rf"braintrace\.{name} .* use .* instead") as caught:
         value = getattr(braintrace, name)
     assert caught[0].filename == __file__
-    assert name in dir(braintrace) and name not in braintrace.__all__
+    assert name not in {*dir(braintrace), *braintrace.__all__}
     assert value.__module__ == "braintrace" and value.__name__ == name
     assert inspect.getdoc(value) and pickle.loads(pickle.dumps(value)) is value
 
 
 def test_names_are_those_of_version_01():
-    assert sorted(_legacy.INSTEAD) == sorted(NAMES)
+    assert sorted(_v01.INSTEAD) == sorted(NAMES)
 
 
 def test_mistakes_are_named():
@@ -182,8 +182,8 @@ def test_mistakes_are_named():
 
 
 def test_old_helpers():
-    pulled = _legacy.general_y2w(lambda x, w: x @ w, X[0], jnp.ones((2, 4)), draw(3, 4))
+    pulled = _v01.general_y2w(lambda x, w: x @ w, X[0], jnp.ones((2, 4)), draw(3, 4))
     np.testing.assert_allclose(pulled, X[0].T @ np.ones((2, 4)), atol=1e-12)
     with pytest.warns(DeprecationWarning, match="does nothing"):
-        with _legacy.stop_param_gradients():
+        with _v01.stop_param_gradients():
             pass

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 
-from ._errors import error, type_error, value_error
-from .ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
-from .ops._structure import structure_of
-from .program import Equation, bind, evaluate, flatten
+from .._errors import error, type_error, value_error
+from ..ops import ETPPrimitive, conv, element_wise, lora_matmul, matmul, sparse_matmul
+from ..ops._structure import structure_of
+from ..program import Equation, bind, evaluate, flatten
 
 PyTree: TypeAlias = Any  # arrays, with or without units
 WeightFn = Callable[[jax.Array], jax.Array]
@@ -39,8 +39,6 @@ INSTEAD = {
 
 def deprecated(name: str) -> Any:
     """A class of version 0.1, with a warning at the line that asks for it."""
-    if name not in INSTEAD:
-        raise AttributeError(f"module 'braintrace' has no attribute {name!r}")
     text = f"braintrace.{name} is a name of version 0.1: use {INSTEAD[name]} instead."
     warnings.warn(text, DeprecationWarning, stacklevel=3)
     return globals()[name]

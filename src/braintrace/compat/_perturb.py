@@ -9,9 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from ..graph import HiddenGroup, Path, Step
 from ..program import JaxVar, bind, evaluate, variable
-from ._groups import HiddenGroup
-from ._step import Path, Step
 
 
 @dataclass(frozen=True, eq=False, slots=True)

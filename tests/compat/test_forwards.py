@@ -5,7 +5,7 @@ import brainstate
 import pytest
 
 import braintrace.nn
-from braintrace.nn._forwards import HOMES
+from braintrace.compat._forwards import HOMES
 
 MODULES = {"brainpy.state": brainpy.state, "brainstate.nn": brainstate.nn}
 
