@@ -2,9 +2,10 @@
 
 A learner's own call of a model and a step function around that call are two steps with one model in
 both. What is numbered in one has another number in the other, so a trace is named by its operator,
-and an operator by its weights, by what it is, and by how often these were used before:
+and an operator by its weights and by how often these were used before (not by what it is: a product is
+the same whoever writes it, also in the random signs that are drawn for it):
 
-    y = matmul(x, w) + matmul(h, w)          "w matmul" and "w matmul 2"
+    y = matmul(x, w) + matmul(h, w)          "w" and "w 2"
 
 The trace of an operator is an array over its slots. Two arrays of one shape may mean different
 states, so the states that the slots stand for, element by element, are a part of the name.
@@ -48,7 +49,7 @@ def site_names(graph: Graph) -> tuple[str, ...]:
     for site in graph.sites:
         leaves = sorted({i for of in site.leaves.values() for i in of})
         weights = "+".join(leaf_name(graph.step.params[i]) for i in leaves)
-        name = f"{weights} {site.operator.primitive.name}".strip()
+        name = weights or site.operator.primitive.name
         used[name] += 1
         out.append(f"{name} {used[name]}" if used[name] > 1 else name)
     return tuple(out)
