@@ -37,14 +37,15 @@ MAY_IMPORT = {
     "learner": LEARNING | {"precision", "checkpoint"},
     "verify": LEARNING | {"precision", "nn", "version"},
     "lab": set(),
+    "lab.table": set(),
     "lab.nir": {"precision", "errors", "nn"},
     "lab.show": {"precision", "errors", "learner"},
     "lab.data": {"errors"},
     "lab.tasks": {"errors", "lab.data"},
-    "lab.comparison": LEARNING | {"precision", "lab.tasks", "version"},
+    "lab.comparison": LEARNING | {"precision", "lab.table", "lab.tasks", "version"},
     "lab.cli": LEARNING
     | {"nn", "verify", "version", "init"}
-    | {"lab.show", "lab.tasks", "lab.comparison"},
+    | {"lab.table", "lab.show", "lab.tasks", "lab.comparison"},
     "compat": LEARNING | {"precision", "checkpoint", "nn"},
     # What users import: the package itself, and modules of the laboratory under short names.
     "init": {"version"},

@@ -137,7 +137,8 @@ try:
     braintrace.Online_
 except AttributeError:
     pass
-others = ("brainstate", "braintrace.lab", "braintrace.compat", "braintrace.learner", "braintrace.nn")
+rooms = ("lab", "compat", "learner", "frontend", "nn")
+others = ("brainstate", *(f"braintrace.{room}" for room in rooms))
 loaded = [m for m in sys.modules if m.startswith(others)]
 assert not loaded, loaded
 """

@@ -20,9 +20,7 @@ TEXTS = ("bits per character 2.123 at 1050, loss 1.2345", "D-RTRL 0.123, BPTT 0.
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("package", ["", "tqdm"])
-def test_bar_and_score_fit_into_80_columns(text, package, monkeypatch):
-    hide(monkeypatch, package)
+def test_bar_and_score_fit_into_80_columns(text, monkeypatch):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with os.fdopen(theirs, "w") as terminal:
@@ -49,6 +47,14 @@ def test_bar_in_a_pipe_is_a_few_lines(capsys):
     bar.close()
     lines = [f"running {n}/600  loss {n}" for n in range(120, 601, 120)]
     assert capsys.readouterr().err.splitlines() == lines and len(lines) == _progress.LINES
+
+
+def test_terminal_without_tqdm_has_lines(capsys, monkeypatch):
+    hide(monkeypatch, "tqdm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    bar = progress_bar(10)
+    bar.update(2)
+    assert type(bar) is _progress.Bar and capsys.readouterr().err == "update 2/10\n"
 
 
 def test_stage_says_what_takes_time_and_how_long(capsys):

@@ -90,7 +90,7 @@ def test_task_chance_is_that_of_the_best_constant_answer(name):
     assert abs(best - task.chance) < near * max(1, task.chance)
     if name != "text":
         worse = constant(task, np.roll(answer, 1) if np.ndim(answer) else answer + 1, ys)
-        assert worse <= best + 1e-12 if task.measure.rising else worse > best
+        assert worse <= best + 1e-12 if task.higher_is_better else worse > best
 
 
 def test_copy_asks_for_what_it_showed_and_holds_lists_out():

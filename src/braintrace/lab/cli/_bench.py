@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 import jax
 from jax import Array
 
+from .._table import aligned
 from ..comparison._gradient import REFUSALS, Compiled, Job, time_in_turns
 from ..comparison._model import pure_model
 from ..comparison._output import INTERRUPTED, save_figure, save_record
@@ -152,16 +153,17 @@ def _compile(result: Result) -> list[Job]:
 
 def table(result: Result) -> str:
     """A row per length and gradient."""
+    rows = [("T", "rule", "working MB", "stored MB", "ms", "compile s")]
+    for p in result.points:
+        time = "left out" if p.left_out else "-" if p.median is None else f"{1e3 * p.median:.2f}"
+        sizes = (f"{size / 1e6:.2f}" for size in (p.working, p.stored))
+        rows.append((str(p.length), p.rule, *sizes, time, f"{p.compiling:.1f}"))
     lines = [
         f"{CELL.upper()} of {result.units} units, batches of {result.batch}, "
         f"{Noise.title}; median of {result.repeats} runs",
         "",
-        f"{'T':>6}  {'rule':24}{'working MB':>12}{'stored MB':>11}{'ms':>10}{'compile s':>11}",
+        *aligned(rows, left=2),
     ]
-    for p in result.points:
-        time = "left out" if p.left_out else "-" if p.median is None else f"{1e3 * p.median:.2f}"
-        sizes = f"{p.working / 1e6:>12.2f}{p.stored / 1e6:>11.2f}"
-        lines.append(f"{p.length:>6}  {p.rule:24}{sizes}{time:>10}{p.compiling:>11.1f}")
     if any(p.left_out for p in result.points):
         limit = f"{result.memory_limit / 2**30:g} GiB (--memory-limit)"
         lines.append(f"left out: more working memory than {limit}")

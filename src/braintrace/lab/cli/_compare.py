@@ -14,6 +14,7 @@ from typing import Any
 import brainstate
 
 from ..._errors import MissingExtra
+from .._table import aligned
 from ..comparison import CompareResult, compare
 from ..comparison._output import INTERRUPTED, save_figure
 from ..comparison._rules import BASELINES, DEFAULTS, parse
@@ -161,18 +162,21 @@ def _save(out: Path, result: CompareResult) -> bool:
 
 
 def _listing() -> str:
-    lines = ["Tasks, with their default cell, steps and units"]
-    for name, task in TASKS.items():
-        sizes = f"{task.cell}, T = {task.length}, {task.units} units"
-        lines.append(f"  {name:14}{task.about:34}{sizes}")
-    lines += ["", "Cells"]
-    lines += [f"  {name:14}{about}" for name, about in CELLS.items()]
-    lines += ["", "Baselines"]
-    lines += [f"  {name:14}{about}" for name, about in BASELINES.items()]
-    lines += ["", "Rules, with the defaults of this command for their options"]
-    for name in RULES:
-        if name not in BASELINES:
-            defaults = ",".join(f"{k}={value}" for k, value in DEFAULTS.get(name, {}).items())
-            lines.append(f"  {name:14}{defaults}".rstrip())
-    lines += ["", "Every rule has window=K (windows of K steps) and block=K (steps at once)."]
-    return "\n".join(lines)
+    sizes = lambda task: f"{task.cell}, T = {task.length}, {task.units} units"
+    options = lambda name: ",".join(f"{k}={v}" for k, v in DEFAULTS.get(name, {}).items())
+    parts: dict[str, list[tuple[str, ...]]] = {
+        "Tasks, with their default cell, steps and units": [
+            (name, task.about, sizes(task)) for name, task in TASKS.items()
+        ],
+        "Cells": list(CELLS.items()),
+        "Baselines": list(BASELINES.items()),
+        "Rules, with the defaults of this command for their options": [
+            (name, options(name)) for name in RULES if name not in BASELINES
+        ],
+    }
+    lines = []
+    for title, rows in parts.items():
+        lines += [title, *(f"  {line}" for line in aligned(rows, left=len(rows[0]))), ""]
+    return "\n".join(
+        [*lines, "Every rule has window=K (windows of K steps) and block=K (steps at once)."]
+    )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import nn
+from .._table import aligned
 from ..comparison._gradient import Compiled, agreement
 from ..comparison._model import builder
 from ..comparison._output import save_figure
@@ -107,7 +108,8 @@ def run(options: argparse.Namespace) -> int:
         sizes = {name: memory[name][length] / 1e6 for name in runs}
         rows += [(f"working memory, T = {length} (MB)", "{:.3f}", sizes)]
     rows += [("time of an update (ms)", "{:.1f}", {n: 1e3 * s for n, s in seconds.items()})]
-    print(_table(rows))
+    words = [(label, *map(form.format, values.values())) for label, form, values in rows]
+    print("\n".join(["", *aligned([("", ONLINE, REVERSE), *words]), ""]))
     save_figure(draw_demo, options.out / "demo.png", task, losses, memory)
     return 0
 
@@ -136,11 +138,3 @@ def _train(runs: dict[str, Run], updates: int) -> dict[str, float]:
         bar.update(1)
     bar.close()
     return {name: statistics.median(s[1:] or s) for name, s in seconds.items()}
-
-
-def _table(rows: list[tuple[str, str, dict[str, float]]]) -> str:
-    width = max(len(label) for label, _, _ in rows)
-    lines = ["", " " * width + "".join(f"{name:>12}" for name in (ONLINE, REVERSE))]
-    for label, form, values in rows:
-        lines.append(f"{label:{width}}" + "".join(f"{form.format(v):>12}" for v in values.values()))
-    return "\n".join([*lines, ""])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .._table import aligned
+
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -65,8 +67,6 @@ ALIASES = ("es_d_rtrl", "esd_rtrl")
 def task_table() -> str:
     """The tasks and their defaults, for the end of a help text."""
     columns = ("cell", "length", "units", "batch", "updates", "lr")
-    lines = ["tasks, with their default options:"]
-    lines.append(f"  {'TASK':14}" + "".join(f"{'--' + name:>10}" for name in columns))
-    for name, task in TASKS.items():
-        lines.append(f"  {name:14}" + "".join(f"{getattr(task, c):>10}" for c in columns))
-    return "\n".join(lines)
+    head = ["TASK", *(f"--{name}" for name in columns)]
+    rows = [[name, *(getattr(task, c) for c in columns)] for name, task in TASKS.items()]
+    return "\n  ".join(["tasks, with their default options:", *aligned([head, *rows])])

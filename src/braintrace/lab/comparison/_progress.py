@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,48 +25,31 @@ def stage(what: str) -> Iterator[None]:
 
 
 def progress_bar(total: int, what: str = "update", done: int = 0, every: int | None = None) -> Bar:
-    """A bar of tqdm, or a plain one without it.
+    """A bar of tqdm on a terminal; lines without it, and elsewhere.
 
     Its clock starts now, from `done` on: what compiles comes before. `every` is the distance of
-    lines where standard error is not a terminal.
+    lines.
     """
+    lines = Bar(total, what, done, every)
     if not sys.stderr.isatty():
-        return _Lines(total, what, done, every)
+        return lines
     try:
         from tqdm import tqdm
     except ImportError:
-        return Bar(total, what, done)
+        return lines
     return tqdm(total=total, desc=what, initial=done, file=sys.stderr, bar_format=FORM,
                 dynamic_ncols=True)  # fmt: skip
 
 
 class Bar:
-    """What the commands use of a tqdm bar, in plain characters."""
+    """What the commands use of a tqdm bar, as a line now and then."""
 
-    def __init__(self, total: int, what: str, done: int = 0):
+    def __init__(self, total: int, what: str, done: int = 0, every: int | None = None):
         self.total, self.what, self.done, self.text = total, what, done, ""
+        self.every = every or -(-total // LINES)
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
         self.text = text
-
-    def update(self, n: int) -> None:
-        self.done += n
-        before, after = f"{self.what} {self.done}/{self.total} [", f"] {self.text}"
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-        width = max(columns - len(before) - len(after), 1)
-        line = f"{before}{'#' * (width * self.done // self.total):{width}}{after}"
-        print(f"\r{line[:columns]}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        print(file=sys.stderr)
-
-
-class _Lines(Bar):
-    """A line now and then."""
-
-    def __init__(self, total: int, what: str, done: int, every: int | None):
-        super().__init__(total, what, done)
-        self.every = every or -(-total // LINES)
 
     def update(self, n: int) -> None:
         before = self.done // self.every
@@ -84,7 +66,4 @@ class Quiet(Bar):
     """No bar."""
 
     def update(self, n: int) -> None:
-        pass
-
-    def close(self) -> None:
         pass

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..._errors import value_error
+from .._table import aligned
+from ..tasks import Measure
 from ._output import save_record
 from ._rules import Options
-from ._sequences import Metric
 
 WIDTH = 80
 SCORE = "score: on the test split, mean ± standard deviation over seeds"
@@ -118,7 +119,7 @@ class CompareResult:
     name: str
     title: str
     length: int
-    metric: Metric
+    metric: Measure
     settings: Settings
     rows: list[Row]
     threshold: float | None = None
@@ -183,19 +184,20 @@ class CompareResult:
         }
         if several:
             columns["rate"] = lambda row: f"{row.rate:g}"
-        cells = [list(columns)]
-        cells += [[column(row) for column in columns.values()] for row in self.rows]
-        ran = [cells[0], *(c for c, row in zip(cells[1:], self.rows, strict=True)
-                           if row.refused is None)]  # fmt: skip
-        first, *widths = (max(map(len, column)) for column in zip(*ran, strict=True))
-        gap = "  " if first + sum(widths) + 2 * len(widths) <= WIDTH else " "
-        rows = [gap.join([c[0].ljust(first), *map(str.rjust, c[1:], widths)]) for c in cells]
-        for n, row in enumerate(self.rows, 1):
+        ran = [row for row in self.rows if row.refused is None]
+        cells = [[column(row) for column in columns.values()] for row in ran]
+        head, *lined = aligned([list(columns), *cells])
+        if len(head) > WIDTH:
+            head, *lined = aligned([list(columns), *cells], gap=" ")
+        line_of = dict(zip(map(id, ran), lined, strict=True))
+        rows = [head]
+        for row in self.rows:
             if row.refused is not None:
                 reason = f"{row.label}: refused, {row.refused.splitlines()[0]}"
-                rows[n] = reason if len(reason) <= WIDTH else f"{reason[: WIDTH - 1]}…"
-            elif len(row.seeds) < s.seeds:
-                rows[n] += f"  ({len(row.seeds)} of {seeds})"
+                rows.append(textwrap.shorten(reason, WIDTH, placeholder="…"))
+            else:
+                part = "" if len(row.seeds) == s.seeds else f"  ({len(row.seeds)} of {seeds})"
+                rows.append(line_of[id(row)] + part)
         for row in self.rows:
             if update := min(filter(None, (seed.diverged_at for seed in row.seeds)), default=None):
                 broken = f"{row.label}: the loss is not finite from update {update} on: NaN in the"
@@ -235,8 +237,8 @@ class CompareResult:
             values: Any = {f.name: s[f.name] for f in fields(Settings)}
             values |= {name: tuple(values[name]) for name in ("optimizers", "rates")}
             settings = Settings(**values)
-            keys = ("metric", "scale", "form", "higher_is_better", "chance")
-            metric = Metric(*(task[key] for key in keys))
+            words = [task[key] for key in ("metric", "form", "scale", "higher_is_better")]
+            metric = Measure(*words, chance=task["chance"])
             rows = [_row(row) for row in content["rows"]]
             head = (task["name"], task["title"], task["length"])
             ends = (task["threshold"], content["finished"], task["streaming"])

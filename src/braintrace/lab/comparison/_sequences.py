@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from jax import Array
 
 from ..._errors import type_error, value_error
 from ...program import PyTree
-from ..tasks import Task
+from ..tasks import Measure, Task
 
 Batch = tuple[PyTree, PyTree]  # inputs and targets, (T, B, ...) each
 
@@ -22,38 +21,12 @@ _ATTRIBUTES = ("chance", "higher_is_better")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """What a score is called and how it is printed."""
-
-    name: str
-    scale: float
-    form: str
-    higher_is_better: bool
-    chance: float
-
-    def text(self, score: float) -> str:
-        """A score as it is printed."""
-        return self.form.format(self.scale * score)
-
-    @property
-    def chance_level(self) -> str:
-        """The chance level in words."""
-        return f"chance level: {self.text(self.chance)}{' %' if self.scale == 100 else ''}"
-
-    def better(self, a: float, b: float) -> bool:
-        """Whether one score is better than another; nan is the worst."""
-        if not math.isfinite(a):
-            return False
-        return not math.isfinite(b) or (a > b if self.higher_is_better else a < b)
-
-
-@dataclass(frozen=True, slots=True)
 class Sequences:
     """A task with batches of one size; `validation` and `test` are made when they are asked for."""
 
     name: str
     title: str
-    metric: Metric
+    metric: Measure
     threshold: float | None
     length: int
     mask: Array  # weights of the steps, (T,)
@@ -92,12 +65,12 @@ def sequences_of(task: Task, size: int) -> Sequences:
         _check_axes(name, which, batch, length, None)
         return batch
 
-    metric = Metric(
+    metric = Measure(
         getattr(task, "metric", "score"),
-        getattr(task, "scale", 1),
         getattr(task, "form", "{:.3g}"),
+        getattr(task, "scale", 1),
         bool(task.higher_is_better),
-        float(task.chance),
+        chance=float(task.chance),
     )
     title, threshold = getattr(task, "title", name), getattr(task, "threshold", None)
     loss, score = _scalar(name, "loss", task.loss), _scalar(name, "score", task.score)

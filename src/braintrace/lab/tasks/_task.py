@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -54,18 +54,30 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is minimised, and what is reported under this name."""
+    """What a score is called and how it is printed; of built-in tasks also how it is computed."""
 
     name: str
     form: str  # how a number is printed
     scale: float  # before printing, 100 for percent
-    rising: bool  # whether more is better
-    loss: Callable[[Array, Array], Array]  # of outputs (B, out) and targets (B, ...) of one step
-    score: Callable[[Array, Array, Array], Array]  # of sequences of them, and the mask (T,)
+    higher_is_better: bool
+    loss: Callable[..., Array] | None = None  # of outputs (B, out), targets (B, ...) of one step
+    score: Callable[..., Array] | None = None  # of sequences of them, and the mask (T,)
+    chance: float = math.nan  # the score of the best constant output
 
     def text(self, score: float) -> str:
         """A score as it is printed."""
         return self.form.format(self.scale * score)
+
+    @property
+    def chance_level(self) -> str:
+        """The chance level in words."""
+        return f"chance level: {self.text(self.chance)}{' %' if self.scale == 100 else ''}"
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether one score is better than another; nan is the worst."""
+        if not math.isfinite(a):
+            return False
+        return not math.isfinite(b) or (a > b if self.higher_is_better else a < b)
 
 
 def cross_entropy(outputs: Array, labels: Array) -> Array:
@@ -131,7 +143,7 @@ class SequenceTask(Task):
     metric = property(lambda self: self.measure.name)
     scale = property(lambda self: self.measure.scale)
     form = property(lambda self: self.measure.form)
-    higher_is_better = property(lambda self: self.measure.rising)
+    higher_is_better = property(lambda self: self.measure.higher_is_better)
 
     @property
     def mask(self) -> Array:
@@ -141,13 +153,14 @@ class SequenceTask(Task):
     @property
     def chance_level(self) -> str:
         """The chance level in words."""
-        percent = " %" if self.measure.scale == 100 else ""
-        return f"chance level: {self.measure.text(self.chance)}{percent}"
+        return replace(self.measure, chance=self.chance).chance_level
 
     def loss(self, output: Array, target: Array) -> Array:
+        assert self.measure.loss is not None
         return self.measure.loss(output, target)
 
     def score(self, outputs: Array, targets: Array) -> Array:
+        assert self.measure.score is not None
         return self.measure.score(outputs, targets, self.mask)
 
     def validation(self, size: int) -> Batch:
