@@ -50,8 +50,8 @@ class Kind(Enum):
 _POINTWISE = set(
     """
     abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clamp complex
-    conj convert_element_type copy copy_p cos cosh digamma div erf erf_inv erfc exp exp2 expm1
-    igamma igammac imag integer_pow lgamma log log1p logistic max min mul name neg
+    conj convert_element_type cos cosh digamma div erf erf_inv erfc exp exp2 expm1
+    igamma igammac imag integer_pow lgamma log log1p logistic max min mul neg
     optimization_barrier pcast polygamma pow pvary real reduce_precision rem rsqrt select_n sin
     sinh sqrt square sub tan tanh zeta
     """.split()
@@ -59,12 +59,7 @@ _POINTWISE = set(
 _FLAT = set(
     "and ceil eq floor ge gt is_finite le lt ne not or round sign stop_gradient xor".split()
 )
-_MOVES = set(
-    """
-    broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile
-    transpose unstack
-    """.split()
-)
+_MOVES = set("broadcast_in_dim concatenate pad reshape rev slice transpose".split())
 # Moves whose places are operands, from this position on (for scatters: this one).
 INDEXED = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "scatter": 1}
 INDEXED |= {f"scatter{by}": 1 for by in ("-add", "_add", "-mul", "_mul", "-sub", "_sub")}

@@ -36,10 +36,8 @@ def _axis(eqn: Equation, d: int, found: Repeats) -> bool:
         return d not in dims or along(eqn.inputs[0], dims.index(d))
     if eqn.name in ELEMENTWISE:
         return all(not a.shape or along(a, d) for a in eqn.inputs)
-    if eqn.name in ("concatenate", "stack"):
-        at = eqn.params["dimension" if eqn.name == "concatenate" else "axis"]
-        own = d - (eqn.name == "stack" and d > at)
-        return d != at and all(along(a, own) for a in eqn.inputs)
+    if eqn.name == "concatenate":
+        return d != eqn.params["dimension"] and all(along(a, d) for a in eqn.inputs)
     if eqn.name == "reshape":  # an axis that stays one: as much before it as there was
         (a,) = eqn.inputs[:1]
         before = prod(out.shape[:d])

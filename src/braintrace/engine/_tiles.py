@@ -34,7 +34,7 @@ _COMPILED = frozenset(
     """.split()
 )
 _TYPES = frozenset("bool int8 int16 int32 int64 uint8 uint32 uint64 float32 float64".split())
-_IDENTITY = {"copy", "copy_p", "name", "stop_gradient", "pvary", "pcast"}
+_IDENTITY = {"stop_gradient", "pvary", "pcast"}
 _SUMS = {
     "reduce_sum": lax.add,
     "reduce_prod": lax.mul,
@@ -278,22 +278,6 @@ class Tiles:
             raise Refused.at(eqn, "moves units")
         return [Value(np.concatenate([v.parts for v in values], at), lead > 0)]
 
-    def _stack(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        unit = values[0].unit
-        at = eqn.params["axis"] - (self.axes if unit else 0)
-        if at < 0 or any(v.unit is not unit for v in values):
-            raise Refused.at(eqn, "moves units")
-        return [Value(np.stack([v.parts for v in values], at), unit)]
-
-    def _parted(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        (value,) = values
-        lead = self._lead(eqn, value)
-        at = eqn.params["axis"] - lead
-        if at < 0:
-            raise Refused.at(eqn, "moves units")
-        ends = np.cumsum(eqn.params["sizes"])[:-1]
-        return [Value(p, value.unit) for p in np.split(value.parts, ends, at)]
-
     def _summed(self, eqn: Equation, value: Value) -> Value:
         lead = self._lead(eqn, value)
         along = [a - lead for a in eqn.params["axes"]]
@@ -310,14 +294,10 @@ class Tiles:
 
 _MOVES: dict[str, Callable[[Tiles, Equation, list[Value]], list[Value]]] = {
     "reshape": Tiles._reshape,
-    "squeeze": Tiles._reshape,
-    "expand_dims": Tiles._reshape,
     "broadcast_in_dim": Tiles._broadcast,
     "slice": Tiles._slice,
     "transpose": Tiles._transpose,
     "concatenate": Tiles._concatenate,
-    "stack": Tiles._stack,
-    "split": Tiles._parted,
 }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..program import ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
+from ..program import CUMULATIVE, ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
 from ._contract import contraction, convolved, kernel, product
 from ._sets import (
     NONE,
@@ -91,11 +91,6 @@ def _broadcast_in_dim(eqn: Equation):
     return move
 
 
-def _reshape(eqn: Equation):
-    order = eqn.params.get("dimensions")  # the operand is transposed first
-    return lambda a: (a if order is None else a.transpose(order)).reshape(eqn.outputs[0].shape)
-
-
 def _slice(eqn: Equation):
     p = eqn.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
@@ -124,10 +119,6 @@ def _concatenate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return _joint(eqn, arrays, lambda *parts: np.concatenate(parts, eqn.params["dimension"]))
 
 
-def _split(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
-    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
 def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
     """Pooling: each result joins the elements of its window."""
     p = eqn.params
@@ -142,9 +133,7 @@ def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
 
 def is_sum(eqn: Equation, arrays: list[Sources], facts: Facts) -> bool:
     """Whether an equation takes each varying element to one result, several to the same."""
-    if eqn.name == "reduce_sum":
-        return any(eqn.inputs[0].shape[a] > 1 for a in eqn.params["axes"])
-    if eqn.name in _WINDOWS:
+    if eqn.name == "reduce_sum" or eqn.name in _WINDOWS:
         return True
     side = next(i for i, a in enumerate(arrays) if a is not None)
     if eqn.name == "dot_general":
@@ -182,11 +171,6 @@ def _conv(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     if image is None or weights is not None or kernel(eqn, facts).mixes:
         return "a convolution mixes units"
     return [convolved(eqn, image, facts)]
-
-
-def _cumulative(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    single = eqn.inputs[0].shape[eqn.params["axis"]] == 1
-    return (_elementwise if single else _mixing)(eqn, arrays, facts)
 
 
 def _triangular(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
@@ -441,15 +425,6 @@ def _select(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return [combined(arrays[1:], [shape] * (len(arrays) - 1), select)]
 
 
-def _stack(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    return _joint(eqn, arrays, lambda *parts: np.stack(parts, eqn.params["axis"]))
-
-
-def _unstack(eqn: Equation, array: np.ndarray) -> Sequence[np.ndarray]:
-    axis = eqn.params["axis"]
-    return list(np.moveaxis(array, axis if axis >= 0 else axis - 1, 0))
-
-
 def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         out = bind(eqn, [jax.numpy.asarray(v) for v in values])[0]
@@ -460,7 +435,7 @@ def spread(eqn: Equation, arrays: list[Sources], facts: Facts) -> list[np.ndarra
     """The sets of an equation that mixes: precise for products, else everything it reads."""
     if eqn.name == "dot_general":
         return [union([product(eqn, a, k, None) for k, a in enumerate(arrays) if a is not None])]
-    if eqn.name in _CUMULATIVE and arrays[0] is not None:
+    if eqn.name in CUMULATIVE and arrays[0] is not None:
         sets = joined(arrays[0], [eqn.params["axis"]], keep=True)
         return [np.broadcast_to(sets, (*eqn.outputs[0].shape, sets.shape[-1]))]
     if eqn.name == "conv_general_dilated" and arrays[0] is not None and arrays[1] is None:
@@ -470,10 +445,9 @@ def spread(eqn: Equation, arrays: list[Sources], facts: Facts) -> list[np.ndarra
     return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
 
 
-_CUMULATIVE = ("cumsum", "cumlogsumexp", "cumprod", "cummax", "cummin")
 _ZERO_AT_ZERO = set(
     """
-    abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type copy copy_p device_put
+    abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type device_put
     erf erf_inv expm1 floor imag log1p max min name neg pcast pvary real reduce_precision round
     select_n sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
     """.split()
@@ -481,15 +455,12 @@ _ZERO_AT_ZERO = set(
 _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 _RULES: dict[str, Rule] = {
     "broadcast_in_dim": _moved(_broadcast_in_dim),
-    "reshape": _moved(_reshape),
-    "squeeze": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
-    "expand_dims": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
+    "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
     "transpose": _moved(lambda e: lambda a: a.transpose(e.params["permutation"])),
     "rev": _moved(lambda e: lambda a: np.flip(a, e.params["dimensions"])),
     "slice": _moved(_slice),
     "concatenate": _concatenate,
     "pad": _pad,
-    "split": _unary(_split),
     "reduce_sum": _unary(lambda e, a: [joined(a, e.params["axes"])]),
     "dot_general": _dot_general,
     "reduce_window_sum": _unary(_window),
@@ -500,14 +471,10 @@ _RULES: dict[str, Rule] = {
     "optimization_barrier": _each,
     "device_put": _each,
     "select_n": _select,
-    "stack": _stack,
-    "unstack": _unary(_unstack),
-    "tile": _moved(lambda e: lambda a: np.tile(a, e.params["reps"])),
     "dynamic_update_slice": _overwrite,
     "conv_general_dilated": _conv,
     "triangular_solve": _triangular,
     "custom_linear_solve": _solve,
     "shard_map": _sharded,
-    **dict.fromkeys(_CUMULATIVE, _cumulative),
     **{f"scatter{joint}{what}": _accumulate for joint in "-_" for what in ("add", "mul", "sub")},
 }

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
-
 from ..ops import (
     ETPPrimitive,
     conv_static,
@@ -209,10 +207,10 @@ def packed(step: Step) -> dict[int, Leaf]:
     out = {}
     for k, leaf in enumerate(step.hidden):
         entry, made = step.entry(leaf), producer.get(step.exit(leaf))
-        if leaf.channels or made is None or made.name not in ("concatenate", "stack"):
+        if leaf.channels or made is None or made.name != "concatenate":
             continue
-        axis = made.params["dimension" if made.name == "concatenate" else "axis"]
-        sizes = {a.shape[axis] if made.name == "concatenate" else 1 for a in made.inputs}
+        axis = made.params["dimension"]
+        sizes = {a.shape[axis] for a in made.inputs}
         reads = [_ends(e, axis) for e in step.program.equations if entry in e.inputs]
         ends = [end for some in reads for end in some]
         if len(sizes) == 1 and ends and not any(end % max(sizes) for end in ends):
@@ -222,10 +220,6 @@ def packed(step: Step) -> dict[int, Leaf]:
 
 def _ends(eqn: Equation, axis: int) -> list[int]:
     """Where an equation cuts its operand along an axis."""
-    if eqn.name == "split" and eqn.params["axis"] == axis:
-        return np.cumsum(eqn.params["sizes"]).tolist()
-    if eqn.name == "unstack" and eqn.params["axis"] == axis:
-        return [1]
     if eqn.name == "slice":
         ends = [eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]]
         return ends if ends != [0, eqn.inputs[0].shape[axis]] else []

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..program import ELEMENTWISE, Atom, Equation, Var
+from ..program import CUMULATIVE, ELEMENTWISE, Atom, Equation, Var
 from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._sets import NONE, NotAlike
@@ -346,16 +346,11 @@ def _broadcast_in_dim(eqn, axis, size, few):
 
 def _reshape(eqn, axis, size, few):
     old, new = eqn.inputs[0].shape, eqn.outputs[0].shape
-    _must(eqn.params.get("dimensions") is None and prod(old) > 0)
+    _must(prod(old) > 0)
     before = prod(old[:axis])
     places = [k for k, n in enumerate(new) if n == size and prod(new[:k]) == before]
     _must(len(places) == 1)
     return places[0], {"new_sizes": _put(new, places[0], few)}
-
-
-def _squeeze(eqn, axis, size, few):
-    dims = eqn.params["dimensions"]
-    return axis - sum(d < axis for d in dims), {}
 
 
 def _slice(eqn, axis, size, few):
@@ -474,11 +469,9 @@ def _scatter(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outc
 _RULES: dict[str, Rule] = {
     "broadcast_in_dim": _unary(_broadcast_in_dim),
     "reshape": _unary(_reshape),
-    "squeeze": _unary(_squeeze),
     "transpose": _unary(lambda e, axis, *_: (e.params["permutation"].index(axis), {})),
     "rev": _unary(_not_along("dimensions")),
     "slice": _unary(_slice),
-    "split": _unary(_not_along("axis")),
     "reduce_sum": _unary(_reduce_sum),
     "reduce_window_sum": _unary(_window),
     "concatenate": _concatenate,
@@ -489,9 +482,7 @@ _RULES: dict[str, Rule] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _update_slice,
     "optimization_barrier": _each,
-    **dict.fromkeys(
-        ("cumsum", "cumlogsumexp", "cumprod", "cummax", "cummin"), _unary(_not_along("axis"))
-    ),
+    **dict.fromkeys(CUMULATIVE, _unary(_not_along("axis"))),
     **{f"scatter{joint}{what}": _scatter for joint in "-_" for what in ("add", "mul", "sub")},
     "scatter": _scatter,
 }

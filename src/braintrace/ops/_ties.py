@@ -78,9 +78,6 @@ def _broadcast_in_dim(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
     # An axis survives when the sizes before it have the same product on both sides.
     shape, source = eqn.inputs[0].shape, axes[0] or ()
-    order = eqn.params.get("dimensions")  # the operand is transposed first
-    if order is not None:
-        shape, source = tuple(shape[i] for i in order), tuple(source[i] for i in order)
     start = {int(np.prod(shape[:i])): i for i, n in enumerate(shape) if n != 1}
     result: list[int | None] = []
     for o, n in enumerate(out.shape):
@@ -90,7 +87,7 @@ def _reshape(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
 
 
 def _drop(eqn: Equation, out: Var, axes: list[Axes | None]) -> Axes:
-    dropped = eqn.params["dimensions" if eqn.name == "squeeze" else "axes"]
+    dropped = eqn.params["axes"]
     return tuple(a for i, a in enumerate(axes[0] or ()) if i not in dropped)
 
 
@@ -155,5 +152,5 @@ _RULES: dict[str, Callable[[Equation, Var, list[Axes | None]], Axes]] = {
     "concatenate": _concatenate,
     "dot_general": _dot_general,
     "conv_general_dilated": _conv,
-    **dict.fromkeys(("squeeze", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _drop),
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _drop),
 }

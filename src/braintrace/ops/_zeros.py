@@ -13,10 +13,10 @@ from ..program import Atom, Const, Program, Var, is_inexact, is_traced
 
 _ALL = set(
     """
-    abs add add_any asin atan broadcast_in_dim complex concatenate conj convert_element_type copy
-    copy_p cumsum erf expand_dims expm1 imag max min neg optimization_barrier pad real reduce_max
-    reduce_min reduce_sum reshape rev scatter-add select_n sign sin sinh slice split sqrt square
-    squeeze stack stop_gradient sub tan tanh tile transpose unstack
+    abs add add_any asin atan broadcast_in_dim complex concatenate conj convert_element_type cumsum
+    erf expm1 imag max min neg optimization_barrier pad real reduce_max reduce_min reduce_sum
+    reshape rev scatter-add select_n sign sin sinh slice sqrt square stop_gradient sub tan tanh
+    transpose
     """.split()
 )  # zero where all they read is
 _ANY = {"mul", "dot_general", "conv_general_dilated"}  # zero where one of them is

@@ -3,6 +3,11 @@
 Only `_jax` touches the internals of JAX. The rest of the library sees only these names.
 """
 
+from ._canonical import CANONICAL as CANONICAL
+from ._canonical import CUMULATIVE as CUMULATIVE
+from ._canonical import ELEMENTWISE as ELEMENTWISE
+from ._canonical import INLINED as INLINED
+from ._canonical import REWRITTEN as REWRITTEN
 from ._control import Apply as Apply
 from ._control import Feed as Feed
 from ._control import Outcome as Outcome
@@ -23,7 +28,6 @@ from ._evaluate import pullback as pullback
 from ._evaluate import pulled_zeros as pulled_zeros
 from ._evaluate import unmarked as unmarked
 from ._fingerprint import fingerprint as fingerprint
-from ._flatten import ELEMENTWISE as ELEMENTWISE
 from ._flatten import cannot_be_mapped as cannot_be_mapped
 from ._flatten import close as close
 from ._flatten import flatten as flatten

@@ -9,27 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ._canonical import INLINED, rewritten
 from ._jax import Jaxpr, JaxprEqn, SourceInfo, core, open_jaxpr
 from ._primitives import DerivedPrimitive
 from ._records import Atom, Body, Const, Equation, Params, Program, Var, is_inexact, shape_of
 
-# Calls that mean nothing beyond the equations inside them.
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 CUSTOM_DERIVATIVE = {"custom_jvp_call", "custom_vjp_call"}
 # Where a zero is a place that stays empty, not a number that may be another one at the next call.
 _KEEPS_ZEROS = {"broadcast_in_dim", "pad", "select_n"}
-# Primitives whose output element depends on the operands' elements at the same place only.
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
-    convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt
-    max min mul name ne neg nextafter not one_minus_square or pcast polygamma polynomial
-    population_count pow pvary real reduce_precision rem round rsqrt select_n sharding_constraint
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-    sub tan tanh xor zeta
-    """.split()
-)
 
 
 def trace(fun: Callable, *args: Any) -> tuple[Program, tuple[Any, ...]]:
@@ -88,26 +75,26 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             inputs = tuple(read(a) for a in eqn.invars)
             outer = (eqn.source_info, *callers)
-            if eqn.primitive.name in _INLINED:
+            if eqn.primitive.name in INLINED:
                 inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
                 env.update(zip(eqn.outvars, self.inline(inner, inputs, outer), strict=True))
-            else:
-                outputs = tuple(_fresh(v) for v in eqn.outvars)
-                env.update(zip(eqn.outvars, outputs, strict=True))
-                if eqn.primitive.name in _KEEPS_ZEROS:
-                    inputs = tuple(self.zeros.get(a, a) for a in inputs)
-                self.equations.append(
-                    Equation(
-                        eqn.primitive,
-                        inputs,
-                        outputs,
-                        eqn.params,
-                        eqn.source_info,
-                        frozenset(eqn.effects),
-                        callers,
-                        tuple(_body(j, outer) for j in _bodies(eqn)),
-                    )
-                )
+                continue
+            outputs = tuple(_fresh(v) for v in eqn.outvars)
+            if eqn.primitive.name in _KEEPS_ZEROS:
+                inputs = tuple(self.zeros.get(a, a) for a in inputs)
+            flat = Equation(
+                eqn.primitive,
+                inputs,
+                outputs,
+                eqn.params,
+                eqn.source_info,
+                frozenset(eqn.effects),
+                callers,
+                tuple(_body(j, outer) for j in _bodies(eqn)),
+            )
+            equations, results = rewritten(flat) or ([flat], outputs)
+            self.equations += equations
+            env.update(zip(eqn.outvars, results, strict=True))
         return tuple(read(a) for a in jaxpr.outvars)
 
 
