@@ -58,7 +58,12 @@ def activation_of(name: Activation) -> Callable[[Array], Array]:
 
 
 class Cell(Layer):
-    """Sizes, layers, and hidden states called `state_names`, each of `state_size`."""
+    """Sizes, layers, and hidden states called `state_names`, each of `state_size`.
+
+    A cell whose only state is `h` writes `_next(x, h)`, others `update(x)`.
+    """
+
+    _next: Callable[[Array, Array], Array]
 
     state_names: tuple[str, ...] = ("h",)
     _reads: tuple[tuple[str, str], ...] = ()  # layers, and what they read: x, h or xh, both joined
@@ -100,14 +105,31 @@ class Cell(Layer):
         for name in self.state_names:
             getattr(self, name).value = self._initial(batch_size)
 
-
-class OneState(Cell):
-    """A cell whose only state is `h`; it writes `_next(x, h)`."""
-
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new state."""
         self.h.value = self._next(x, self.h.value)
         return self.h.value
+
+
+class Gated(Cell):
+    """The constructor of cells with several layers, those of `_reads`."""
+
+    _w_init: Init = ORTHOGONAL
+    _activation: Activation = "tanh"
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init | None = None,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: Activation | None = None,
+        name: str | None = None,
+    ):
+        activation = self._activation if activation is None else activation
+        super().__init__(in_size, out_size, state_init, activation, name)
+        self._add_layers(self._w_init if w_init is None else w_init, b_init)
 
 
 def join(x: Array, h: Array) -> Array:

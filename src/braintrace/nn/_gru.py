@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, Activation, Array, OneState, join
-from ._shapes import ZERO, Init, Size
+from ._cell import Array, Gated, join
 
 
-class _Gated(OneState):
-    """The constructor of these cells; `_reads` names the layers."""
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self._add_layers(w_init, b_init)
-
-
-class GRUCell(_Gated):
+class GRUCell(Gated):
     """The gated recurrent unit.
 
     `z = σ(Wz[x, h])`, `r = σ(Wr[x, h])`, `h = (1 - z) h + z φ(Wh[x, r h])`.
@@ -33,10 +15,10 @@ class GRUCell(_Gated):
     Args:
         in_size: size of the input.
         out_size: number of units.
-        w_init: initialiser of the weights.
+        w_init: initialiser of the weights, orthogonal by default.
         b_init: initialiser of the biases; None for no bias.
         state_init: initialiser of the state.
-        activation: φ, by name or as a function.
+        activation: φ, by name or as a function, tanh by default.
         name: name of the cell.
 
     Raises:
@@ -58,7 +40,7 @@ class GRUCell(_Gated):
         return (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
 
 
-class GRUResetAfterCell(_Gated):
+class GRUResetAfterCell(Gated):
     """The gated recurrent unit whose reset gate acts after the recurrent product, as on GPUs.
 
     `z = σ(Wz[x, h])`, `r = σ(Wr[x, h])`, `h = (1 - z) h + z φ(Wx x + r (Wh h))`.
@@ -76,7 +58,7 @@ class GRUResetAfterCell(_Gated):
         return (1 - z) * h + z * self.activation(self.Wx(x) + r * self.Wh(h))
 
 
-class MGUCell(_Gated):
+class MGUCell(Gated):
     """The minimal gated unit: `f = σ(Wf[x, h])`, `h = (1 - f) h + f φ(Wh[x, f h])`.
 
     D_RTRL has a trace for both weights, and leaves out what passes Wh or Wf on its way to `h`.
@@ -90,7 +72,7 @@ class MGUCell(_Gated):
         return (1 - f) * h + f * self.activation(self.Wh(join(x, f * h)))
 
 
-class CFNCell(_Gated):
+class CFNCell(Gated):
     """The chaos-free network.
 
     `f = σ(Wf[x, h])`, `i = σ(Wi[x, h])`, `h = f φ(h) + i φ(Wh x)`.

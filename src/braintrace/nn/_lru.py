@@ -9,7 +9,7 @@ from brainstate.nn import init
 
 from .._errors import value_error
 from ..ops import element_wise
-from ._cell import Activation, Array, Cell, OneState, join, radii
+from ._cell import Activation, Array, Cell, join, radii
 from ._linear import Linear
 from ._shapes import XAVIER, ZERO, Init, Size, check_size
 
@@ -145,7 +145,7 @@ class RTUCell(_Rotation):
         return self.activation(join(self.h_re.value, self.h_im.value))
 
 
-class RGLRUCell(OneState):
+class RGLRUCell(Cell):
     """The real-gated linear recurrent unit, whose eigenvalues depend on the input.
 
     `r = σ(Wr x)`, `i = σ(Wi x)`, `a = exp(-c softplus(Λ) r)`, `h = a h + sqrt(1 - a²) i u`, with

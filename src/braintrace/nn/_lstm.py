@@ -7,33 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import element_wise
-from ._cell import Activation, Array, Cell, join
+from ._cell import Activation, Array, Cell, Gated, join
 from ._shapes import XAVIER, ZERO, Init, Size
 
 
-class LSTMCell(Cell):
+class LSTMCell(Gated):
     """The long short-term memory, with gates `i, g, f, o = Wi[x, h], Wg[x, h], Wf[x, h], Wo[x, h]`.
 
     `c = σ(f + 1) c + σ(i) φ(g)`, `h = σ(o) φ(c)`.
 
-    The arguments are those of `GRUCell`.
+    The arguments are those of `GRUCell`; the weights are drawn by Xavier's rule by default.
     """
 
     state_names = ("c", "h")
     _reads = (("Wi", "xh"), ("Wg", "xh"), ("Wf", "xh"), ("Wo", "xh"))
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "tanh",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self._add_layers(w_init, b_init)
+    _w_init = XAVIER
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns the new `h`."""

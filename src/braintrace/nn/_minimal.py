@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-from ._cell import ORTHOGONAL, Activation, Array, OneState, join
+from ._cell import ORTHOGONAL, Array, Cell, Gated, join
 from ._shapes import XAVIER, ZERO, Init, Size
 
 
-class _Mini(OneState):
+class _Mini(Cell):
     """The constructor of the cells whose gates read the state."""
 
     def __init__(
@@ -24,21 +24,10 @@ class _Mini(OneState):
         self._add_layers(w_init, b_init)
 
 
-class _Min(OneState):
-    """The constructor of the cells whose gates do not."""
+class _Min(Gated):
+    """The cells whose gates do not."""
 
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = XAVIER,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: Activation = "identity",
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, state_init, activation, name)
-        self._add_layers(w_init, b_init)
+    _w_init, _activation = XAVIER, "identity"
 
 
 class MiniGRU(_Mini):

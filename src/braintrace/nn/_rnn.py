@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import jax
 
-from ._cell import ORTHOGONAL, Activation, Array, OneState, join
+from ._cell import ORTHOGONAL, Activation, Array, Cell, join
 from ._shapes import XAVIER, ZERO, Init, Size
 
 
-class ValinaRNNCell(OneState):
+class ValinaRNNCell(Cell):
     """The plain recurrent cell, `h = φ(W[x, h])`.
 
     Args:
@@ -50,7 +50,7 @@ class ValinaRNNCell(OneState):
         return self.activation(self.W(join(x, h)))
 
 
-class MinimalRNNCell(OneState):
+class MinimalRNNCell(Cell):
     """The minimal recurrent network: `z = φ(x)`, `f = σ(W_u[z, h])`, `h = f h + (1 - f) z`.
 
     D_RTRL has a trace for all weights; φ is also read through W_u, and `h` feeds back through W_u:

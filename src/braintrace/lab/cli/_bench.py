@@ -153,7 +153,7 @@ def _compile(result: Result) -> list[Job]:
 
 def table(result: Result) -> str:
     """A row per length and gradient."""
-    rows = [("T", "rule", "working MB", "stored MB", "ms", "compile s")]
+    rows: list[tuple[str, ...]] = [("T", "rule", "working MB", "stored MB", "ms", "compile s")]
     for p in result.points:
         time = "left out" if p.left_out else "-" if p.median is None else f"{1e3 * p.median:.2f}"
         sizes = (f"{size / 1e6:.2f}" for size in (p.working, p.stored))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ... import nn
-from ...nn._cell import Cell, OneState, join
+from ...nn._cell import Cell, join
 from ...ops import element_wise, matmul
 from ..tasks import SequenceTask
 
@@ -50,7 +50,7 @@ class LRU(Cell):
         return jax.nn.gelu(self.mix(join(self.re.value, self.im.value)))
 
 
-class Leaky(OneState):
+class Leaky(Cell):
     """Leaky rate units, `h = a h + (1 - a) tanh(W[x, h])`, with a fixed leak per unit."""
 
     def __init__(self, inputs: int, units: int, memory: int):

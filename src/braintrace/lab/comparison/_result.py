@@ -237,8 +237,8 @@ class CompareResult:
             values: Any = {f.name: s[f.name] for f in fields(Settings)}
             values |= {name: tuple(values[name]) for name in ("optimizers", "rates")}
             settings = Settings(**values)
-            words = [task[key] for key in ("metric", "form", "scale", "higher_is_better")]
-            metric = Measure(*words, chance=task["chance"])
+            keys = ("form", "scale", "higher_is_better", "chance")
+            metric = Measure(name=task["metric"], **{key: task[key] for key in keys})
             rows = [_row(row) for row in content["rows"]]
             head = (task["name"], task["title"], task["length"])
             ends = (task["threshold"], content["finished"], task["streaming"])
