@@ -148,7 +148,8 @@ REFUSED = [
         clipped.defvjp(lambda y: (jnp.tanh(y), y), lambda y, c: (jnp.clip(c, -1, 1),))
         learn(lambda x, h, w, u: 0.9 * h + clipped(matmul(x, w)))
         """,
-        "Clip the gradients afterwards, or write the derivative as a `jax.custom_jvp`.",
+        "Clip the gradients afterwards, or write the derivative as a `jax.custom_jvp`. "
+        "Windows, which are reverse mode, use the rule as it is; so may the output of the step.",
     ),
     refused(
         "Traces larger than `memory_limit`",

@@ -60,14 +60,17 @@ class Problem:
 
 
 def analysed(
-    problem: Problem, rule: LearningRule, extra: Sequence[CompilationRecord] = ()
+    problem: Problem,
+    rule: LearningRule,
+    extra: Sequence[CompilationRecord] = (),
+    windows: bool = False,
 ) -> tuple[Graph, list[PyTree]]:
     """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
     record, step = rule.record, problem.step
     limits = (rule.crossings, rule.most_entries, problem.policy, record.folds, problem.unmarked)
     graph = analyse(step, problem.consts, problem.find, extra, *limits)
     words = () if problem.words is None else (problem.words,)
-    check_relations(graph, record.per_parameter, problem.unmarked, *words)
+    check_relations(graph, rule, windows, problem.unmarked, *words)
     rule.check_groups(graph.groups)
     # Constants are read as values: KF-RTRL tries out whether a batch has samples.
     init = lambda params: record.init(graph, Values(problem.consts, (), params, (), ()))

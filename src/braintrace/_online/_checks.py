@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
 from ..graph import (
+    NO_FORWARD,
     CompilationRecord,
     DiagnosticKind,
     DiagnosticLevel,
@@ -23,6 +24,7 @@ from ..graph import (
     reach,
 )
 from ..program import Program, PyTree, deep_equations, is_traced, leaked, line_of
+from ..rules import LearningRule
 from ._blocks import nbytes
 from ._tree import Layout
 
@@ -119,20 +121,28 @@ def check_memory(
 
 
 def check_relations(
-    graph: Graph, everything: bool, unmarked: bool, words: Wording = _FOR_FUNCTIONS
+    graph: Graph,
+    rule: LearningRule,
+    windows: bool,
+    unmarked: bool,
+    words: Wording = _FOR_FUNCTIONS,
 ) -> None:
     """Refuse a step that has nothing to learn online.
 
     Args:
         graph: the analysed step.
-        everything: whether the rule needs no operators.
+        rule: the rule that learns it.
+        windows: whether the gradient is that of windows of several steps.
         unmarked: whether plain JAX was recognised.
         words: those of the front end.
     """
     if not graph.step.hidden:
         raise CompilationError(words.no_state)
     influenced = any(graph.influenced)
-    if graph.relations or (everything and influenced):
+    # Reverse mode within a window or a step needs no operator that is followed across it.
+    reverse = windows or rule.config.trace_factorization == "none"
+    _check_forward(graph, rule, not (graph.relations or reverse))
+    if graph.relations or (influenced and (rule.record.per_parameter or reverse)):
         return
     use_an_operator = _USE_OUTSIDE if unmarked else words.use_an_operator
     hints = {**_HINTS, **dict.fromkeys(_NO_OPERATOR, use_an_operator)}
@@ -157,6 +167,22 @@ def check_relations(
             do="; ".join(advice) or use_an_operator,
         )
     )
+
+
+def _check_forward(graph: Graph, rule: LearningRule, nothing_left: bool) -> None:
+    """Refuse a backward rule that is not linear, for a rule that follows everything it meets."""
+    cuts = graph.influence.cuts
+    eqn = next((c.equation for c in cuts if c.reason == NO_FORWARD), None)
+    if eqn is not None and (rule.record.complete or nothing_left):
+        raise not_supported(
+            f"{eqn.name} has no forward derivative.",
+            where=eqn.where(),
+            why="a trace is moved by the forward derivative of the step, which a custom backward "
+            "rule has only if it is linear in the cotangent",
+            do="write what is computed here with functions that JAX can differentiate forward "
+            "(custom_jvp instead of custom_vjp), put it under stop_gradient, or use windows "
+            "(the rule no_trace), which need reverse mode only",
+        )
 
 
 _KEYS = (

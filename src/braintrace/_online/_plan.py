@@ -180,7 +180,7 @@ def make_plan(
     """Trace a step for a signature and analyse it."""
     traced = _traced(step, signature)
     problem = Problem(traced.step, traced.consts, policy, unmarked)
-    graph, shapes = analysed(problem, rule, state_records(traced.step))
+    graph, shapes = analysed(problem, rule, state_records(traced.step), windows)
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
     if placement is not None:

@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..graph import Graph, bind_reversible, bits_of, reach, seed_of, site_names
 from ..ops import ETPPrimitive
-from ..program import Apply, Equation, Var, bind, bind_quietly, run
+from ..program import Apply, Equation, Var, bind, bind_quietly, prune, run
 from ._detached import variants_of
 from ._kernel import kernels_allowed
 from ._rule import ExitCotangents, Feedback
@@ -67,9 +67,9 @@ def new_hidden(
         outs = bind_quietly(eqn, operands)
         return ([outs[0] + taps[index_of[eqn]]] if taps and eqn in index_of else outs), {}
 
-    inputs = inputs_of(graph, values)
-    outs = run(graph.step.program, values.consts, inputs, apply, graph.custom)[0]
-    return [outs[leaf.output] for leaf in graph.step.hidden]
+    # Pruned: the output of the step may have no forward derivative.
+    program = prune(graph.step.program, [graph.step.exit(leaf) for leaf in graph.step.hidden])
+    return run(program, values.consts, inputs_of(graph, values), apply, graph.custom)[0]
 
 
 def evaluate_window(

@@ -21,6 +21,7 @@ from ._fold import replaced as replaced
 from ._graph import Graph as Graph
 from ._graph import analyse as analyse
 from ._groups import HiddenGroup as HiddenGroup
+from ._moves import NO_FORWARD as NO_FORWARD
 from ._names import group_name as group_name
 from ._names import leaf_name as leaf_name
 from ._names import operator_names as operator_names

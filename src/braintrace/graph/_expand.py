@@ -3,12 +3,15 @@
 bcoo_dot_general(data, indices, x)      the operator of `sparse_matmul`, if the indices are known;
                                         else y[row] = Σ data x[column] over the entries
 ragged_dot_general(x, w, group_sizes)   y[i] = x[i] @ w[group of i]
+shard_map of a function with weights    vmap of it over the parts of its operands
+psum over a mapped axis                 the sum over that axis
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import jax
@@ -16,8 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Structure, etp_sp_mm, etp_sp_mv
-from ..program import Atom, Equation, Program, close, evaluate, is_traced, prune, shape_of, trace
+from ..program import (
+    Atom,
+    Equation,
+    Program,
+    bind,
+    close,
+    evaluate,
+    flatten,
+    is_traced,
+    prune,
+    shape_of,
+    trace,
+)
 from ._fold import rewritten
+from ._reach import bits_of, reach
 from ._sites import Around
 from ._step import Step
 
@@ -29,7 +45,8 @@ Write = Callable[..., Any] | None
 
 
 def expanded(step: Step, consts: Sequence[Any]) -> Step:
-    """The step without products that only JAX's own rules know."""
+    """The step without products that only JAX's own rules know, nor weights in a `shard_map`."""
+    trained = reach(step.program, step.entry_bits(step.params))
 
     def rewrite(program: Program, around: Around) -> Program:
         equations: list[Equation] = []
@@ -46,8 +63,9 @@ def expanded(step: Step, consts: Sequence[Any]) -> Step:
                 return np.asarray(evaluate(cone, [values.get(v) for v in cone.consts], blank)[0])
 
         for eqn in program.equations:
-            equations += _written_out(eqn, known)
-        same = len(equations) == len(program.equations)
+            plain = eqn.name == "shard_map" and not any(bits_of(a, trained) for a in eqn.inputs)
+            equations += [eqn] if plain else _written_out(eqn, known)
+        same = equations == list(program.equations)
         return program if same else replace(program, equations=tuple(equations))
 
     return rewritten(step, rewrite)
@@ -63,15 +81,11 @@ def _written_out(eqn: Equation, known: Known) -> list[Equation]:
     new: dict[Atom, Any] = dict(zip(inner.inputs, eqn.inputs, strict=True))
     new |= zip(inner.outputs, eqn.outputs, strict=True)
     renamed = lambda atoms: tuple(new.get(a, a) for a in atoms)
+    at_its_line: Any = dict(source=eqn.source, callers=eqn.callers)
     return [
-        replace(
-            e,
-            inputs=renamed(e.inputs),
-            outputs=renamed(e.outputs),
-            source=eqn.source,
-            callers=eqn.callers,
-        )
-        for e in inner.equations
+        replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs), **at_its_line)
+        for one in inner.equations
+        for e in _written_out(one, known)
     ]
 
 
@@ -185,9 +199,82 @@ def _ragged(eqn: Equation, known: Known) -> Write:
     return product
 
 
+def _shard_map(eqn: Equation, known: Known) -> Write:
+    """The function of each device, mapped over the parts of the arrays: its operators are seen.
+
+    Two devices, x of shape (4, 3) with `P("d")` and w with `P()`: x becomes (2, 2, 3), the function
+    is mapped over the first axis of x, and its y of shape (2, 2, n) becomes (4, n).
+    """
+    p = eqn.params
+    manual = p.get("newly_manual_axes") or p["mesh"].axis_names
+    sizes = {k: n for k, n in p["mesh"].shape.items() if k in manual}
+    program, consts = flatten(p["jaxpr"])
+    if any(e.bodies for e in program.equations):
+        return None
+
+    def axes_of(spec: Any, rank: int) -> list[str | None]:
+        """Axes of the mesh, each before the axis of the array (None) that is divided along it."""
+        out: list[str | None] = []
+        for names in (*spec, *[None] * (rank - len(spec))):
+            out += [*((names,) if isinstance(names, str) else names or ()), None]
+        return out
+
+    def split(array: Array, spec: Any) -> Array:
+        axes, shape, parts = axes_of(spec, array.ndim), iter(array.shape), 1
+        sizes_of_axes = []
+        for k in axes:
+            sizes_of_axes.append(next(shape) // parts if k is None else sizes[k])
+            parts = 1 if k is None else parts * sizes[k]
+        own = [i for i, k in enumerate(axes) if k is None]
+        order = [*(axes.index(k) for k in sizes if k in axes), *own]
+        return array.reshape(sizes_of_axes).transpose(order)
+
+    def joined(array: Array, spec: Any, shape: tuple[int, ...]) -> Array:
+        axes = axes_of(spec, len(shape))
+        here = tuple(slice(None) if k in axes else 0 for k in sizes)  # the same on the others
+        first, own = [k for k in sizes if k in axes], count(len([k for k in sizes if k in axes]))
+        order = [next(own) if k is None else first.index(k) for k in axes]
+        return array[here].transpose(order).reshape(shape)
+
+    def one(*arrays: Array) -> list[Array]:
+        return evaluate(program, consts, arrays, _on_one_device)
+
+    def mapped(*arrays: Array) -> list[Array]:
+        function = one
+        for k in reversed(sizes):  # the innermost first
+            at = tuple(0 if k in axes_of(s, a.ndim) else None for s, a in pairs(arrays))
+            function = jax.vmap(function, at, axis_name=k, axis_size=sizes[k])
+        outs = function(*(split(a, spec) for spec, a in pairs(arrays)))
+        shapes = [v.shape for v in eqn.outputs]
+        return list(map(joined, outs, p["out_specs"], shapes))
+
+    def pairs(arrays: Sequence[Array]) -> list[tuple[Any, Array]]:
+        return list(zip(p["in_specs"], arrays, strict=True))
+
+    return mapped
+
+
+def _on_one_device(eqn: Equation, values: list[Any]) -> list[Any]:
+    """An equation inside of a `shard_map`, in the terms of a mapped function."""
+    if eqn.name in ("pvary", "pcast"):  # says by which devices a value differs
+        return values
+    if eqn.name == "psum_invariant":
+        return [jax.lax.psum(v, eqn.params["axes"]) for v in values]
+    return bind(eqn, values)
+
+
+def _psum(eqn: Equation, known: Known) -> Write:
+    """A sum over an axis that had a name, before a `vmap` in the step gave it a place."""
+    axes = eqn.params["axes"]
+    by_place = all(isinstance(a, int) for a in axes)
+    return (lambda *arrays: [jnp.sum(a, axes) for a in arrays]) if by_place else None
+
+
 _FORMS: dict[str, Callable[[Equation, Known], Write]] = {
     "bcoo_dot_general": _bcoo,
     "bcoo_transpose": _transposed,
     "bcsr_dot_general": _bcsr,
     "ragged_dot_general": _ragged,
+    "shard_map": _shard_map,
+    "psum": _psum,
 }

@@ -10,6 +10,7 @@ from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._influence import Influence
 from ._links import Links
+from ._moves import NO_FORWARD
 from ._pattern import Pattern
 from ._reach import bits_of
 from ._relations import HiddenParamOpRelation, PathClassification
@@ -87,11 +88,14 @@ def excluded(
     else:
         kind = Kind.RELATION_EXCLUDED_SHAPE_MISMATCH
         why = "what lies between its output and the hidden state mixes units"
-        if reasons and all(reason.endswith(TOO_MANY) for reason in reasons):
+        if NO_FORWARD in reasons:
+            why = f"between its output and the hidden state {NO_FORWARD}"
+        elif reasons and all(reason.endswith(TOO_MANY) for reason in reasons):
             why = f"between its output and the hidden state {', '.join(reasons)} to be followed"
+    followed = f"; {_FOLLOWED}" if reached and NO_FORWARD not in reasons else ""
     text = (
         f"{dotted(path)} ({eqn.name} at {eqn.where()}) has no eligibility trace: {why}. "
-        f"It keeps its exact gradient within the step{f'; {_FOLLOWED}' if reached else ''}."
+        f"It keeps its exact gradient within the step{followed}."
     )
     return CompilationRecord(kind, level, text, eqn.name, path, reached, context)
 

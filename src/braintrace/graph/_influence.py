@@ -136,6 +136,17 @@ def influence(
         cut |= certain or {list(bad)[-1]}
 
 
+def _is_never_followed(eqn: Equation) -> bool:
+    """Whether an equation is no derivative of one unit by another within the learner.
+
+    `psum` over an axis with a name joins the calls that a `vmap` around the learner maps: a trace
+    has the tangents of its own call only. A `custom_vjp_call` here is one without a tangent.
+    """
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    named = any(isinstance(a, str) for a in (axes if isinstance(axes, tuple) else (axes,)))
+    return named or eqn.name == "custom_vjp_call"
+
+
 class _Walk:
     def __init__(self, tangent: Tangent, time_axes, facts, follow: int | None, parts):
         self.tangent, self.facts, self.parts = tangent, facts, parts
@@ -316,6 +327,8 @@ class _Walk:
 
     def stops(self, eqn: Equation) -> bool:
         """Whether a walk that follows what mixes does not follow this."""
+        if _is_never_followed(eqn):
+            return True
         return self.follow not in (None, EVERYTHING) and summands(eqn) > (self.follow or 0)
 
     def cut(self, eqn: Equation, values: Values, lost, reason: str) -> Values:

@@ -453,7 +453,10 @@ _ZERO_AT_ZERO = set(
     """.split()
 )
 _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
+NO_FORWARD = "custom_vjp_call has a backward rule that is not linear, and no forward derivative"
+
 _RULES: dict[str, Rule] = {
+    "custom_vjp_call": lambda eqn, arrays, facts: NO_FORWARD,
     "broadcast_in_dim": _moved(_broadcast_in_dim),
     "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
     "transpose": _moved(lambda e: lambda a: a.transpose(e.params["permutation"])),

@@ -24,8 +24,10 @@ from ..program import (
     Equation,
     Feed,
     Outcome,
+    Placeholder,
     Program,
     Var,
+    at_line_of,
     bind,
     bind_quietly,
     close,
@@ -87,6 +89,9 @@ def tangent_program(
 
     opens = opened(program, lambda eqn: index.get(eqn, quiet(eqn)))
     ones = _ratios(program)
+    # What no state depends on, such as the output's, needs no forward derivative.
+    top = {*program.equations}
+    beside = top - {*prune(program, [step.exit(leaf) for leaf in step.hidden]).equations}
 
     point = [[shape_of(v) for v in program.consts], [shape_of(v) for v in program.inputs]]
     entry_shapes = jax.eval_shape(
@@ -102,6 +107,8 @@ def tangent_program(
             mark = marks.get(eqn)
             if crossing and i is not None:
                 vals = _apart_from_weights(sites[i], vals)
+            if eqn in beside:
+                vals = lax.stop_gradient(vals)
             outs = _differentiated(eqn if mark is None else marked(eqn, mark), vals)
             if i is None:
                 return outs, {}
@@ -182,22 +189,48 @@ def _ratios(program: Program) -> set[Equation]:
 
 
 def _differentiated(eqn: Equation, values: list[Any]) -> list[Any]:
-    """Apply an equation under forward differentiation; say where it fails."""
+    """Apply an equation under forward differentiation; say where it fails.
+
+    A backward rule that is not linear in the cotangent is cut: the tangent is a placeholder, which
+    nothing evaluates.
+    """
     try:
         return bind_quietly(eqn, values)
     except (CompilationError, NotSupportedError):
         raise
     except Exception as error:
+        if eqn.name == "custom_vjp_call":
+            return _without_tangent(eqn, values)
         first = str(error).strip().splitlines()[:1]
         raise not_supported(
             f"{eqn.name} has no forward derivative.",
             where=eqn.where(),
             why=f"{type(error).__name__}: {first[0] if first else 'no message'}; a trace is "
-            "moved by the forward derivative of the step, which a custom backward rule has "
-            "only if it is linear in the cotangent",
-            do="write what is computed here with functions that JAX can differentiate forward "
-            "(custom_jvp instead of custom_vjp), or put it under stop_gradient",
+            "moved by the forward derivative of the step",
+            do="write what is computed here with functions that JAX can differentiate forward, or "
+            "put it under stop_gradient",
         ) from error
+
+
+_NO_TANGENT = Placeholder("custom_vjp_call")
+
+
+def _without_tangent(eqn: Equation, values: list[Any]) -> list[Any]:
+    """Apply an equation with a backward rule that is no linear function of the cotangent."""
+
+    @jax.custom_jvp
+    def call(*args):
+        return bind(eqn, args)
+
+    @call.defjvp
+    def _(primals, tangents):
+        varying = [t for t in tangents if t.dtype != jax.dtypes.float0]
+        shapes = tuple(map(shape_of, eqn.outputs))
+        with at_line_of(eqn):
+            out = _NO_TANGENT.bind(*varying, outs=shapes, mapped=None, same=())
+        return call(*primals), out
+
+    return call(*values)
 
 
 def _check_pure(program: Program) -> None:

@@ -185,8 +185,8 @@ class ETraceAlgorithm(
         self.executor.compile_graph(*step_args, **step_kwargs)
         try:
             analysis = self.executor.graph.analysis
-            everything, unmarked = self.rule.per_parameter, self.executor.unmarked
-            check_relations(analysis, everything, unmarked, FOR_MODULES)
+            windows, unmarked = self.vjp_method == "multi-step", self.executor.unmarked
+            check_relations(analysis, self.learning_rule, windows, unmarked, FOR_MODULES)
             self.batch_size = shared_batch(self.executor.graph, self._example)
             self.learning_rule.check_groups(analysis.groups)
             self.init_etrace_state()

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._evaluate import bind_forward, pullback, pulled_zeros
+from ._evaluate import bind, pullback
 from ._flatten import CUSTOM_DERIVATIVE, flatten, inner_equations, trace
 from ._jax import is_traced, open_jaxpr
 from ._primitives import at_positions
@@ -89,12 +89,14 @@ def _derivative_key(eqn: Equation) -> tuple:
     point = [shape_of(a) for a in eqn.inputs]
     inexact = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
 
+    if eqn.name == "custom_vjp_call":  # its backward rule need not be linear
+        cotangents = [shape_of(o) for o in eqn.outputs if o.is_inexact]
+        pulled = lambda values, cotangents: pullback(eqn, values)[1](cotangents)
+        return fingerprint(*trace(pulled, point, cotangents), values=True)
+
     def pushed(values, tangents):
-        function = at_positions(lambda full: bind_forward(eqn, full), values, inexact)
-        along = jax.jvp(function, tuple(values[i] for i in inexact), tangents)
-        if eqn.name != "custom_vjp_call":
-            return along
-        return along, pulled_zeros(eqn, pullback(eqn, values)[1])
+        function = at_positions(lambda full: bind(eqn, full), values, inexact)
+        return jax.jvp(function, tuple(values[i] for i in inexact), tangents)
 
     program, consts = trace(pushed, point, tuple(point[i] for i in inexact))
     return fingerprint(program, consts, values=True)

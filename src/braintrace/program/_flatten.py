@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ._canonical import INLINED, rewritten
-from ._jax import Jaxpr, JaxprEqn, SourceInfo, core, open_jaxpr
+from ._jax import Jaxpr, JaxprEqn, SourceInfo, core, open_jaxpr, side_effects
 from ._primitives import DerivedPrimitive
 from ._records import Atom, Body, Const, Equation, Params, Program, Var, is_inexact, shape_of
 
@@ -88,7 +88,7 @@ class _Flattener:
                 outputs,
                 eqn.params,
                 eqn.source_info,
-                frozenset(eqn.effects),
+                side_effects(eqn),
                 callers,
                 tuple(_body(j, outer) for j in _bodies(eqn)),
             )

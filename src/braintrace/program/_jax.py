@@ -89,6 +89,14 @@ def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def side_effects(eqn: JaxprEqn) -> frozenset[object]:
+    """What applying an equation does besides computing its results; to read a mapped axis is not.
+
+    JAX counts `psum` over an axis with a name as an effect, so that it stays inside of its `vmap`.
+    """
+    return frozenset(e for e in eqn.effects if not isinstance(e, jax_core.NamedAxisEffect))
+
+
 def is_jax_primitive(eqn: Any) -> bool:
     """Whether JAX itself has the primitive of an equation."""
     name = f"{eqn.name}_p"
