@@ -38,19 +38,15 @@ from .compat._classes import ETraceGraphExecutor as ETraceGraphExecutor
 from .compat._classes import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from .compat._classes import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
 from .compat._classes import ETraceVmap as ETraceVmap
-from .compat._classes import FixedRandomFeedback as FixedRandomFeedback
-from .compat._classes import GradExpon as GradExpon
 from .compat._classes import HiddenGroup as HiddenGroup
 from .compat._classes import HiddenParamOpRelation as HiddenParamOpRelation
 from .compat._classes import IODimVjpAlgorithm as IODimVjpAlgorithm
-from .compat._classes import KappaFilter as KappaFilter
 from .compat._classes import ModuleInfo as ModuleInfo
 from .compat._classes import NoTrace as NoTrace
 from .compat._classes import OSTLFeedforward as OSTLFeedforward
 from .compat._classes import OSTLRecurrent as OSTLRecurrent
 from .compat._classes import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .compat._classes import PathClassification as PathClassification
-from .compat._classes import PresynapticTrace as PresynapticTrace
 from .compat._classes import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from .compat._classes import SequenceDriverMixin as SequenceDriverMixin
 from .compat._classes import SnAp as SnAp
@@ -70,6 +66,10 @@ from .compat._graph import (
 from .compat._graph import (
     find_hidden_param_op_relations_from_module as find_hidden_param_op_relations_from_module,
 )
+from .compat._helpers import FixedRandomFeedback as FixedRandomFeedback
+from .compat._helpers import GradExpon as GradExpon
+from .compat._helpers import KappaFilter as KappaFilter
+from .compat._helpers import PresynapticTrace as PresynapticTrace
 from .compat._v01 import ConvOp as ConvOp
 from .compat._v01 import ElemWiseOp as ElemWiseOp
 from .compat._v01 import ElemWiseParam as ElemWiseParam

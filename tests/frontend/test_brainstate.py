@@ -229,12 +229,17 @@ def test_compile_etrace_graph_returns_all_parts():
     assert isinstance(graph.report, braintrace.CompilationReport)
 
 
-def test_compile_etrace_graph_without_perturbation():
+def test_perturbed_step_is_made_when_it_is_read():
     model = Model(integrate, w=weight(), h=brainstate.HiddenState(zeros()))
     graph = braintrace.compile_etrace_graph(model, jnp.zeros(2), include_hidden_perturb=False)
-    assert graph.hidden_perturb is None
-    with pytest.raises(ValueError, match="include_hidden_perturb"):
-        graph.call_hidden_perturb([], [])
+    made = graph.hidden_perturb
+    assert isinstance(made, braintrace.HiddenPerturbation) and made.perturb_hidden_paths == (
+        ("h",),
+    )
+    inputs = [jnp.zeros(2), *jax.tree.leaves([s.value for s in graph.module_info.states.values()])]
+    plain = graph.call_hidden_perturb(inputs, made.init_perturb_data())
+    moved = graph.call_hidden_perturb(inputs, [jnp.ones(3)])
+    assert max(float(jnp.abs(a - b).max()) for a, b in zip(plain, moved, strict=True)) == 1
 
 
 def test_compile_etrace_graph_takes_keyword_arguments():

@@ -25,15 +25,11 @@ from ..learner import ETraceGraphExecutor as ETraceGraphExecutor
 from ..learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ..learner import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
 from ..learner import ETraceVmap as ETraceVmap
-from ..learner import FixedRandomFeedback as FixedRandomFeedback
-from ..learner import GradExpon as GradExpon
 from ..learner import IODimVjpAlgorithm as IODimVjpAlgorithm
-from ..learner import KappaFilter as KappaFilter
 from ..learner import NoTrace as NoTrace
 from ..learner import OSTLFeedforward as OSTLFeedforward
 from ..learner import OSTLRecurrent as OSTLRecurrent
 from ..learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
-from ..learner import PresynapticTrace as PresynapticTrace
 from ..learner import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from ..learner import SequenceDriverMixin as SequenceDriverMixin
 from ..learner import SnAp as SnAp

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import brainstate
-import jax
 
-from .. import frontend
-from ..frontend import ModuleInfo, check_mixing, extract_module_info, graph_of, groups_by_path
+from ..frontend import (
+    ETraceGraph,
+    ModuleInfo,
+    check_mixing,
+    extract_module_info,
+    graph_of,
+    groups_by_path,
+)
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, HiddenGroup, HiddenParamOpRelation, Path
 from ..program import PyTree
 from ._perturb import HiddenPerturbation
-
-
-class ETraceGraph(frontend.ETraceGraph):
-    """The parts of a model's step that a learning rule reads."""
-
-    include_hidden_perturb = True
-
-    @property
-    def hidden_perturb(self) -> HiddenPerturbation | None:
-        """The perturbed step, None if it was not asked for."""
-        if not self.include_hidden_perturb:
-            return None
-        return add_hidden_perturbation_from_minfo(self.module_info)
-
-    def call_hidden_perturb(
-        self, inputs: Sequence[jax.Array], perturb_data: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Run the perturbed step on flat inputs."""
-        if self.hidden_perturb is None:
-            raise ValueError("the graph was compiled with include_hidden_perturb=False.")
-        return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
-
-    def dict(self) -> dict[str, PyTree]:
-        """The fields by name."""
-        return self._asdict() | {"hidden_perturb": self.hidden_perturb}
+from ._perturb import perturbed as add_hidden_perturbation_from_minfo
 
 
 def compile_etrace_graph(
@@ -54,7 +35,7 @@ def compile_etrace_graph(
     Args:
         model: a module with initialised states.
         *model_args: arguments of one step.
-        include_hidden_perturb: also build the perturbed step.
+        include_hidden_perturb: accepted; the perturbed step is made when it is read.
         include_recurrent_mixing: follow traces through operators too.
         sparse_n: follow them through at most `sparse_n - 1` operators; default 1.
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
@@ -67,9 +48,7 @@ def compile_etrace_graph(
     """
     crossings = check_mixing(include_recurrent_mixing, sparse_n)
     minfo = extract_module_info(model, *model_args, control_flow=control_flow, **kwargs)
-    graph = ETraceGraph(*graph_of(minfo, crossings, snap_max_jacobian_elements))
-    graph.include_hidden_perturb = include_hidden_perturb
-    return graph
+    return graph_of(minfo, crossings, snap_max_jacobian_elements)
 
 
 def find_hidden_groups_from_minfo(
@@ -118,12 +97,6 @@ def find_hidden_param_op_relations_from_module(
 ) -> tuple[HiddenParamOpRelation, ...]:
     """The weight relations of a model."""
     return find_hidden_param_op_relations_from_minfo(extract_module_info(model, *args, **kwargs))
-
-
-def add_hidden_perturbation_from_minfo(minfo: ModuleInfo) -> HiddenPerturbation:
-    """The step of a traced model with a perturbation added to every new hidden state."""
-    states = tuple(minfo.states[leaf.path] for leaf in minfo.step.hidden)
-    return HiddenPerturbation(minfo.step, minfo.consts, states)
 
 
 def add_hidden_perturbation_in_module(

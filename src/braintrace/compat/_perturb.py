@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from ..frontend import ModuleInfo
 from ..graph import HiddenGroup, Path, Step
 from ..program import JaxVar, bind, evaluate, variable
 
@@ -63,3 +64,9 @@ class HiddenPerturbation:
         if len(data) != len(self.step.hidden):
             raise ValueError(f"expected {len(self.step.hidden)} arrays, got {len(data)}.")
         return [g.concat_hidden([data[i] for i in g.leaves]) for g in groups]
+
+
+def perturbed(minfo: ModuleInfo) -> HiddenPerturbation:
+    """The step of a traced model with a perturbation added to every new hidden state."""
+    states = tuple(minfo.states[leaf.path] for leaf in minfo.step.hidden)
+    return HiddenPerturbation(minfo.step, minfo.consts, states)

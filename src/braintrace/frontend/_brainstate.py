@@ -12,6 +12,7 @@ import saiunit as u
 from jax.tree_util import PyTreeDef
 
 from .._errors import OWN_CELL, NotSupportedError, dotted, message, type_error, value_error
+from .._published import published
 from ..graph import (
     CompilationRecord,
     ControlFlowPolicy,
@@ -25,7 +26,6 @@ from ..graph import (
 from ..program import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
 from ._names import named_states
 from ._step_function import StepFunction, title_of
-from ._views import ModuleViews
 
 States = Mapping[Path, brainstate.State]
 
@@ -34,7 +34,7 @@ hide_frames_of(u)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ModuleInfo(ModuleViews):
+class ModuleInfo:
     """One traced call of a model.
 
     `states` are the states the call touched, by path; `records` the diagnostics of the trace;
@@ -50,6 +50,8 @@ class ModuleInfo(ModuleViews):
     records: tuple[CompilationRecord, ...]
     stateful_model: brainstate.nn.Module
     control_flow: ControlFlowPolicy | None = None
+
+    __getattr__ = published
 
     @property
     def state_id_to_path(self) -> dict[int, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -17,6 +17,7 @@ from .._errors import (
     type_error,
     value_error,
 )
+from .._published import published
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
@@ -47,6 +48,9 @@ class ETraceGraph(NamedTuple):
     hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
     diagnostics: tuple[CompilationRecord, ...]
     analysis: Graph
+
+    def __getattr__(self, name: str) -> Any:
+        return published(self, name)
 
     @property
     def report(self) -> CompilationReport:

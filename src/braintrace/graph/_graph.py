@@ -37,7 +37,7 @@ from ._explain import (
     wrapped,
 )
 from ._fold import fold_step
-from ._groups import HiddenGroup, find_groups
+from ._groups import Followed, HiddenGroup, find_groups
 from ._influence import EVERYTHING, MOST_SLOTS, Influence, influence
 from ._links import Links, find_links, influenced
 from ._memory import measured
@@ -62,7 +62,6 @@ from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
 from ._step import Component, Leaf, Path, Step
 from ._tangent import Tangent, tangent_program
-from ._views import Followed
 from ._while import bind_reversible
 
 

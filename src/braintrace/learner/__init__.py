@@ -14,10 +14,6 @@ from ._dni import DNI as DNI
 from ._drivers import SequenceDriverMixin as SequenceDriverMixin
 from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
 from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
-from ._helpers import FixedRandomFeedback as FixedRandomFeedback
-from ._helpers import GradExpon as GradExpon
-from ._helpers import KappaFilter as KappaFilter
-from ._helpers import PresynapticTrace as PresynapticTrace
 from ._nnx import ModuleLearner as ModuleLearner
 from ._presets import D_RTRL as D_RTRL
 from ._presets import DECOLLE as DECOLLE

@@ -1,9 +1,7 @@
 """Layers whose weights go through ETP operators."""
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
-
 from .._precision import brainstate as _loaded  # noqa: F401
+from .._published import published_layer as __getattr__  # noqa: F401
 from ._adaptive import AdLIFCell as AdLIFCell
 from ._adaptive import ALIFCell as ALIFCell
 from ._adaptive import GIFCell as GIFCell
@@ -40,12 +38,6 @@ from ._spiking import SpikingCell as SpikingCell
 from ._surrogate import surrogate as surrogate
 
 __all__ = [_name for _name in globals() if not _name.startswith("_")]
-
-
-def __getattr__(name: str) -> _Any:
-    """Names that other packages own now."""
-    return _import_module("braintrace.compat._forwards").forward(name)
-
 
 # Public names live here, whatever file defines them: help, pickles and tracebacks say so.
 for _name in __all__:

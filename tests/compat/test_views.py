@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import braintrace as bt
 
-from .step_models import Model, normal
+from ..graph.step_models import Model, normal
 
 A, LEAK = normal(3, 3, 3), 0.8
 X = normal(4, 2)

@@ -1,0 +1,26 @@
+"""Attributes that the published packages had, looked up in `compat` when somebody asks for one.
+
+This is the one way there: no file imports `compat`, and nothing is computed that nobody reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+
+def published(record: Any, name: str) -> Any:
+    """For `__getattr__` of a record: an attribute of its class of this name in `compat`."""
+    kind = type(record).__name__
+    if not name.startswith("__"):
+        views = import_module("braintrace.compat._views")
+        found = inspect.getattr_static(getattr(views, kind), name, None)
+        if found is not None:
+            return found.__get__(record, type(record))
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def published_layer(name: str) -> Any:
+    """For `__getattr__` of `braintrace.nn`: a layer that another package owns now."""
+    return import_module("braintrace.compat._forwards").forward(name)
