@@ -133,6 +133,181 @@ def test_a_weight_frozen_by_the_predicate_of_its_unit_has_a_trace():
     assert claimed(learner) == truly_exact(learner) == {("w",): True, ("v",): True}
 
 
+# ------------------------------------------------------------------ ring buffers and their index
+
+
+def ring(m, x):
+    i = m.i.value % 3
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value) + 0.3 * m.buf.value[i])
+    m.buf.value = m.buf.value.at[i].set(m.h.value)
+    m.i.value = m.i.value + 1
+    return m.h.value
+
+
+def ring_of_units(m, x):
+    i = m.i.value
+    h = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value) + 0.3 * m.buf.value.T[:, i])
+    m.buf.value = lax.dynamic_update_index_in_dim(m.buf.value, m.h.value + h, i, 0)
+    m.h.value, m.i.value = h, (i + 1) % 3
+    return m.h.value
+
+
+def written_at_the_next_place(m, x):
+    i, j = m.i.value, (m.i.value + 1) % 3
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value) + 0.3 * m.buf.value[i])
+    m.buf.value = m.buf.value.at[j].set(m.h.value)
+    m.i.value = j
+    return m.h.value
+
+
+@pytest.mark.parametrize(
+    "update, exact",
+    [(ring, True), (ring_of_units, True), (written_at_the_next_place, False)],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_what_is_read_and_written_at_one_index_is_no_neighbour(update, exact):
+    model = Net(update, {"w": draw(3, 4)}, {"h": draw(4), "buf": draw(3, 4)})
+    model.i = brainstate.ShortTermState(jnp.asarray(0))
+    learner = bt.D_RTRL(model)
+    learner.compile_graph(X[0])
+    xs = jnp.concatenate([X, -X])  # round the ring and again
+    found = compare(learner, step_fn, xs, jnp.zeros((len(xs), 1)))
+    assert claimed(learner) == {("w",): exact}
+    assert (found.errors["w",] <= 1e-9) == exact
+
+
+# -------------------------------------------------- exact, and not to be called anything else
+
+
+def online_and_bptt(step, params, state, rule):
+    learner = bt.online(step, rule)
+    carry = learner.init(params, state, X[0])
+
+    def loss(p):
+        return jnp.sum(jnp.sin(learner.scan(p, carry, X)[1]))
+
+    def unrolled(p):
+        total, s = 0.0, state
+        for x in X:
+            s, out = step(p, s, x)
+            total += jnp.sum(jnp.sin(out))
+        return total
+
+    errors = jax.tree.map(
+        lambda a, b: jnp.abs(a - b).max(), *(jax.grad(f)(params) for f in (loss, unrolled))
+    )
+    reports = {path[-1]: p for path, p in learner.report.parameters.items()}
+    return errors, reports, learner
+
+
+@pytest.mark.parametrize("rule", [bt.rules.d_rtrl(), bt.rules.snap(2)], ids=lambda r: r.name)
+def test_a_weight_made_by_an_operator_carries_its_gradient_on(rule):
+    def update(m, x):
+        w = matmul(m.a.value, m.b.value)
+        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+        return m.h.value
+
+    params = {"a": draw(3, 2), "b": draw(2, 4)}
+    learner = learner_of(update, params, {"h": draw(4)})
+    assert claimed(learner) == truly_exact(learner) == {("a",): True, ("b",): True}
+
+
+def test_a_read_out_that_no_random_operator_follows_is_exact():
+    def step(p, s, x):
+        h = jnp.tanh(0.8 * s["h"] + x @ p["w"])
+        r = 0.9 * s["r"] + h @ p["o"]
+        return {"h": h, "r": r}, r @ p["q"] if "q" in p else r
+
+    params = {"w": draw(3, 4), "o": draw(4, 2)}
+    state = {"h": draw(4), "r": jnp.zeros(2)}
+    rule = bt.rules.eprop(feedback="random", random_feedback_key=0)
+    for more in ({}, {"q": draw(2, 2)}):
+        errors, reports, _ = online_and_bptt(step, params | more, state, rule)
+        assert {k: p.exact for k, p in reports.items()} == {k: e < 1e-9 for k, e in errors.items()}
+        assert reports["o"].exact == (not more) and not reports["w"].exact
+
+
+def test_without_any_operator_after_the_states_the_signal_is_random():
+    def step(p, s, x):
+        h = jnp.tanh(0.8 * s["h"] + x @ p["w"])
+        return {"h": h}, h
+
+    rule = bt.rules.eprop(feedback="random", random_feedback_key=0)
+    errors, reports, _ = online_and_bptt(step, {"w": draw(3, 4)}, {"h": draw(4)}, rule)
+    assert errors["w"] > 0.1 and not reports["w"].exact
+
+
+RESETS = {
+    "captured": lambda p, h: lax.cond(h[0] > 0, lambda h: p, lambda h: h, h),
+    "passed": lambda p, h: lax.cond(h[0] > 0, lambda h, p: jnp.tanh(p), lambda h, p: h, h, p),
+    "where": lambda p, h: jnp.where(h[0] > 0, p, h),
+}
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_a_reset_value_is_learned(name):
+    def step(p, s, x):
+        h = RESETS[name](p["r"], 0.8 * s["h"] + x @ p["w"])
+        return {"h": h}, h
+
+    params = {"w": draw(3, 4), "r": draw(4)}
+    errors, reports, _ = online_and_bptt(step, params, {"h": draw(4)}, bt.rules.d_rtrl())
+    assert all(p.exact for p in reports.values()) and max(errors.values()) < 1e-9
+
+
+# ------------------------------------------------------------------------- derivatives of zero
+
+
+def spikes(p, s, x):
+    v = 0.9 * s["v"] + x @ p["w"]
+    return {"v": v}, (v > 0.3).astype(float)
+
+
+def spikes_read_out(p, s, x):
+    v = 0.9 * s["v"] + x @ p["w"]
+    return {"v": v}, jnp.sign(s["v"] - 0.3) @ p["o"]
+
+
+@pytest.mark.parametrize("step", [spikes, spikes_read_out])
+def test_a_spike_without_surrogate_gradient_is_warned_of(step):
+    params = {"w": draw(3, 4)} | ({"o": draw(4, 2)} if step is spikes_read_out else {})
+    with pytest.warns(UserWarning, match="the gradient of w is zero") as warned:
+        _, reports, learner = online_and_bptt(step, params, {"v": draw(4)}, bt.rules.d_rtrl())
+    text = str(warned[0].message)
+    assert all(part in text for part in ("where:", "test_certificate.py:", "why:", "do:"))
+    silent = reports["w"].silent
+    assert silent.flat.startswith("sign" if "o" in params else "gt")
+    assert silent.unless and "surrogate" in str(silent)
+    assert "o" not in reports or reports["o"].silent is None
+    assert "w gets no gradient" in learner.report.summary
+
+
+def test_a_surrogate_gradient_is_not_warned_of(recwarn):
+    @jax.custom_jvp
+    def spike(v):
+        return (v > 0.3).astype(float)
+
+    spike.defjvp(lambda v, t: (spike(*v), t[0] / (1 + v[0] ** 2)))
+
+    def step(p, s, x):
+        v = 0.9 * s["v"] + x @ p["w"]
+        return {"v": v}, spike(v)
+
+    _, reports, _ = online_and_bptt(step, {"w": draw(3, 4)}, {"v": draw(4)}, bt.rules.d_rtrl())
+    assert reports["w"].silent is None and not recwarn.list
+
+
+def test_a_derivative_of_zero_mixes_nothing():
+    def step(p, s, x):
+        h = 0.9 * s["h"] + jnp.sign(s["h"] @ p["u"] + x @ p["w"]) + x @ p["v"]
+        return {"h": h}, h
+
+    params = {"u": draw(4, 4), "w": draw(3, 4), "v": draw(3, 4)}
+    errors, reports, _ = online_and_bptt(step, params, {"h": draw(4)}, bt.rules.d_rtrl())
+    assert all(p.exact for p in reports.values()) and max(errors.values()) < 1e-9
+    assert [k for k, p in reports.items() if p.silent] == ["u", "w"]
+
+
 # ------------------------------------------------------------------------------------- the data
 
 

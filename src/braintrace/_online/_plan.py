@@ -14,7 +14,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
 from ..engine import Engine, Placement, recorded
-from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify
+from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify, warn_of_zero_derivatives
 from ..ops import compiled as jitted
 from ..program import PyTree, failing_line, flatten, is_traced, prune, trace_of, zeros_of
 from ..report import CompilationReport, uses_of
@@ -181,6 +181,7 @@ def make_plan(
     traced = _traced(step, signature)
     problem = Problem(traced.step, traced.consts, policy, unmarked)
     graph, shapes = analysed(problem, rule, state_records(traced.step), windows)
+    warn_of_zero_derivatives(graph)
     limit = rule.memory_limit if memory_limit is None else memory_limit
     check_memory(limit, graph, shapes, rule.name)
     if placement is not None:

@@ -29,16 +29,15 @@ from ..program import (
     Atom,
     Equation,
     Jaxpr,
-    JaxprEqn,
     JaxVar,
     Literal,
     Params,
+    Primitive,
     Program,
     PyTree,
     Var,
     bind_forward,
     closed_jaxpr_of,
-    equation_of,
     evaluate,
     jaxpr_of,
     opened,
@@ -348,11 +347,11 @@ class HiddenParamOpRelation:
         return {k: operand_of(self.site.equation.inputs[i]) for k, i in at.items()}
 
     @property
-    def trainable_processing_chains(self: Any) -> Mapping[str, tuple[JaxprEqn, ...]]:
-        """For each weight, the equations that compute it from parameters, in order."""
+    def trainable_processing_chains(self: Any) -> Mapping[str, tuple[Primitive, ...]]:
+        """For each weight, the primitives that compute it from parameters, in order."""
         program = self._followed.step.program
         return {
-            key: tuple(map(equation_of, operand_equations(program, self.site, key)))
+            key: tuple(eqn.primitive for eqn in operand_equations(program, self.site, key))
             for key in self.trainable_paths
         }
 

@@ -4,6 +4,7 @@ from ._affine import affine_equations as affine_equations
 from ._affine import explicit as explicit
 from ._arrival import Credit as Credit
 from ._arrival import Silent as Silent
+from ._arrival import warn_of_zero_derivatives as warn_of_zero_derivatives
 from ._certificate import IN_THE_STEP as IN_THE_STEP
 from ._certificate import Dropped as Dropped
 from ._certificate import Outside as Outside

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .._errors import dotted
-from ..program import Atom, Equation, Var
+from .._errors import dotted, warn
+from ..program import Atom, Equation, Var, deep_equations, is_inexact
 from ._graph import Graph
 from ._reach import bits_of, indices_of, reach, union_of
 from ._slots import TAKE_WINDOWS
@@ -37,15 +37,20 @@ class Silent:
 
     Attributes:
         unless: the states that bring a gradient if the loss reads them directly.
-        instead: what brings one: rules by name, or 'windows'; empty if nothing that the step
-            returns ever depends on the parameter.
+        instead: what brings one: rules by name, or 'windows'; empty if none does.
+        flat: the function, with its line, through which alone what the step returns depends on the
+            parameter, and whose derivative is zero: a spike without a surrogate gradient.
     """
 
     unless: tuple[Path, ...]
     instead: tuple[str, ...]
+    flat: str | None = None
 
     def __str__(self) -> str:
         why = "nothing the step returns ever depends on it"
+        if self.flat:
+            why = f"what the step returns depends on it through {self.flat} alone, whose "
+            why += "derivative is zero (a spike needs a surrogate gradient)"
         if self.instead:
             why = "this rule leaves out every path from it to what the step returns"
         if self.unless:
@@ -71,8 +76,7 @@ class Arrival:
         self.within = self.outputs(step.entry_bits(step.params), len(step.params))
         self.entries = self.from_entries(cut=False)
         read = union_of((*self.within, *self.entries)) & (1 << step.n_outs) - 1
-        # Where no result has a derivative, a loss can only read the states.
-        self.results = read or (1 << len(step.program.outputs)) - 1
+        self.results = read or self.without_derivative()
         cut = credit in (Credit.CUT, Credit.EXITS)
         self.met = self.from_entries(cut=True) if cut else self.entries
         if credit in (Credit.EXITS, Credit.UNCUT):
@@ -94,7 +98,48 @@ class Arrival:
             return None
         states = (*self.step.hidden, *self.step.others)
         unless = dict.fromkeys(s.path for s in states if mask >> s.output & 1)
-        return Silent(tuple(unless), self.instead(everywhere, leaves))
+        instead = self.instead(everywhere, leaves)
+        return Silent(tuple(unless), instead, None if instead else self.flat(i))
+
+    def without_derivative(self) -> _Mask:
+        """The results that a loss may read if none has a derivative by a parameter.
+
+        Those that parameters have an effect on; if there are none, it can only read the states.
+        """
+        step = self.step
+        seeds = step.entry_bits((*step.params, *step.hidden))
+        moved = union_of(self.outputs(seeds, len(seeds), differentiable=False))
+        atoms = enumerate(step.program.outputs[: step.n_outs])
+        floating = union_of(1 << j for j, a in atoms if is_inexact(a.dtype))
+        return moved & floating or (1 << len(step.program.outputs)) - 1
+
+    def flat(self, i: int) -> str | None:
+        """Where the effect of parameter leaf i on what the step returns loses its derivative."""
+        step, program = self.step, self.step.program
+        sources = (step.params[i], *(step.hidden[k] for k in self.graph.influenced[i]))
+        smooth = reach(program, {step.entry(leaf): 1 for leaf in sources})
+        ends = [
+            eqn
+            for eqn in deep_equations(program)
+            if not eqn.bodies
+            and eqn.name != "stop_gradient"  # that is asked for
+            and any(bits_of(a, smooth) for a in eqn.inputs if is_inexact(a.dtype))
+            and not any(bits_of(o, smooth) for o in eqn.outputs)
+        ]
+        after = {o: 1 << n for n, eqn in enumerate(ends) for o in eqn.outputs}
+        reached = self.outputs(after, len(ends), differentiable=False)
+        leaves = (*step.hidden, *step.others)
+        seeds = {step.entry(leaf): 1 << k for k, leaf in enumerate(leaves)}
+        onward = self.outputs(seeds, len(leaves), differentiable=False)
+        for eqn, mask in zip(ends, reached, strict=True):
+            before = 0
+            while before != mask:  # from step to step
+                before = mask
+                exits = enumerate(leaves)
+                mask |= union_of(onward[k] for k, leaf in exits if mask >> leaf.output & 1)
+            if mask & self.results:
+                return eqn.name + (f" at {where}" if (where := eqn.where()) else "")
+        return None
 
     def instead(self, everywhere: Iterable[int], leaves: Sequence[int]) -> tuple[str, ...]:
         if not union_of(self.entries[k] for k in everywhere) & self.results:
@@ -143,3 +188,22 @@ class Arrival:
             for i in indices_of(bits_of(atom, bits)):
                 out[i] |= 1 << j
         return out
+
+
+def warn_of_zero_derivatives(graph: Graph) -> None:
+    """Warn of parameters that act on what the step returns, but along no derivative."""
+    arrival = Arrival(graph, Credit.FULL)
+    by_line: dict[str, list[str]] = {}
+    for i, leaf in enumerate(graph.step.params):
+        silent = arrival.silent(i, ())
+        if silent is not None and silent.flat:
+            by_line.setdefault(silent.flat, []).append(leaf.name)
+    for line, names in by_line.items():
+        warn(
+            f"the gradient of {', '.join(names)} is zero.",
+            where=line.partition(" at ")[2] or None,
+            why=f"what the step returns depends on it through {line.partition(' at ')[0]} alone, "
+            "whose derivative is zero",
+            do="give the spike a surrogate gradient (a custom_jvp, or those of braintrace.nn), "
+            "or let the loss read the states as well",
+        )

@@ -7,7 +7,7 @@ to later states is in the trace's D. Whatever else there is, is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from .._errors import dotted
-from ..program import Equation
+from ..program import Equation, Var
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
 from ._pattern import matrix
-from ._reach import bits_of, indices_of, reach
+from ._reach import bits_of, indices_of, reach, union_of
 from ._relations import HiddenParamOpRelation
 from ._sites import Site
 from ._step import Path
@@ -151,6 +151,7 @@ class Outside:
 
 
 IN_THE_STEP = "compile the whole step: braintrace.compile(lambda x: ..., rule, x)"
+_RANDOM = "the derivative of the loss by the states: random operands in the reverse pass"
 _NOT_SEEN = Dropped(
     "whatever a step function computes from it before the learner call (`update` does not use it; "
     "such a gradient is of the step alone)",
@@ -191,7 +192,7 @@ def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:
         all_of(leaf.states for leaf in leaves),
         tuple(s for leaf in leaves for s in leaf.trace_shapes),
         sum(leaf.trace_bytes for leaf in leaves),
-        _all_silent([leaf.silent for leaf in leaves if leaf.how != "none"]),
+        _all_silent([leaf.silent for leaf in leaves if leaf.how != "none" or leaf.silent]),
     )
 
 
@@ -200,7 +201,8 @@ def _all_silent(leaves: Sequence[Silent | None]) -> Silent | None:
     if not silent or len(silent) < len(leaves):
         return None
     unless = dict.fromkeys(path for leaf in silent for path in leaf.unless)
-    return Silent(tuple(unless), max((leaf.instead for leaf in silent), key=len))
+    instead = max((leaf.instead for leaf in silent), key=len)
+    return Silent(tuple(unless), instead, next((s.flat for s in silent if s.flat), None))
 
 
 class _Certifier:
@@ -210,6 +212,13 @@ class _Certifier:
         self.n = len(graph.tangent.components)
         self.relation_of = {r.site.equation: r for r in graph.relations}
         self.arrival = Arrival(graph, traces.credit)
+        ends = enumerate(self.step.hidden)
+        values = [(v, 1 << k) for k, h in ends for v in (self.step.entry(h), self.step.exit(h))]
+        seeds: dict[Var, int] = {}
+        for v, bit in values:
+            if isinstance(v, Var):
+                seeds[v] = seeds.get(v, 0) | bit
+        self.entered = reach(self.step.program, seeds)  # which states it is computed from
 
     def path_of(self, site: Site) -> Path:
         return self.step.params[next(i for v in site.leaves.values() for i in v)].path
@@ -221,7 +230,9 @@ class _Certifier:
         sites = [s for s in graph.sites if any(i in v for v in s.leaves.values())]
         operators = tuple(dict.fromkeys(_named(s.equation) for s in sites))
         if not any(bits_of(o, self.used) >> i & 1 for o in step.program.outputs):
-            return replace(unused(path), operators=operators)
+            silent = self.arrival.silent(i, ())
+            told = silent if silent is not None and silent.flat else None
+            return replace(unused(path), operators=operators, silent=told)
         leaves: Sequence[int] = graph.influenced[i]
         dropped: list[Dropped] = []
         if self.traces.per_parameter:
@@ -263,10 +274,22 @@ class _Certifier:
         if graph.crossings is None and not self.traces.complete:
             for k, leaves in by_view.items():
                 dropped += self.from_states(sorted(leaves), graph.views[k])
-        behind = [s for s in graph.sites if s.x is not None and bits_of(s.x, self.used) >> i & 1]
-        if self.traces.random_feedback and behind and not relations:
-            dropped.append(Dropped("the derivative of the loss: its reverse pass is random"))
-        return sorted(set().union(*by_view.values())), dropped
+        leaves = set().union(*by_view.values())
+        if self.traces.random_feedback and self.is_random(i, leaves):
+            dropped.insert(0, Dropped(_RANDOM))
+        return sorted(leaves), dropped
+
+    def is_random(self, i: int, leaves: Collection[int]) -> bool:
+        """Whether the loss reads parameter leaf i, or these states, through a random operator.
+
+        Or through a random matrix, if there is no such operator.
+        """
+        own = union_of(1 << k for k in leaves)
+        xs = [s.x for s in self.graph.sites if s.equation not in self.graph.links.cut_entries]
+        read = [(x, bits_of(x, self.entered)) for x in xs if x is not None]
+        if not any(states for _, states in read):
+            return bool(leaves)
+        return any(n & own or (n and bits_of(x, self.used) >> i & 1) for x, n in read)
 
     def shapes(self, r: HiddenParamOpRelation, i: int) -> list[Any]:
         trace = self.traces.shapes[r.index]

@@ -75,7 +75,10 @@ def excluded(
         )
     elif not links.through[eqn]:
         kind, level = Kind.RELATION_EXCLUDED_NON_TEMPORAL, Level.INFO
-        why = "its output reaches no hidden state; the gradient within the step is all there is"
+        why = (
+            "its output reaches no hidden state along a derivative; the gradient within the step "
+            "is all there is"
+        )
     elif not links.direct[eqn]:
         kind = Kind.RELATION_EXCLUDED_WEIGHT_TO_WEIGHT
         by = links.blockers[eqn]

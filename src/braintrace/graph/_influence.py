@@ -32,6 +32,7 @@ import numpy as np
 from ..program import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
 from ._memory import taken
 from ._moves import fold, is_sum, move, spread, summands
+from ._rings import assumed, cases
 from ._sets import (
     MOST_SOURCES,
     NONE,
@@ -166,6 +167,7 @@ class _Walk:
             start += count
         self.offsets = np.cumsum([0, *sizes])
         self.mixing: set[Equation] = set()  # of earlier walks too
+        self.cases = cases(tangent.program)
 
     def result(self, cut_sums: frozenset[Equation], cut_all: bool = False) -> Influence:
         """Walk once with these sums cut, or all of them."""
@@ -180,11 +182,16 @@ class _Walk:
         self.bytes = 0
         env = {v: _Value(s, frozenset()) for v, s in self.sources.items()}
         program = self.tangent.program
+        again = len(self.cases) > 1 or any(e.bodies for e in program.equations)
         while True:
             before = len(self.cuts)
-            exits = self.program(program, dict(env), dict(self.facts), self.tangent.exits)
-            if len(self.cuts) == before or not any(e.bodies for e in program.equations):
-                break  # a cut inside a body may come after an iteration that went without it
+            exits: Values = [None] * len(self.tangent.exits)
+            for case in self.cases:
+                self.case = case
+                ends = self.program(program, dict(env), dict(self.facts), self.tangent.exits)
+                exits = [_either(a, b) for a, b in zip(exits, ends, strict=True)]
+            if len(self.cuts) == before or not again:
+                break  # a cut may come after an iteration or a case that went without it
         index = {e: i for i, e in enumerate(self.cuts)}
         rows, lost = [], []
         for component, value in zip(self.tangent.components, exits, strict=True):
@@ -234,6 +241,8 @@ class _Walk:
         def fact_of(atom: Atom) -> Fact:
             if isinstance(atom, Const):
                 return None if is_traced(atom.value) else atom.value
+            if atom in self.case:
+                return assumed(atom, self.case)
             if atom in self.parts:
                 whole, axis = self.parts[atom]
                 return few_of(fact_of(whole), axis, atom.shape[axis])

@@ -20,7 +20,7 @@ class Links:
 
     from_leaves: dict[Var, int]  # hidden leaves whose entry it depends on
     direct: dict[Equation, int]  # leaves that its output reaches without crossing other operators
-    through: dict[Equation, int]  # and with
+    through: dict[Equation, int]  # and with; what enters a traced weight is part of that weight
     blockers: dict[Equation, tuple[Site, ...]]  # the trained sites it feeds
     cut_entries: dict[Equation, int]  # leaves that enter it through a recurrent connection
     plain: dict[Var, int]  # parameter leaves it depends on otherwise than as an operator's weight
@@ -32,9 +32,17 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
     program = step.program
     from_leaves = reach(program, step.entry_bits(step.hidden))
     ys = {s.y: 1 << i for i, s in enumerate(trained)}
-    operators = {s.equation for s in trained}
-    from_ys = reach(program, ys)
-    from_ys_direct = reach(program, ys, through=lambda e: e not in operators)
+    sites = {s.equation: s for s in trained}
+
+    def read(eqn: Equation) -> Sequence[Atom]:
+        # The gradient of a traced weight is carried on to all that it is computed from.
+        s = sites.get(eqn)
+        if s is None or not s.steady or s.closed is not None:
+            return eqn.inputs
+        return jax.tree.leaves(s.operator.recorded(eqn.inputs))
+
+    from_ys = reach(program, ys, read=read)
+    from_ys_direct = reach(program, ys, through=lambda e: e not in sites)
 
     def leaves_reached(bits: Mapping[Var, int], i: int) -> int:
         return sum(
@@ -45,9 +53,7 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
     through = {s.equation: leaves_reached(from_ys, i) for i, s in enumerate(trained)}
     blockers = {
         s.equation: tuple(
-            o
-            for o in trained
-            if any(bits_of(a, from_ys_direct) >> i & 1 for a in o.equation.inputs)
+            o for o in trained if any(bits_of(a, from_ys_direct) >> i & 1 for a in read(o.equation))
         )
         for i, s in enumerate(trained)
     }

@@ -1,7 +1,7 @@
 """Reachability between named things of a step: which value can depend on which source.
 
 Sets of sources are bit masks, of the values inside bodies of control flow too. The differentiable
-walk stops at `stop_gradient` and at integers and booleans; the data walk does not.
+walk stops at functions with derivative zero and at integers and booleans; the data walk does not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from ..program import Atom, Equation, Program, Var, scan_layout
+
+FLAT = frozenset(("stop_gradient", "sign", "round", "floor", "ceil"))  # their derivative is zero
 
 
 def reach(
@@ -61,7 +63,7 @@ class _Walk:
 
     def program(self, program: Program) -> None:
         for eqn in program.equations:
-            if not self.through(eqn) or (self.smooth and eqn.name == "stop_gradient"):
+            if not self.through(eqn) or (self.smooth and eqn.name in FLAT):
                 continue
             if eqn.bodies:
                 {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn)

@@ -8,7 +8,8 @@ A program in, a program out, before the sites are found:
     e = gather(table, i)             is        e = operator(i, table)
 
 What is computed from parameters alone stays as it is: it is the weight of the operator it enters.
-An equation of any other kind gets the element-wise operator on its trained operand. Whether that
+An equation of any other kind gets the element-wise operator on its trained operand, and so does a
+value that one branch of a `cond` returns where another returns something that varies. Whether that
 has a trace is for the analysis to say.
 """
 
@@ -66,9 +67,21 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
             elif plain(eqn) and not eqn.bodies and _meet(eqn, kinds):
                 eqn = _operator(eqn, kinds.weight, equations, marked)
             equations.append(eqn)
+        outputs = list(program.outputs)
+        if around and around[-1][0].name == "cond":
+            eqn, this = around[-1]
+            kinds_of_branch = [kinds_in((*around[:-1], (eqn, k))) for k in range(len(eqn.bodies))]
+            for n, atom in enumerate(outputs):
+                others = [
+                    k.weight(b.program.outputs[n])
+                    for k, b in zip(kinds_of_branch, eqn.bodies, strict=True)
+                ]
+                if isinstance(atom, Var) and others[this] and not all(others):
+                    outputs[n] = _identity(eqn, atom, equations, marked)
         if equations == list(program.equations):
             return program
-        return prune(_with_biases(replace(program, equations=tuple(equations))))
+        changed = replace(program, equations=tuple(equations), outputs=tuple(outputs))
+        return prune(_with_biases(changed))
 
     return rewritten(step, rewrite)
 
@@ -134,13 +147,19 @@ def _operator(
     inputs = []
     for atom in eqn.inputs:
         if isinstance(atom, Var) and weight(atom):
-            if atom not in marked:
-                marked[atom] = Var(atom.shape, atom.dtype)
-                identity = replace(eqn, primitive=etp_elemwise, params={}, effects=frozenset())
-                before.append(replace(identity, inputs=(atom,), outputs=(marked[atom],)))
-            atom = marked[atom]
+            atom = _identity(eqn, atom, before, marked)
         inputs.append(atom)
     return replace(eqn, inputs=tuple(inputs))
+
+
+def _identity(eqn: Equation, atom: Var, before: list[Equation], marked: dict[Var, Var]) -> Var:
+    """The element-wise operator of a value, at the line of an equation."""
+    if atom not in marked:
+        marked[atom] = Var(atom.shape, atom.dtype)
+        before.append(
+            Equation(etp_elemwise, (atom,), (marked[atom],), {}, eqn.source, callers=eqn.callers)
+        )
+    return marked[atom]
 
 
 def _with_biases(program: Program) -> Program:

@@ -28,7 +28,14 @@ from ..frontend import (
     graph_of,
     surroundings,
 )
-from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
+from ..graph import (
+    MOST_ENTRIES,
+    ControlFlowPolicy,
+    Graph,
+    Path,
+    check_policy,
+    warn_of_zero_derivatives,
+)
 from ..ops import compiled
 from ..program import PyTree, fingerprint, is_traced
 
@@ -117,6 +124,7 @@ class ETraceGraphExecutor:
         info = self._info(args, kwargs)
         self._graph = graph_of(info, *self._options, self.unmarked)
         self._analyses[_key(info)] = self._graph.analysis
+        warn_of_zero_derivatives(self._graph.analysis)
 
     def _info(self, args: Any, kwargs: Any) -> ModuleInfo:
         return extract_module_info(self.model, *args, control_flow=self.control_flow, **kwargs)

@@ -14,14 +14,15 @@ _FEW = 3  # names that are written out
 
 def summary(parameters: Iterable[ParameterReport], rule: str = "") -> str:
     """How many parameters are exact, and what the gradients of the others leave out."""
-    reports = [p for p in parameters if p.how != "none"]
+    every = list(parameters)
+    reports = [p for p in every if p.how != "none"]
     total, exact = len(reports), sum(p.exact for p in reports)
     which = f"all {total}" if 1 < total == exact else f"{exact} of {total}"
     equal = "parameters are exact (equal BPTT)"
     if exact == 1:
         equal = f"parameter{'s' * (total > 1)} is exact (equals BPTT)"
     groups: dict[_Left, list[ParameterReport]] = {}
-    for p in (p for p in reports if not p.exact):
+    for p in (p for p in every if p.silent or (p.how != "none" and not p.exact)):
         groups.setdefault(_kind(p), []).append(p)
     parts = [
         f"{listed([dotted(p.path) for p in groups[kind]])} {_words(kind, groups[kind])}"

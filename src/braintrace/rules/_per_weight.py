@@ -115,7 +115,7 @@ def per_weight(
         feedback=feedback,
         one_by_one=most is not None,
         folds=True,
-        approximates=_words(kept, feedback, kappa),
+        approximates=_words(kept, kappa),
     )
     waiting = relation_rule(RelationFunctions(init, _wait, _credit_waiting(placed)), **how)
     pending = Pending(_open, waiting, fold) if most is None else None
@@ -123,10 +123,9 @@ def per_weight(
     return relation_rule(functions, pending=pending, **how)
 
 
-def _words(kept: Any, feedback: Any, kappa: float) -> str | None:
+def _words(kept: Any, kappa: float) -> str | None:
     words = [
         (kept, "the memory of the states: every trace decays alike"),
-        (feedback, "the derivative of the loss by the states: random operands in the reverse pass"),
         (kappa, "the trace of every weight: it is filtered once more"),
     ]
     return "; ".join(text for applies, text in words if applies) or None
