@@ -22,6 +22,7 @@ MODULES = ("data", "nir", "show", "tasks")
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
     "version": set(),
+    "files": {"errors"},
     "precision": set(),
     "errors": set(),
     "published": set(),
@@ -29,12 +30,12 @@ MAY_IMPORT = {
     "ops": {"errors", "program"},
     "nn": {"precision", "errors", "published", "ops"},
     "graph": {"errors", "published", "program", "ops"},
-    "report": {"errors", "graph"},
+    "report": {"errors", "files", "graph"},
     "engine": CORE,
     "rules": {"errors", "ops", "graph", "engine"},
     "online": CORE | {"report", "rules", "engine"},
     "frontend": CORE | {"precision", "published", "report"},
-    "checkpoint": {"errors", "program", "frontend", "version"},
+    "checkpoint": {"errors", "files", "program", "frontend", "version"},
     "learner": LEARNING | {"precision", "checkpoint"},
     "verify": LEARNING | {"precision", "nn", "version"},
     "lab": set(),
@@ -43,9 +44,9 @@ MAY_IMPORT = {
     "lab.show": {"precision", "errors", "learner"},
     "lab.data": {"errors"},
     "lab.tasks": {"errors", "lab.data"},
-    "lab.comparison": LEARNING | {"precision", "lab.table", "lab.tasks", "version"},
+    "lab.comparison": LEARNING | {"files", "precision", "lab.table", "lab.tasks", "version"},
     "lab.cli": LEARNING
-    | {"nn", "verify", "version", "init"}
+    | {"files", "nn", "verify", "version", "init"}
     | {"lab.table", "lab.show", "lab.tasks", "lab.comparison"},
     "compat": LEARNING | {"precision", "checkpoint", "nn"},
     # What users import: the package itself, and modules of the laboratory under short names.

@@ -80,8 +80,8 @@ def test_tree_of_another_learner_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="belongs to another learner") as refusal:
         other.from_pytree(learner.to_pytree())
     text = str(refusal.value)
-    assert "states.model.V [mV]: float64[2, 4] in the tree, float64[5, 4] here" in text
-    assert "optimizer.0.mu" in text and "only in the tree" in text
+    assert "states/model/V [mV]: float64[2, 4] in the tree, float64[5, 4] here" in text
+    assert "optimizer/0/mu" in text and "only in the tree" in text
     assert "  why: " in text and "weights_only=True" in text
     wrong = {"weights": {"model": {"W": {"weight": {"weight [V]": np.zeros((I, N))}}}}}
     with pytest.raises(ValueError, match=r"weight \[V\]: only in the tree"):
@@ -134,5 +134,5 @@ def test_learner_of_an_nnx_module_goes_on():
         np.testing.assert_array_equal(a, b)
     wide.from_pytree(tree, weights_only=True)
     np.testing.assert_array_equal(wide.module.up.kernel[...], learner.module.up.kernel[...])
-    with pytest.raises(ValueError, match=r"v\.value: float64\[2, 4\] in the tree"):
+    with pytest.raises(ValueError, match=r"v/value: float64\[2, 4\] in the tree"):
         wide.from_pytree(tree)

@@ -1,11 +1,13 @@
-"""The state of an optimizer in a checkpoint: states inside of an object, or a tree of arrays."""
+"""The state of an optimizer in a checkpoint: the learner's, that of an object, or a tree."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,70 +16,55 @@ import jax
 import numpy as np
 
 from .._errors import value_error
-from ..frontend import values_of, weights_of
 from ..program import PyTree
-from ._contents import Learner, Name, states_in
+from ._names import Named, named, renewed
+from ._swap import swap_states
+
+OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What of an optimizer is saved, or what saved values are for.
+class Part:
+    """Named values of an optimizer.
 
-    `finish` takes a new tree, stores it where it belongs, and returns `Checkpoint.optimizer`.
+    `assign` takes new ones and returns `Checkpoint.optimizer`; `undo` takes that back.
     """
 
-    kind: str | None  # "states", "tree", or None if there is none
-    states: dict[Name, brainstate.State] = field(default_factory=dict)
-    tree: PyTree = None  # the state, where that is a tree
-    finish: Callable[[PyTree], PyTree] = lambda tree: None
+    values: Named
+    assign: Callable[[Named], Any]
+    undo: Callable[[], Any]
 
 
-def to_save(holder: Learner, learner: Learner, optimizer: Any) -> Optimizer:
-    """What `save` writes: of `optimizer`, of the holder of a state if None, nothing if False."""
-    own = holder.optimizer_state
+def part_of(learner: Any, own: Named | None, optimizer: Any, saving: bool) -> Part | None:
+    """What of an optimizer is saved, or what saved values are for; of the learner's own if None."""
     if optimizer is False or (optimizer is None and own is None):
-        return Optimizer(None)
-    if optimizer is None:
-        return Optimizer("tree", tree=own.value)
-    if not _is_transformation(optimizer):
+        return None
+    if own is not None and (optimizer is None or learner.optimizer is optimizer):
+        return Part(own, partial(_put, learner), lambda: learner.assign(own))
+    learner.check_optimizer(optimizer)
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         return _held(learner, optimizer)
-    if holder.optimizer is optimizer and own is not None:
-        return Optimizer("tree", tree=own.value)
-    start = jax.eval_shape(lambda: _start(holder, optimizer))
-    if jax.tree.leaves(start):
+    start = optimizer.init(weights_of(learner))
+    if saving and jax.tree.leaves(start):
         raise value_error(
             "the learner has no state of this optimizer.",
             why="only etrace_train and init_optimizer make one in the learner; it belongs to "
             "the very object that was passed to them",
             do="pass that object, or the state that you keep yourself: optimizer=opt_state",
         )
-    return Optimizer("tree", tree=start)
+    before = {k: getattr(learner, k) for k in ("optimizer", "optimizer_state", "optimized")}
+
+    def adopt(values: Named) -> PyTree:
+        learner.init_optimizer(optimizer)
+        return _put(learner, values) if values else start
+
+    return Part(named(OPTIMIZER, start), adopt, lambda: vars(learner).update(before))
 
 
-def to_load(
-    holder: Learner, learner: Learner, optimizer: Any, kind: str | None, path: str | os.PathLike
-) -> Optimizer:
-    """What the optimizer in a file, of this kind, is for."""
-    own = holder.optimizer_state
-    if optimizer is False or (optimizer is None and kind is None):
-        return Optimizer(None)
-    check_passed(path, kind, optimizer is not None or own is not None)
-    if own is not None and (optimizer is None or holder.optimizer is optimizer):
-        return Optimizer("tree", tree=own.value, finish=lambda tree: _store(holder, tree))
-    if not _is_transformation(optimizer):
-        return _held(learner, optimizer)
-
-    def adopt(tree: PyTree) -> PyTree:
-        holder.init_optimizer(optimizer)
-        return _store(holder, tree)
-
-    return Optimizer("tree", tree=_start(holder, optimizer), finish=adopt)
-
-
-def check_passed(path: str | os.PathLike, kind: str | None, passed: bool) -> None:
+def check_passed(path: str | os.PathLike, saved: bool, passed: bool) -> None:
     """Refuse an optimizer that is not in the file, or one that is and has no place."""
-    if (kind is not None) != passed:
-        what = "holds no optimizer, one is passed" if kind is None else "holds an optimizer"
+    if saved != passed:
+        what = "holds an optimizer" if saved else "holds no optimizer, one is passed"
         raise value_error(
             f"{os.fspath(path)} {what}.",
             why="training would continue with another optimizer state",
@@ -86,58 +73,66 @@ def check_passed(path: str | os.PathLike, kind: str | None, passed: bool) -> Non
         )
 
 
-def _held(learner: Learner, optimizer: Any) -> Optimizer:
-    """An object with states inside, or a tree."""
+def _put(learner: Any, values: Named) -> PyTree:
+    learner.assign(values)
+    return learner.optimizer_state.value
+
+
+def _nothing() -> None:
+    """A tree is returned, and put nowhere."""
+
+
+def _held(learner: Any, optimizer: Any) -> Part:
+    """An object with states or variables inside, or a tree."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(optimizer, nnx.Optimizer):
+        tree = jax.tree.map(lambda a: a, nnx.state(optimizer))  # a copy
+
+        def update(values: Named) -> Any:
+            nnx.update(optimizer, renewed(OPTIMIZER, tree, values))
+            return optimizer
+
+        return Part(named(OPTIMIZER, tree), update, lambda: nnx.update(optimizer, tree))
     register = getattr(optimizer, "register_trainable_weights", None)
     if callable(register) and not getattr(optimizer, "param_states", None):
         register(learner.param_states)  # its states depend on them
-    states = states_under(optimizer, {id(s) for s in states_in(learner).values()})
-    if states:
-        return Optimizer("states", states, finish=lambda tree: optimizer)
-    return Optimizer("tree", tree=optimizer, finish=lambda tree: tree)
+    learned = [*getattr(learner, "states", dict)().values(), brainstate.random.DEFAULT]
+    states = states_under(optimizer, {id(s) for s in learned})
+    if not states:
+        return Part(named(OPTIMIZER, optimizer), partial(renewed, OPTIMIZER, optimizer), _nothing)
+    values = {k: v for name, state in states.items() for k, v in named(name, state.value).items()}
+
+    def assign(new: Named) -> Any:
+        swap_states(states, {k: renewed(k, s.value, new) for k, s in states.items()})
+        return optimizer
+
+    return Part(values, assign, lambda: assign(values))
 
 
-def _store(holder: Learner, tree: PyTree) -> PyTree:
-    if holder.optimizer_state is not None:  # some keep nothing
-        holder.optimizer_state.value = tree
-    return tree
+def weights_of(learner: Any) -> PyTree:
+    """The weights that an optimizer of a learner changes."""
+    from .. import frontend
+
+    return frontend.values_of(frontend.weights_of(None, learner.param_states))
 
 
-def _is_transformation(optimizer: Any) -> bool:
-    """Whether it is one of optax, whose state is stored elsewhere."""
-    return all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
-
-
-def _start(holder: Learner, optimizer: Any) -> PyTree:
-    """The state of an optax transformation before the first update, beside the weights."""
-    return optimizer.init(values_of(weights_of(None, holder.param_states)))
-
-
-def states_under(thing: PyTree, apart: set[int]) -> dict[Name, brainstate.State]:
+def states_under(thing: PyTree, apart: set[int]) -> dict[str, brainstate.State]:
     """The states that an object holds, by name, those with an id in `apart` left out."""
-    states: dict[Name, brainstate.State] = {}
-    visited = set(apart)
+    states: dict[str, brainstate.State] = {}
+    visited, ends = set(apart), (jax.Array, np.ndarray, type, ModuleType)
 
-    def walk(name: Name, value: PyTree) -> None:
-        if id(value) in visited:
+    def walk(name: str, value: PyTree) -> None:
+        if id(value) in visited or isinstance(value, ends) or inspect.isroutine(value):
             return
+        visited.add(id(value))
         if isinstance(value, brainstate.State):
             states[name] = value
-        visited.add(id(value))
-        for key, part in _parts(value):
-            walk((*name, key), part)
-
-    walk((), thing)
-    return states
-
-
-def _parts(value: PyTree) -> Iterator[tuple[str, PyTree]]:
-    match value:
-        case dict():
-            yield from ((str(k), v) for k, v in value.items())
-        case list() | tuple():
-            yield from ((str(i), v) for i, v in enumerate(value))
-        case jax.Array() | np.ndarray() | type() | ModuleType() | brainstate.State():
             return
-        case _ if hasattr(value, "__dict__") and not inspect.isroutine(value):
-            yield from vars(value).items()
+        inside = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        for key, part in (
+            inside if isinstance(inside, dict) else getattr(value, "__dict__", {})
+        ).items():
+            walk(f"{name}/{key}", part)
+
+    walk(OPTIMIZER, thing)
+    return states

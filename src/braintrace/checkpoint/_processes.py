@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +12,25 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._errors import error
-from ..program import PyTree
 
 
-def fetched(array: jax.Array) -> np.ndarray:
+def fetched(array: Any) -> Any:
     """All of an array; if parts are with other processes, each of them must ask for it."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array) if isinstance(array, np.generic) else array
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(jax.device_get(array))
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def placed(array: np.ndarray, like: PyTree) -> jax.Array:
+def placed(array: Any, like: jax.Array) -> jax.Array:
     """An array on the devices that `like` is on; a process makes its own parts only."""
-    sharding = getattr(like, "sharding", None)
-    if sharding is None or len(sharding.device_set) == 1:
+    sharding = like.sharding
+    if isinstance(array, jax.Array):
+        return array if array.sharding == sharding else jax.device_put(array, sharding)
+    if len(sharding.device_set) == 1:
         new = jnp.array(array)
-        same = sharding is None or new.sharding == sharding
-        return new if same else jax.device_put(new, sharding)
+        return new if new.sharding == sharding else jax.device_put(new, sharding)
     part = lambda index: np.array(array[index])  # a copy: the memory of an array may be reused
     return jax.make_array_from_callback(array.shape, sharding, part)
 

@@ -24,7 +24,7 @@ from .._online import (
     check_relations,
     traces_of,
 )
-from ..checkpoint import CheckpointMixin, PytreeMixin
+from ..checkpoint import CheckpointMixin
 from ..engine import (
     Placement,
     TimeAxes,
@@ -82,6 +82,7 @@ from ._reset import (
     strengthen,
     with_batch,
 )
+from ._saved import SavedStates
 from ._signal import SignalMixin
 from ._views import EligibilityTrace, TraceViewsMixin
 
@@ -90,8 +91,8 @@ Instead = Callable[..., tuple[list[Array], Values]]  # (rule, graph, call, value
 
 
 class ETraceAlgorithm(
+    SavedStates,
     CheckpointMixin,
-    PytreeMixin,
     SignalMixin,
     SequenceDriverMixin,
     TraceViewsMixin,

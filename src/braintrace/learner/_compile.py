@@ -17,7 +17,7 @@ import numpy as np
 
 from .._errors import dotted, not_supported, type_error, value_error
 from .._online import RunInfo
-from ..checkpoint import CheckpointMixin, PytreeMixin
+from ..checkpoint import CheckpointMixin
 from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import ETraceGraph, StepFunction
 from ..program import PyTree
@@ -32,6 +32,7 @@ from ._drivers import SequenceDriverMixin
 from ._nnx import ModuleLearner, is_nnx
 from ._reset import LAST, check_batch_size, reinitialise
 from ._rule_learner import RuleLearner
+from ._saved import SavedStates
 
 RULES: dict[str, type[ETraceAlgorithm]] = {
     name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
@@ -71,7 +72,7 @@ def options_of(config: ETraceConfig) -> dict[str, PyTree]:
     return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
 
 
-class ETraceVmap(CheckpointMixin, PytreeMixin, SequenceDriverMixin, brainstate.nn.Vmap):
+class ETraceVmap(SavedStates, CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
     """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
 
     vmapped_fn: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,19 +13,17 @@ import jax.numpy as jnp
 from .._errors import CompilationError, dotted, message, type_error
 from .._online import Carry, Online, Untrained, online
 from ..checkpoint import (
-    OPTIMIZER,
     STATES,
     WEIGHTS,
-    Checkpoint,
-    File,
-    check_passed,
-    of_rule,
-    save_values,
-    tree_of_values,
-    values_of_tree,
+    CheckpointMixin,
+    Named,
+    named,
+    renewed,
+    swap,
 )
 from ..program import PyTree, is_traced, prune, trace
 from ..report import CompilationReport
+from ..rules import rule_identity
 
 _EXPLICIT = (
     "pass a cell with an explicit carry to braintrace.online: with structure, params = "
@@ -48,7 +45,7 @@ class _Step(NamedTuple):
     written: frozenset[tuple]
 
 
-class ModuleLearner:
+class ModuleLearner(CheckpointMixin):
     """A module of nnx as an online learner, see `braintrace.compile`.
 
     Its methods are those of `braintrace.online` without parameters and carry. `nnx.Param`s are the
@@ -209,28 +206,33 @@ class ModuleLearner:
     def carry(self, carry: Carry) -> None:
         self._write(carry)
 
-    def to_pytree(self) -> dict[str, Any]:
-        """Variables and traces as nested dicts of arrays, see `ETraceAlgorithm.to_pytree`.
+    def named_arrays(self) -> Named:
+        """Parameters, variables, traces and the count of steps, by name."""
+        return {k: v for name, tree in self._trees().items() for k, v in named(name, tree).items()}
 
-        The optimizer is not among them: `nnx.state(optimizer)` is its own tree.
-        """
-        return tree_of_values(self._values())
+    def assign(self, values: Named) -> None:
+        """Give all of these, or the parameters alone, other values: all of them or none."""
+        old = self._trees()
+        weights_only = set(values) == set(named(WEIGHTS, old[WEIGHTS]))
+        taken = {WEIGHTS: old[WEIGHTS]} if weights_only else old
+        new = {**old, **{name: renewed(name, tree, values) for name, tree in taken.items()}}
+        swap([(lambda: self._put(new), lambda: self._put(old))])
 
-    def from_pytree(self, tree: Mapping[str, Any], *, weights_only: bool = False) -> None:
-        """Put back what `to_pytree` returned, see `ETraceAlgorithm.from_pytree`."""
-        self._put(values_of_tree(tree, self._values(), weights_only))
+    def identity(self) -> dict[str, Any]:
+        """The rule, and how it is run."""
+        net = self.online
+        own = {"window": net.window, "marked_only": net.marked_only}
+        return {**rule_identity(net.rule, net.rule.record), **own}
 
-    def _values(self) -> dict[tuple[str, ...], Any]:
-        params, variables = self._variables()
-        module = {(WEIGHTS,): params, (STATES, "module"): variables}
-        return {**module, (STATES, "traces"): self._traces, (STATES, "steps"): self._count}
+    def _trees(self) -> dict[str, Any]:
+        params, variables = jax.tree.map(lambda a: a, self._variables())  # a copy
+        carry = {f"{STATES}/traces": self._traces, f"{STATES}/steps": self._count}
+        return {WEIGHTS: params, f"{STATES}/module": variables, **carry}
 
-    def _put(self, values: Mapping[tuple[str, ...], Any]) -> None:
-        """Values of all these names, or of the weights alone."""
-        self._nnx.update(self.module, values[(WEIGHTS,)])
-        if (STATES, "module") in values:
-            self._nnx.update(self.module, values[STATES, "module"])
-            self._traces, self._count = values[STATES, "traces"], values[STATES, "steps"]
+    def _put(self, trees: Mapping[str, Any]) -> None:
+        self._nnx.update(self.module, trees[WEIGHTS])
+        self._nnx.update(self.module, trees[f"{STATES}/module"])
+        self._traces, self._count = trees[f"{STATES}/traces"], trees[f"{STATES}/steps"]
 
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""
@@ -245,67 +247,6 @@ class ModuleLearner:
         """
         self._nnx.update(self.module, self._first)
         self.forget_past()
-
-    def save(
-        self,
-        path: str | os.PathLike,
-        *,
-        optimizer: Any = None,
-        step: int | None = None,
-        extra: PyTree = None,
-    ) -> None:
-        """Write parameters, variables, traces and optimizer into one file, replaced at once.
-
-        Args:
-            path: the file; its folder is created if there is none.
-            optimizer: an `nnx.Optimizer` of the module; None for none.
-            step: how far training has come.
-            extra: anything of dicts, lists, tuples, arrays, numbers, strings and None.
-        """
-        values = {name: (tree, "tree") for name, tree in self._saved(optimizer).items()}
-        kind = None if optimizer is None else "tree"
-        save_values(path, self._identity(), kind, values, step, extra)
-
-    def load(self, path: str | os.PathLike, *, optimizer: Any = None) -> Checkpoint:
-        """Put back what `save` wrote, so that training goes on as if it had never stopped.
-
-        A file that is refused changes nothing.
-
-        Args:
-            path: the file.
-            optimizer: an `nnx.Optimizer` of the module, if one was saved; False leaves the one in
-                the file alone.
-
-        Returns:
-            A `Checkpoint`: step, extra, and the optimizer.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is no checkpoint, is damaged, or belongs to another module, rule or
-                optimizer; all differences are listed.
-        """
-        file = File.read(path)
-        if optimizer is not False:
-            check_passed(path, file.header["optimizer"], optimizer is not None)
-        optimizer = None if optimizer is False else optimizer
-        values = file.values(self._identity(), self._saved(optimizer), optimizer is not None)
-        extra = file.extra()
-        self._put(values)
-        if optimizer is not None:
-            self._nnx.update(optimizer, values[OPTIMIZER,])
-        return file.checkpoint(extra, optimizer)
-
-    def _saved(self, optimizer: Any) -> dict[tuple[str, ...], PyTree]:
-        """All that training goes on from, by name."""
-        if optimizer is None:
-            return self._values()
-        self._check_optimizer(optimizer)
-        return {**self._values(), (OPTIMIZER,): self._nnx.state(optimizer)}
-
-    def _identity(self) -> dict[str, Any]:
-        net = self.online
-        named = {"rule": net.rule.name, "window": net.window, "marked_only": net.marked_only}
-        return {**named, **of_rule(net.rule.record, net.rule.config)}
 
     def __call__(self, *inputs: PyTree, **extra: PyTree) -> PyTree:
         """One step; returns the output of the module."""
@@ -360,7 +301,7 @@ class ModuleLearner:
             `has_aux`. Keep it: it is compiled once.
         """
         nnx = self._nnx
-        self._check_optimizer(optimizer)
+        self.check_optimizer(optimizer)
         runs: dict[Online, Callable[..., PyTree]] = {}
 
         def train(xs: PyTree, *targets: PyTree, mask: PyTree = None, **extra: PyTree) -> PyTree:
@@ -376,7 +317,8 @@ class ModuleLearner:
 
         return train
 
-    def _check_optimizer(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Refuse what is no optimizer of nnx."""
         if not isinstance(optimizer, self._nnx.Optimizer):
             raise type_error(
                 f"the optimizer has type {type(optimizer).__name__}.",

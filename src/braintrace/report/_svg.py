@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from .._errors import error
+from .._files import replace_file
 from ._layout import LINE, NARROW, WIDE, Box, Curve, Form, Layout, place
 from ._picture import Picture, Standing
 
@@ -163,13 +164,4 @@ def write(text: str, path: str | os.PathLike[str]) -> None:
             why=f"there is no folder {target.parent}",
             do="make the folder first, or choose another path",
         )
-    if target.is_dir():
-        raise error(IsADirectoryError)(
-            f"{target} is a folder.", why="a page is one file", do="name a file in it"
-        )
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, "utf-8")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(target, [text.encode("utf-8", "backslashreplace")])

@@ -23,6 +23,7 @@ from ._family import rtrl as rtrl
 from ._family import snap as snap
 from ._family import stllr as stllr
 from ._family import uoro as uoro
+from ._identity import rule_identity as rule_identity
 from ._kept import leak as leak
 from ._learning_rule import LearningRule as LearningRule
 from ._learning_rule import credit_of as credit_of

@@ -111,6 +111,7 @@ def per_weight(
         steps_kept, placed = filtered(kept, kappa), lambda signals: at_filtered(signals, kappa)
     how: dict[str, Any] = dict(
         kept=steps_kept,
+        constants={} if most is None else {"trace_clip_abs": most},
         exit_cotangents=exit_cotangents or (ExitCotangents.READ if kappa else None),
         feedback=feedback,
         one_by_one=most is not None,

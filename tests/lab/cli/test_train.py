@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from braintrace.checkpoint import _archive
+from braintrace.checkpoint._container import Container
 from braintrace.lab.cli import _session, _source, _train, main
 
 from .test_demo import hide
@@ -31,10 +31,9 @@ def train(out, *words):
 
 def values(out):
     """Everything in a checkpoint that training depends on, by name."""
-    header, arrays = _archive.read(out / "train.ckpt")
-    found = {(*e["name"], e["leaf"]): arrays[e["array"]] for e in header["values"] if "array" in e}
-    inside = dict((k["leaf"]["value"], v) for k, v in header["extra"]["dict"])
-    return {**found, "losses": arrays[inside["losses"]["leaf"]["array"]], "step": header["step"]}
+    with Container(out / "train.ckpt") as file:
+        found, extra = file.read(), dict(file.header["extra"]["dict"])
+    return {**found, "losses": found[extra["losses"]["numpy"]], "step": file.header["step"]}
 
 
 def assert_identical(one, two):

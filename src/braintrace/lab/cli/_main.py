@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 2, after an error, if the words make no command.
     """
+    _open_streams()
     options = parser().parse_args(arguments)
     if options.check is not None:
         options.check(options)
@@ -37,6 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         sys.stderr.close()
         return 1
+
+
+def _open_streams() -> None:
+    """Streams that the shell has closed (`2>&-`): else a file would get their number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # for the rest of the process
 
 
 def parser() -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import threading
@@ -19,15 +20,17 @@ import brainstate
 import jax
 import numpy as np
 
+from ..._errors import value_error
 from ..comparison._rules import Choice
 from ..comparison._training import Optimizer, Run, by_sequence
 from ..tasks import SequenceTask
 from ._gradient import Compiled
-from ._names import TASKS
+from ._names import CELLS, TASKS
 from ._network import Network, Weights
 
 TESTS, POINTS = 512, 20  # held-out sequences, and scores on them during training
 SETTINGS = "settings.json"  # file name
+LARGEST = 10**7  # of the numbers in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,26 @@ class Settings:
     updates: int
     score_every: int
     x64: bool
+
+    def __post_init__(self) -> None:
+        choices = {"task": list(TASKS), "cell": list(CELLS)}
+        sizes = ("length", "units", "batch", "updates", "score_every")
+        ranges = {"seed": (0, 2**32)} | dict.fromkeys(sizes, (1, LARGEST))
+        wrong = [k for k, names in choices.items() if getattr(self, k) not in names]
+        for name, (least, end) in ranges.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value < end:
+                wrong.append(name)
+        if type(self.lr) not in (int, float) or not 0 <= self.lr < math.inf:
+            wrong.append("lr")
+        wrong += [] if isinstance(self.rule, str) else ["rule"]
+        wrong += [] if isinstance(self.x64, bool) else ["x64"]
+        if wrong:
+            values = ", ".join(f"{name} = {str(getattr(self, name))[:40]!r}" for name in wrong)
+            raise ValueError(
+                f"{values}. Sizes are whole numbers from 1 to below {LARGEST}, a seed may be 0, "
+                "a rate is positive."
+            )
 
 
 def new_settings(options: argparse.Namespace, x64: bool) -> Settings:
@@ -140,12 +163,28 @@ class Session(Run):
         """Write a checkpoint."""
         self.gradient.network.weights = self.weights
         curves = {"losses": np.array(self.losses), "at": self.at, "scores": self.scores}
-        self.gradient.learner.save(path, optimizer=self.moments, step=self.done, extra=curves)
+        extra = {**curves, "settings": asdict(self.settings)}
+        self.gradient.learner.save(path, optimizer=self.moments, step=self.done, extra=extra)
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint.
+
+        Raises:
+            ValueError: it cannot be loaded, or is that of another run.
+        """
         checkpoint = self.gradient.learner.load(path, optimizer=self.moments)
-        assert checkpoint.step is not None
+        saved = checkpoint.extra.get("settings", {}) if type(checkpoint.extra) is dict else {}
+        wrong = [
+            f"{name}: {saved.get(name)!r} in the checkpoint, {value!r} in {SETTINGS}"
+            for name, value in asdict(self.settings).items()
+            if name not in ("updates", "score_every") and saved.get(name) != value
+        ]
+        if wrong or checkpoint.step is None:
+            raise value_error(
+                f"{path} is the checkpoint of another run.\n    " + "\n    ".join(wrong),
+                why="a run goes on with the batches it would have had",
+                do="put the files of one run into its folder, or start again with another --out",
+            )
         self.weights, self.moments = self.gradient.network.weights, checkpoint.optimizer
         self.done, self.losses = checkpoint.step, checkpoint.extra["losses"].tolist()
         self.at, self.scores = checkpoint.extra["at"], checkpoint.extra["scores"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import brainstate
 
 from ..._errors import message
+from ..._files import only_run
 from ..comparison._gradient import REFUSALS
 from ..comparison._output import save_figure, save_json, x64
 from ..comparison._progress import progress_bar, stage
@@ -37,6 +40,10 @@ Hook = Callable[[int, dict[str, float]], None]
 CHECKPOINT, RECORD, FIGURE = "train.ckpt", "train.json", "train.png"
 
 
+class Stopped(Exception):
+    """The user's function has called `sys.exit`."""
+
+
 class Diverged(Exception):
     """A loss that is not finite ends the run; the message says what to do."""
 
@@ -44,7 +51,8 @@ class Diverged(Exception):
 def run(options: argparse.Namespace) -> int:
     """Train; returns the exit status: 128 and its number if a signal stopped the run."""
     try:
-        return _run(options, _hook(options.on_update))
+        with unread_output():
+            return _run(options, _hook(options.on_update))
     except (Mistake, Failure, Diverged) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, Mistake) else 1
@@ -66,6 +74,8 @@ def _hook(text: str | None) -> Hook:
     def call(step: int, metrics: dict[str, float]) -> None:
         try:
             function(step, metrics)
+        except SystemExit as stop:
+            raise Stopped(f"{text} ended the run: sys.exit({stop.code!r})") from stop
         except Exception as error:
             do = "fix this line; --resume continues the run"
             raise Failure(f"{text} raised an error.", error, str(module.__file__), do) from error
@@ -76,23 +86,30 @@ def _hook(text: str | None) -> Hook:
 def _run(options: argparse.Namespace, hook: Hook) -> int:
     folder = options.out or Path("out") / f"train_{options.task}"
     error = options.parser.error
-    try:
-        if options.resume:
-            settings = resumed_settings(options, folder, x64())
-        else:
-            _check_new(folder)
-            settings = new_settings(options, x64())
-        task, choice = MAKE[settings.task](settings.length), _choice(settings)
-        mesh = mesh_of(options)
-        record = _finished(settings, folder) if options.resume else None
-    except ValueError as mistake:
-        error(str(mistake))
-    if record is not None:
-        done = f"all {settings.updates} updates of the run in {folder} are done"
-        print(f"Nothing to do: {done}. More --updates would continue it.")
-        print(_result(task, record, folder))
-        return 0
-    with brainstate.random.seed_context(settings.seed):
+    with contextlib.ExitStack() as running:
+        try:
+            if options.resume:
+                settings = resumed_settings(options, folder, x64())
+            else:
+                _check_new(folder)
+                settings = new_settings(options, x64())
+            task, choice = MAKE[settings.task](settings.length), _choice(settings)
+            mesh = mesh_of(options)
+            running.enter_context(only_run(folder))
+            if not options.resume:
+                _check_new(folder)  # nobody was quicker
+            record = _finished(settings, folder) if options.resume else None
+        except ValueError as mistake:
+            error(str(mistake))
+        except OSError as failure:
+            print(f"{folder} cannot be written: {failure}", file=sys.stderr)
+            return 1
+        if record is not None:
+            done = f"all {settings.updates} updates of the run in {folder} are done"
+            print(f"Nothing to do: {done}. More --updates would continue it.")
+            print(_result(task, record, folder))
+            return 0
+        running.enter_context(brainstate.random.seed_context(settings.seed))
         try:
             session = Session(settings, task, choice, mesh)
             if (folder / CHECKPOINT).exists():
@@ -109,11 +126,55 @@ def _run(options: argparse.Namespace, hook: Hook) -> int:
             )
         try:
             return _train(session, folder, options.checkpoint_every, hook)
-        except BrokenPipeError:
-            raise
+        except Stopped as stop:
+            _save(session, folder)
+            print(f"{stop}, after update {session.done} of {settings.updates}", file=sys.stderr)
+            print(_continued(session, folder), file=sys.stderr)
+            return 1
         except OSError as failure:
             print(f"{folder} cannot be written: {failure}", file=sys.stderr)
             return 1
+
+
+@contextlib.contextmanager
+def unread_output() -> Iterator[None]:
+    """Let a run write its files when nobody reads what it prints, as in `... | head -1`."""
+    real = sys.stdout
+    sys.stdout = _Unread(real)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout = real
+
+
+class _Unread:
+    """A stream whose words are lost when its reader has gone."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, if anybody is there to read."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._lose()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, if anybody is there to read."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._lose()
+
+    def _lose(self) -> None:
+        with open(os.devnull, "w") as nothing:  # what is buffered goes there, now and at exit
+            os.dup2(nothing.fileno(), self._stream.fileno())
 
 
 def _train(session: Session, folder: Path, every: int, hook: Hook) -> int:
@@ -142,10 +203,8 @@ def _train(session: Session, folder: Path, every: int, hook: Hook) -> int:
         bar.close()
         _save(session, folder)
         if stopped:
-            default = folder == Path("out") / f"train_{s.task}"
-            out = "" if default else f" --out {shlex.quote(str(folder))}"
             print(f"Stopped after update {session.done} of {s.updates}: {folder / CHECKPOINT}")
-            print(f"To continue: braintrace train {s.task}{out} --resume")
+            print(_continued(session, folder))
             return 128 + stopped[0]
     _finish(session, folder, statistics.fmean(seconds[1:] or [math.nan]))
     return 0
@@ -184,6 +243,14 @@ def _save(session: Session, folder: Path) -> None:
     """Settings first: a checkpoint is never without them."""
     save_json(folder / SETTINGS, asdict(session.settings))
     session.save(folder / CHECKPOINT)
+
+
+def _continued(session: Session, folder: Path) -> str:
+    """How to go on with a run."""
+    task = session.settings.task
+    default = folder == Path("out") / f"train_{task}"
+    out = "" if default else f" --out {shlex.quote(str(folder))}"
+    return f"To continue: braintrace train {task}{out} --resume"
 
 
 def _finish(session: Session, folder: Path, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._files import replace_file
 from ..._version import __version__
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -30,20 +32,16 @@ def save_figure(draw: Callable[..., Any], path: Path, *content: object) -> None:
             raise
         print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:] or "png")
+        replace_file(path, [image.getbuffer()])
         print(f"Figure: {path}")
 
 
 def save_json(path: Path, content: dict[str, object]) -> None:
     """Replace a file at once, so that no half of it is ever there; nan and inf become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    text = json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+    replace_file(path, [text.encode()])
 
 
 def _finite(value: object) -> object:
