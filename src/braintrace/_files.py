@@ -75,6 +75,7 @@ def only_run(folder: str | os.PathLike) -> Iterator[None]:
         ValueError: there is one; the message has its process and the time of its start.
     """
     path = Path(folder) / ".running"
+    made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     while True:
@@ -99,6 +100,9 @@ def only_run(folder: str | os.PathLike) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(file)
+        if made:
+            with contextlib.suppress(OSError):  # the run has left something in it
+                path.parent.rmdir()
 
 
 def _mode_of(target: Path) -> int | None:
