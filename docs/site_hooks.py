@@ -62,14 +62,14 @@ def linked(text: str, home: str) -> str:
 
 
 def exported(module: str) -> list[str]:
-    """Names that a package shows, in the order of its file; those of `compat` have no entry."""
+    """Names that a package shows, in the order of its file, but for modules and `compat`."""
     package, _, name = module.partition(".")
     folder = ROOT / "src" / package
     files = [folder / "lab" / name / "__init__.py", folder / name / "__init__.py"]
     files = files if name else [folder / "__init__.pyi"]
     tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
-    shown = [n for n in imports if not (n.module or "").startswith("compat")]
+    shown = [n for n in imports if n.module and not n.module.startswith("compat")]
     names = [a.asname for n in shown for a in n.names]
     return [name for name in names if name and not name.startswith("_")]
 

@@ -85,11 +85,16 @@ value_error, type_error = error(ValueError), error(TypeError)
 not_supported = error(NotSupportedError)
 
 
-def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """The error for a name that there is not: the name that may be meant, or all of them."""
+def meant(name: str, names: Iterable[str]) -> str | None:
+    """The one of these names that a misspelt one may stand for."""
     from difflib import get_close_matches
 
+    return next(iter(get_close_matches(name, list(names), 1)), None)
+
+
+def unknown(kind: str, name: str, names: Iterable[str]) -> str:
+    """The error for a name that there is not: the name that may be meant, or all of them."""
     names = list(names)
-    close = get_close_matches(name, names, 1)
-    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+    close = meant(name, names)
+    hint = f"choose from {', '.join(names)}" if close is None else f"did you mean {close}?"
     return f"there is no {kind} {name!r}: {hint}"

@@ -13,7 +13,6 @@ x of shape (batch, in) the axis `out` is tied and `batch` is free: the trace is 
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import message
+from .._errors import meant, message
 from ..program import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
 from ._ties import tied_axes
 from ._zeros import zeros_in
@@ -147,8 +146,8 @@ def _is_hand_written(rule: str) -> bool:
 
 
 def _did_you_mean(name: str, names: Sequence[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
+    near = meant(name, names)
+    return "" if near is None else f"; did you mean {prefix + near!r}?"
 
 
 def register_primitive(

@@ -7,13 +7,12 @@ tables of the README and of `docs/rules.md` (by a test) follow from it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._errors import message, type_error
+from .._errors import meant, message, type_error
 from . import _family as family
 from . import _modulated as modulated
 from ._config import ETraceConfig
@@ -123,11 +122,11 @@ def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
 def unknown_rule(name: str) -> str:
     """The message about a name that no rule has."""
     names = {n for n, row in BY_NAME.items() if row.make is not None}
-    close = difflib.get_close_matches(name.strip().lower(), names, 1)
+    close = meant(name.strip().lower(), names)
     return message(
         f"unknown rule {name!r}.",
         why=f"the rules are {', '.join(sorted(RULES))}",
-        do=f"did you mean {close[0]!r}?" if close else "choose one of them",
+        do="choose one of them" if close is None else f"did you mean {close!r}?",
     )
 
 
