@@ -73,10 +73,13 @@ def error(kind: Callable[[str], E]) -> Composed[E]:
     return lambda what, **parts: kind(message(what, **parts))
 
 
+_NOT_THE_USER = ("braintrace.", "jax.", "contextlib")  # JAX calls derivatives
+
+
 def warn(what: str, *, where: str | None = None, why: str, do: str) -> None:
     """Warn with such a message, at the line of the user that called the library."""
     frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("braintrace."):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
         frame, level = frame.f_back, level + 1
     warnings.warn(message(what, where=where, why=why, do=do), stacklevel=level)
 

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
+from .._errors import (
+    CompilationError,
+    dotted,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+    warn,
+)
 from ..graph import (
     NO_FORWARD,
     CompilationRecord,
@@ -273,8 +281,11 @@ def check_noise(program: Program) -> None:
 _NOISE = ("random_bits", "threefry2x32", "rng_bit_generator", "random_gamma")
 
 
-def check_shared(step: Step, params: Sequence[Any], state: Sequence[Any]) -> None:
-    """Refuse arrays that are parameters and are carried as a state too: the floating leaves."""
+def check_shared(step: Step, params: Sequence[Any], state: Sequence[Any], strict: bool) -> None:
+    """Refuse arrays that are parameters and are carried as a state too: the floating leaves.
+
+    A state that only starts as a parameter is refused by a strict learner, others warn.
+    """
     weights = {step.entry(p) for p in step.params}
     for leaf, array in zip(step.hidden, state, strict=True):
         carried = step.exit(leaf) in (step.entry(leaf), *weights)
@@ -287,6 +298,14 @@ def check_shared(step: Step, params: Sequence[Any], state: Sequence[Any]) -> Non
                     "copy among the states stays what it was",
                     do=f"leave {name} out of the state, and read it from params",
                 )
+            if weight is array:
+                where, start = dotted(p.path), dotted(leaf.path)
+                what = f"the parameter {where} is also the initial state {start}."
+                why = "the derivative of a learner by its carry is zero: it learns nothing from it"
+                do = "init(params, lambda params: state, x) learns it; to keep it, pass a copy"
+                if strict:
+                    raise CompilationError(message(f"strict=True, and {what}", why=why, do=do))
+                warn(what, why=why, do=do)
 
 
 def state_records(step: Step) -> list[CompilationRecord]:

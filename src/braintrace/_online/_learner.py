@@ -37,9 +37,11 @@ from ._loop import (
     Weights,
 )
 from ._on_update import OnUpdate, check_on_update
+from ._outside import Outside
 from ._plan import Plan, Signature, make_plan, name_of
 from ._progress import ticking
 from ._sequence import Arrays, ended
+from ._start import Start, Started, is_function, started
 from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
@@ -56,12 +58,14 @@ _FAILED_UPDATE = message(
 class Carry:
     """What goes from step to step: the user's state, the traces, and a count of steps.
 
-    An ordinary pytree: it can be jitted, mapped, sharded, saved and donated.
+    An ordinary pytree: it can be jitted, mapped, sharded, saved and donated. `start` is there if
+    the initial state is learned.
     """
 
     state: PyTree
     traces: list[PyTree]
     steps: Any
+    start: Start | None = None
 
 
 def online(
@@ -162,8 +166,12 @@ class Online:
     engine: Engine = Engine.AUTO
     placement: Placement | None = None  # where its arrays lie, on a mesh
     last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
+    _outside: Outside = field(init=False)
     _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
     _last: Plan | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._outside = Outside(self.step, self.strict)
 
     def __repr__(self) -> str:
         status = "not analysed yet" if self._last is None else self.report.picture.summary
@@ -186,7 +194,7 @@ class Online:
         if plan is None:
             windows, unmarked = self.window is not None, not self.marked_only
             how = (self.control_flow, self.memory_limit, windows, unmarked, self.engine)
-            plan = make_plan(self.step, self.rule, signature, *how, self.placement)
+            plan = make_plan(self._outside, self.rule, signature, *how, self.placement)
             if self.strict:
                 check_exact(plan.report().parameters.values(), self.rule.name)
             if plan.reusable:
@@ -237,15 +245,21 @@ class Online:
 
         Args:
             params: the parameters; shapes and types count, values do not.
-            state: the initial state.
+            state: the initial state. To learn it, a function of the parameters alone that returns
+                it, `lambda params: state`; it is called again in the first step, so pass the same
+                function each time.
             *inputs: inputs of one step; shapes and types count, values do not.
         """
-        shared = split(params)[1], split(state)[1]
-        state = jax.tree.map(strong, state)
-        plan, arrays = self._plan(params, state, inputs)
-        check_shared(plan.graph.step, *shared)
-        state = _layouts(plan).state.join(*arrays.states)
-        return Carry(state, plan.zeros(), np.zeros((), np.int32))
+        if is_function(state):
+            begin = started(state, params)
+            plan, arrays = self._plan(params, begin, inputs)
+        else:
+            shared = split(params)[1], split(state)[1]
+            begin = jax.tree.map(strong, self._outside.state(state))
+            plan, arrays = self._plan(params, begin, inputs)
+            check_shared(plan.graph.step, *shared, self.strict)
+        at = Position(arrays.states, plan.zeros(), np.zeros((), np.int32))
+        return self._carry(plan, at)
 
     def __call__(
         self, params: PyTree, carry: Carry, *inputs: PyTree, **extra: PyTree
@@ -261,7 +275,7 @@ class Online:
         Returns:
             The new carry and the output of the step.
         """
-        plan, arrays, extra = self._fit(params, carry, inputs, extra)
+        plan, arrays, extra = self._fit(params, carry, self._outside.inputs(inputs), extra)
 
         leaves = replace(arrays.stream.arrays, extra=extra)
         call = arrays.call(plan, carry, Stream(leaves))
@@ -428,7 +442,7 @@ class Online:
     def _sequence(
         self, params: PyTree, carry: Carry, xs: PyTree, targets: PyTree, mask: PyTree, extra: PyTree
     ) -> tuple[Plan, _Arrays]:
-        inputs = xs if type(xs) is tuple else (xs,)  # a named tuple is one input
+        inputs = self._outside.inputs(xs if type(xs) is tuple else (xs,))  # a named one is an input
         length = length_of((inputs, targets, extra))
         first = jax.tree.map(lambda a: a[0], inputs)
         plan, arrays, extra = self._fit(params, carry, first, extra)
@@ -449,7 +463,8 @@ class Online:
                 why="a call continues from a Carry: the state with its traces",
                 do="start with init(params, state, *inputs), and pass on what calls return",
             )
-        plan, arrays = self._plan(params, carry.state, inputs)
+        state = carry.state if carry.start is None else Started(carry.state, carry.start)
+        plan, arrays = self._plan(params, state, inputs)
         check_traces(carry.traces, plan.trace_shapes, self.rule.name)
         unknown = sorted(set(extra) - set(self.rule.takes))
         if unknown:
@@ -464,7 +479,10 @@ class Online:
         return plan, arrays, extra
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
-        return Carry(_layouts(plan).state.join(*at.states), at.traces, at.count)
+        state = _layouts(plan).state.join(*at.states)
+        if isinstance(state, Started):
+            return Carry(state.state, at.traces, at.count, state.start)
+        return Carry(state, at.traces, at.count)
 
 
 def _layouts(plan: Plan) -> Signature:

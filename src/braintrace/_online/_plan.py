@@ -30,6 +30,8 @@ from ._checks import (
     check_traces,
     state_records,
 )
+from ._outside import Outside
+from ._start import run_started
 from ._tree import Layout
 
 Array = jax.Array
@@ -167,7 +169,7 @@ def _failed(step: Callable, cause: Exception, state: PyTree, inputs: PyTree) -> 
 
 
 def make_plan(
-    step: Callable[..., PyTree],
+    outside: Outside,
     rule: LearningRule,
     signature: Signature,
     policy: ControlFlowPolicy | None,
@@ -178,8 +180,10 @@ def make_plan(
     placement: Placement | None,
 ) -> Plan:
     """Trace a step for a signature and analyse it."""
+    step = outside.step
     traced = _traced(step, signature)
-    problem = Problem(traced.step, traced.consts, policy, unmarked)
+    consts = outside.closed_over(traced.consts, step)
+    problem = Problem(traced.step, consts, policy, unmarked)
     graph, shapes = analysed(problem, rule, state_records(traced.step), windows)
     warn_of_zero_derivatives(graph)
     limit = rule.memory_limit if memory_limit is None else memory_limit
@@ -212,7 +216,8 @@ def _traced(step: Callable[..., PyTree], signature: Signature) -> _Traced:
         inputs, fixed, trained, hidden, others = _cut(leaves, sizes)
         arguments = jax.tree.unflatten(signature.inputs, inputs)
         try:
-            result = step(params.join(trained, fixed), state.join(hidden, others), *arguments)
+            joined = params.join(trained, fixed), state.join(hidden, others)
+            result = run_started(step, *joined, tuple(arguments))
         except Exception as cause:
             cause.add_note(_failed(step, cause, hidden, arguments))
             raise

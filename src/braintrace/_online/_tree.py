@@ -27,6 +27,9 @@ def is_floating(leaf: Any) -> bool:
     return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
+UNNAMED = object()  # a key that no path has
+
+
 def path_of(keys: Sequence[Any], default: str, boxed: bool = False) -> Path:
     """A leaf's path as plain keys, shown as a user would write it: `layers[1].weight_hh`.
 
@@ -71,7 +74,9 @@ class Layout:
         numbers = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
         flatten = jax.tree_util.tree_flatten_with_path
         boxes = {keys for keys, node in flatten(numbers, is_leaf=_is_box)[0] if _is_box(node)}
-        return [path_of(keys, default, keys[:-1] in boxes) for keys, _ in flatten(numbers)[0]]
+        named = lambda keys: [k for k in keys if k is not UNNAMED]
+        leaves = flatten(numbers)[0]
+        return [path_of(named(keys), default, keys[:-1] in boxes) for keys, _ in leaves]
 
     def join(self, trained: Sequence[PyTree], arrays: Sequence[PyTree]) -> PyTree:
         """The pytree with these arrays."""

@@ -266,7 +266,7 @@ def _results(
         starts = jax.tree.map(lambda a: a[substitute], starts)
         exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))
     if axes.window is not None:
-        return _windows(graph, values, axes, starts, per_step, backs)
+        return _windows(memory, values, axes, starts, per_step, backs)
 
     def single(hidden, exits, sliced):
         slices, others, taps, computed = sliced
@@ -277,16 +277,31 @@ def _results(
 
 
 def _windows(
-    graph: Graph, values: Values, axes: TimeAxes, starts: Any, per_step: Any, backs: Backs | None
+    memory: _Memory,
+    values: Values,
+    axes: TimeAxes,
+    starts: Any,
+    per_step: Any,
+    backs: Backs | None,
 ) -> list[Array]:
-    size = axes.window
+    size, graph = axes.window, memory.graph
     assert size is not None
 
     def step(hidden, sliced):
         slices, others, taps, (ys, _) = sliced
         now = axes.at(values, slices, hidden, others)
-        outs = evaluate_window(graph, now, taps, ys, backs)
-        return after_step(graph, now, outs)[1].hidden, outs
+        run = lambda now: evaluate_window(graph, now, taps, ys, backs)
+        if not memory.rule.entry_only or size == 1:
+            outs = run(now)
+            return after_step(graph, now, outs)[1].hidden, outs
+        # This window is a block, and no user chose its length. The parameters have a derivative
+        # through all of it, what surrounds a step only that within the step: inputs and constants
+        # are constant in `outs`, and everything else is in `within`, which XLA drops where nobody
+        # asks for that derivative.
+        constant = lax.stop_gradient
+        outs = run(replace(now, args=constant(now.args), consts=constant(now.consts)))
+        within = run(replace(constant(now), args=now.args, consts=now.consts))
+        return after_step(graph, now, outs)[1].hidden, _with_derivative(outs, within)
 
     def window(hidden, sliced):
         if size == 1:
@@ -295,6 +310,18 @@ def _windows(
         return with_all_cotangents(lax.scan(step, hidden, sliced, size)[1])
 
     return _joined(map_steps(axes.length // size, window, starts, _split(per_step, size)))
+
+
+@jax.custom_jvp
+def _with_derivative(values: Any, others: Any) -> Any:
+    """`values`, with the derivative of `others`, which are the same, besides their own."""
+    return values
+
+
+@_with_derivative.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    add = lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b
+    return primals[0], jax.tree.map(add, *tangents)
 
 
 def _anchored(

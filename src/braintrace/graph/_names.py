@@ -2,8 +2,8 @@
 
 A learner's own call of a model and a step function around that call are two steps with one model in
 both. What is numbered in one has another number in the other, so a trace is named by its operator,
-and an operator by its weights and by how often these were used before (not by what it is: a product is
-the same whoever writes it, also in the random signs that are drawn for it):
+and an operator by its weights and by how often these were used before (not by what it is: a product
+is the same whoever writes it, also in the random signs that are drawn for it):
 
     y = matmul(x, w) + matmul(h, w)          "w" and "w 2"
 
