@@ -41,9 +41,12 @@ from ._run_block import LaterTraces as LaterTraces
 from ._run_block import run_block as run_block
 from ._samples import has_samples as has_samples
 from ._signals import OWN as OWN
-from ._signals import mix as mix
 from ._signals import run_with_exits as run_with_exits
 from ._signals import signals_of as signals_of
+from ._singular import pushed as pushed
+from ._singular import singular as singular
+from ._transition import Transition as Transition
+from ._transition import product as product
 from ._values import Block as Block
 from ._values import TimeAxes as TimeAxes
 from ._values import Values as Values

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
-from ..program import Atom, Var, trace
+from ..program import Atom, Equation, Var, trace
 from ._evaluate import inputs_of
 from ._recurrence import StepValues, evaluate_all_steps
 from ._repeats import repeats
 from ._rule import Steps
 from ._seeds import without_seeds
+from ._singular import guarded, zero_stays
 from ._values import Block
 
 Array = jax.Array
@@ -98,8 +99,13 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
 
 def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:
     """The tangent program with what a view cuts left out."""
-    view, values = graph.views[k], [*consts, *inputs]
-    return Pushed(graph.tangent, values, view.cut, view.influence.bodies, bind_reversible, outputs)
+    view, values, of_zero = graph.views[k], [*consts, *inputs], guarded(graph.tangent)
+
+    def rebind(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
+        outs = bind_reversible(eqn, operands)
+        return zero_stays(operands[of_zero[eqn]], outs) if eqn in of_zero else outs
+
+    return Pushed(graph.tangent, values, view.cut, view.influence.bodies, rebind, outputs)
 
 
 # One derivative: an array per component (None is zero).
@@ -179,6 +185,7 @@ def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]
     if not seeds:
         return []
     exits = pushed.exit_shapes
+    pushed = pushed.rebound(bind_reversible)  # transposed: a cotangent of zero is one already
 
     def run(*tangents):
         out = pushed.push(dict(zip(sources, tangents, strict=True)))

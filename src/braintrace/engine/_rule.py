@@ -30,7 +30,7 @@ Grads = dict[str, Array]
 
 
 class Steps(NamedTuple):
-    """What one relation did in a block of steps; `own` is what the rule prepared from it.
+    """What one relation did in a block of steps; `prepared` is what the rule made of it.
 
     `x` is what was recorded of its operator (see `Operator.recorded`). `D` is the kept Jacobian
     between the slots of an output element, (*lanes, *y, K, K), with a single entry along axes (and
@@ -42,7 +42,7 @@ class Steps(NamedTuple):
     x: Any
     f: Array
     D: Array
-    own: Any = None
+    prepared: Any = None
     slots: tuple[Array, ...] | None = None
 
 

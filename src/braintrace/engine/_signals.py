@@ -21,6 +21,8 @@ from ._rule import (
     SignalSource,
     Steps,
 )
+from ._singular import singular
+from ._transition import Transition
 from ._values import TimeAxes, Values, map_steps
 
 Array = jax.Array
@@ -76,10 +78,8 @@ def signals_of(graph: Graph, arrived: Arrived, steps: Sequence[Steps]) -> list[S
         at, new = entry[i], None if leaving is None else leaving[i]
         if new is not None and source.exits is not ExitCotangents.READ:
             n = r.slots.width
-            back = jnp.swapaxes(s.D[..., :n, :n], -1, -2)
-            moved = mix(back, new, r.slots.table is None)
-            silent = (new == 0).all(-1, keepdims=True) if masked else False
-            at = at + jnp.where(silent, 0, moved)
+            D = Transition.of(s.D[..., :n, :n], r.slots.table is not None, singular(graph))
+            at = at + D.slots(D.transpose(D.vector(new), masked))
         out.append(Signals(at, taps[r.index], every, masked, new))
     return out
 
@@ -153,17 +153,3 @@ def run_with_exits(
         return [jnp.asarray(a)[0] for a in source.signal(inputs)]
 
     return results, after, signals, (source.states, source.extra)
-
-
-def mix(D: Array, eps: Array, few: bool = True) -> Array:
-    """D eps, slot by slot; `few` slots are added up, many are a matrix product."""
-    if D.shape[-1] == 1:
-        return D[..., 0] * eps
-    if few:
-        terms = [D[..., j] * eps[..., j : j + 1] for j in range(D.shape[-1])]
-        return sum(terms[1:], terms[0])
-    axes = range(eps.ndim - 1)
-    varying = [a for a in axes if D.shape[a] != 1]
-    flat = D.reshape([D.shape[a] for a in varying] + list(D.shape[-2:]))
-    k, j = eps.ndim - 1, eps.ndim
-    return jnp.einsum(flat, [*varying, j, k], eps, [*axes, k], [*axes, j])

@@ -47,4 +47,5 @@ from ._step import Path as Path
 from ._step import Step as Step
 from ._step import split_cotangents as split_cotangents
 from ._tangent import Pushed as Pushed
+from ._tangent import Tangent as Tangent
 from ._while import bind_reversible as bind_reversible

@@ -9,6 +9,7 @@ and the values of D and f come from running the very same equations (`push`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -279,8 +280,13 @@ class Pushed:
         primals = [v for v in program.inputs if v not in tangents]
         self._primal: dict[Var, Any] = dict(zip(primals, values, strict=True))
         self._linear: list[tuple[Equation, frozenset[Var]]] = []
+        dropped: set[Any] = set()  # zero: not even a product with what is infinite is computed
         for eqn in program.equations:
             varies = any(isinstance(a, Var) and a in tangents for a in eqn.inputs)
+            opaque = eqn in bodies or any(True for _ in inner_jaxprs(eqn.params))
+            if not opaque and (eqn in cut or (not varies and not dropped.isdisjoint(eqn.inputs))):
+                dropped.update(eqn.outputs)
+                continue
             # A body computes values and tangents in one: the values at zero tangents.
             joint = eqn in bodies or (eqn in cut and any(True for _ in inner_jaxprs(eqn.params)))
             if cached and all(o in cached for o in eqn.outputs):
@@ -306,6 +312,12 @@ class Pushed:
             program, consts = _without(eqn, inner)
             return evaluate(program, consts, values, self._rebind), {}
         return self._rebind(eqn, values), {}
+
+    def rebound(self, rebind: Callable[[Equation, Sequence[Any]], list[Any]]) -> Pushed:
+        """The same point, its linear part applied by another function."""
+        other = copy(self)
+        other._rebind = rebind
+        return other
 
     @property
     def exit_shapes(self) -> list[jax.ShapeDtypeStruct]:

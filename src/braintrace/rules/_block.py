@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import not_supported
-from ..engine import Fresh, Grads, mix, running_placement, scan_time
+from ..engine import Fresh, Grads, Transition, product, running_placement, scan_time
 from ..graph import HiddenParamOpRelation as Relation
 from ._options import TraceDtype
+from ._relation_rule import RelationBlock
 
 Array = jax.Array
 
@@ -83,37 +83,43 @@ def pull(r: Relation, x: Any, c: Array, weights: Grads) -> Grads:
     return r.operator.pull_all(gathered(r, x), gathered(r, c), weights, r.keys)
 
 
-Add = Callable[[Array, Array | None, Array], Array]  # (trace, D, sum over steps) -> trace
+Finish = Callable[[Array], Array]  # how a trace is stored: its precision, and its bound
 
 
-def grown(
-    r: Relation, x: Any, v: Array, weights: Grads, eps: Grads, D: Array | None, add: Add
+def with_deposits(
+    block: RelationBlock, x: Any, v: Array, eps: Grads, D: Array | None, finish: Finish
 ) -> Grads:
-    """The traces `eps` and the sum over the leading axis of v (x) x, put together by `add`.
-
-    `D` and the sum are in the coordinates of the trace.
-    """
+    """Traces D eps + sum v (x) x, the sum over the leading axis; D is None where eps is zero."""
+    r, weights = block.relation, block.weights
     op, lead = r.operator, len(r.slots.lanes)
     x, v = gathered(r, x), gathered(r, v, 1)
     first = jax.tree.map(lambda a: a[0], x)
     constant = set(r.keys) if x is None or v.shape[0] == 1 else op.constant_keys & set(r.keys)
     same = op.features(first, weights, r.keys) if constant else {}
-    dtypes, product = dtypes_of(r, weights), partial(mix, few=r.slots.table is None)
+    dtypes = dtypes_of(r, weights)
+
+    def moved(D: Array, eps: Array) -> Array:
+        transition = Transition.of(D, block.table, block.singular)
+        return transition.slots(transition.apply(transition.vector(eps)))
+
     out = {}
     for k in r.keys:
         spread = None if D is None else op.spread(k, D, lead)
 
-        def added(eps, D, total, dtype=dtypes[k]):
-            total = total if jnp.issubdtype(dtype, jnp.complexfloating) else total.real
-            return add(eps, D, total.astype(dtype))
+        def total(eps: Array, D: Array | None, deposit: Array, dtype: Any = dtypes[k]) -> Array:
+            real = not jnp.issubdtype(dtype, jnp.complexfloating)
+            deposit = (deposit.real if real else deposit).astype(dtype)
+            past = None if D is None else moved(D, eps.astype(dtype))
+            new = jnp.broadcast_to(deposit, eps.shape) if past is None else past + deposit
+            return finish(new)
 
         if k in constant:
-            out[k] = added(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
+            out[k] = total(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
             continue
-        past = None if D is None else (D, eps[k].astype(dtypes[k]), product)
-        total = op.sum_steps(k, x, v, past)  # with D eps in it
-        if total is not None:
-            out[k] = added(eps[k], None, total)
+        past = None if D is None else (D, eps[k].astype(dtypes[k]), moved)
+        both = op.sum_steps(k, x, v, past)  # with D eps in it
+        if both is not None:
+            out[k] = total(eps[k], None, both)
             continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
@@ -124,12 +130,12 @@ def grown(
 
         one = jax.eval_shape(of, first)
         if _is_product(one.shape, axes):
-            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, added)
+            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, total)
         else:
             shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
             zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
             plus = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
-            out[k] = added(eps[k], spread, jax.lax.scan(plus, zero, (x, tail))[0])
+            out[k] = total(eps[k], spread, jax.lax.scan(plus, zero, (x, tail))[0])
     return out
 
 
@@ -140,8 +146,11 @@ def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
     return own > 1 and prod(one) <= 4 * max(own * shared, 1)
 
 
+Total = Callable[[Array, Array | None, Array], Array]  # (trace, D, deposit) -> trace
+
+
 def _products_added(
-    eps: Array, D: Array | None, features: Array, tail: Array, lead: int, add: Add
+    eps: Array, D: Array | None, features: Array, tail: Array, lead: int, total: Total
 ) -> Array:
     """A trace with `_product` added: where that is large, in parts, in the memory of the trace.
 
@@ -151,7 +160,7 @@ def _products_added(
     shape = (*tail.shape[1 : 1 + lead], *own, tail.shape[-1])
     axis = next((a for a in range(lead, len(shape) - 1) if shape[a] > 1), None)
     if D is None or axis is None or shape != eps.shape or not in_parts(eps):
-        return add(eps, D, _product(features, tail, lead).reshape(shape))
+        return total(eps, D, _product(features, tail, lead).reshape(shape))
     count = shape[axis]
     size = max(n for n in range(1, -(-count // PARTS) + 1) if count % n == 0)
 
@@ -162,7 +171,7 @@ def _products_added(
     def body(i, eps):
         old = part(eps, axis, i)
         new = _product(part(features, 1 + axis - lead, i), part(tail, 1 + axis, i), lead)
-        new = add(old, part(D, axis, i), new.reshape(old.shape))
+        new = total(old, part(D, axis, i), new.reshape(old.shape))
         return jax.lax.dynamic_update_slice_in_dim(eps, new, i * size, axis)
 
     return jax.lax.fori_loop(0, count // size, body, eps)
@@ -261,20 +270,20 @@ def contract(
 def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
     """The product of each pair, summed over the first and the last axis."""
 
-    def product(pair: Sequence[Array]) -> Array:
+    def terms(pair: Sequence[Array]) -> Array:
         dtype = jnp.result_type(*pair)
-        return pair[0].astype(dtype) * pair[1].astype(dtype)
+        return product(pair[0].astype(dtype), pair[1].astype(dtype))
 
     # On a mesh the leading axis lies on several devices, and a loop would collect its slices.
     if jax.default_backend() != "cpu" or running_placement() is not None:
-        return [product(pair).sum((0, -1)) for pair in pairs]
+        return [terms(pair).sum((0, -1)) for pair in pairs]
     # XLA's CPU reduction over a leading axis is fifty times slower than the additions in a loop.
     out: list[Any] = [None] * len(pairs)
     for n in dict.fromkeys(eps.shape[0] for _, eps in pairs):
         here = [i for i, (_, eps) in enumerate(pairs) if eps.shape[0] == n]
         own = [tuple(pairs[i]) for i in here]
         zeros = [jnp.zeros(pair[1].shape[1:], jnp.result_type(*pair)) for pair in own]
-        add = lambda totals, now: (jax.tree.map(jnp.add, totals, list(map(product, now))), None)
+        add = lambda totals, now: (jax.tree.map(jnp.add, totals, list(map(terms, now))), None)
         for i, total in zip(here, jax.lax.scan(add, zeros, own)[0], strict=True):
             out[i] = summed(total)
     return out

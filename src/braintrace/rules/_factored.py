@@ -30,7 +30,7 @@ from ..engine import (
 )
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import either, folded, iterations, pull, scan, seen_input, storage, taken
-from ._linear import at_output, constant, each_step, moved, slim, wide
+from ._linear import at_output, each_iteration, each_step, steady
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
 
@@ -81,8 +81,8 @@ def factors(
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[dict]:
         out = []
-        for r, eps, s, _ in blocks:
-            f, _ = s.own
+        for r, eps, s, *_ in blocks:
+            f, _ = s.prepared
             length = s.f.shape[0]
             one = _ones(decay_x, eps["one"], length)[-1]
             new = {"f": f, "one": one, "steps": eps["steps"] + length}
@@ -101,7 +101,7 @@ def factors(
         filtered = _filtered(decay_x, blocks, signals, cs)
         out = []
         for (block, got), c, h in zip(each, cs, filtered, strict=True):
-            r, eps, s, w = block
+            r, eps, s, w, _ = block
             if h is None:
                 grads = _pulled_one_by_one(decay_x, block, c, got)
             else:
@@ -123,8 +123,8 @@ def _cotangents(
     decay: float, gain: float, scale: float | None, block: RelationBlock, got: Signals
 ) -> Array:
     """What meets the filtered inputs, per step or window; `scale` is the decay of averages."""
-    r, eps, s, _ = block
-    last, f = s.own
+    r, eps, s, *_ = block
+    last, f = s.prepared
     at = slice(None, None, got.every)  # the steps whose factors meet a cotangent
     if got.exits is not None:
         after = jnp.concatenate([f[1:], last.astype(f.dtype)[None]])
@@ -148,34 +148,24 @@ def _ones_at(decay: float, start: Array, s: Steps, got: Signals) -> Array:
     return jnp.concatenate([start[None], one[:-1]])[:: got.every]
 
 
-def _tails(
-    decay: float,
-    gain: float,
-    relations: Sequence[Relation],
-    traces: Sequence[dict],
-    steps: Sequence[Steps],
-) -> list[tuple[Array, Array]]:
+def _tails(decay: float, gain: float, blocks: Blocks) -> list[tuple[Array, Array]]:
     """eps_f at the end, and before every step."""
-    if not relations:
+    if not blocks:
         return []
-    single = [s.D.shape[-1] == 1 for s in steps]
+    D = [b.transition for b in blocks]
+    maps = steady(D)
 
-    def step(olds, nows):
-        out = []
-        for r, old, (f, D), same, one in zip(relations, olds, nows, once, single, strict=True):
-            D = D if same is None else same
-            if one and r.site.iterations is None:
-                new = D * old
-            else:
-                new = slim(moved(r, wide(D, one, 2), wide(old, one, 1)), 1)
-            out.append((decay * new + gain * f).astype(old.dtype))
-        return out, olds
+    def step(olds, now):
+        tails, varying = now
+        each = zip(blocks, olds, tails, maps.at(varying), strict=True)
+        moved = [(old, f, each_iteration(b.relation, d, old)) for b, old, f, d in each]
+        return [(decay * new + gain * f).astype(old.dtype) for old, f, new in moved], olds
 
-    start = [slim(eps["f"].astype(s.f.dtype), 1) for eps, s in zip(traces, steps, strict=True)]
-    once, D = constant([slim(s.D, 2) for s in steps])
-    inputs = [(slim(s.f, 1), d) for s, d in zip(steps, D, strict=True)]
-    tails = scan(step, start, inputs, steps[0].f.shape[0])
-    last, before = ([wide(a, one, 1) for a, one in zip(f, single, strict=True)] for f in tails)
+    pairs = list(zip(D, blocks, strict=True))
+    start = [d.vector(b.trace["f"].astype(b.steps.f.dtype)) for d, b in pairs]
+    tails = [d.vector(b.steps.f) for d, b in pairs]
+    ends = scan(step, start, (tails, maps.varying), blocks[0].steps.f.shape[0])
+    last, before = ([d.slots(a) for d, a in zip(D, of, strict=True)] for of in ends)
     return list(zip(last, before, strict=True))
 
 
@@ -215,7 +205,7 @@ def _pulled(
     block: RelationBlock, cotangents: tuple[Array, Array], masked: bool, fresh: Fresh
 ) -> Grads:
     """Gradients from the input's trace and the inputs, and their filtered cotangents."""
-    r, eps, s, weights = block
+    r, eps, s, weights, _ = block
     first, filtered = cotangents
     seen, flat = _all_seen(r, s.x), folded(r, filtered)
     if running_placement() is not None and fresh is not True:  # one sum over all samples, not two
@@ -235,7 +225,7 @@ def _pulled(
 
 def _pulled_one_by_one(decay: float, block: RelationBlock, c: Array, got: Signals) -> Grads:
     """Gradients from filtered inputs and cotangents."""
-    r, eps, s, weights = block
+    r, eps, s, weights, _ = block
     x = None
     if s.x is not None:
         seen = _all_seen(r, s.x)

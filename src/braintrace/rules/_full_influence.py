@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..engine import Arrived, Block, Fresh, Rule, Values, new_hidden, scan_steps
+from ..engine import Arrived, Block, Fresh, Rule, Values, new_hidden, pushed, scan_steps
 from ..graph import Graph, leaf_name
 
 Trace = Any  # arrays by name
@@ -80,6 +80,8 @@ def _pushed(graph: Graph, i: int, values: Values, trace: Trace, at_once: int) ->
         new = (*params[:i], value, *params[i + 1 :])
         return new_hidden(graph, replace(values, params=new, hidden=states))
 
+    derivative = pushed(graph, of, p, tuple(hidden))
+
     def push(args):
         number, moved = args
         place = jnp.arange(p.size).reshape(p.shape) == number % p.size
@@ -89,12 +91,12 @@ def _pushed(graph: Graph, i: int, values: Values, trace: Trace, at_once: int) ->
             moved[str(k)] if str(k) in moved else jnp.zeros(s.shape, s.dtype)
             for k, s in enumerate(shapes)
         )
-        out = jax.jvp(of, (p, tuple(hidden)), (d_param, d_hidden))[1]
+        out = derivative(d_param, d_hidden)
         return {k: out[int(k)] for k in moved}
 
     batch = max(1, min(parts * p.size, at_once))
-    pushed = jax.lax.map(push, (jnp.arange(parts * p.size), flat), batch_size=batch)
-    return {k: e.reshape(trace[k].shape) for k, e in pushed.items()}
+    new = jax.lax.map(push, (jnp.arange(parts * p.size), flat), batch_size=batch)
+    return {k: e.reshape(trace[k].shape) for k, e in new.items()}
 
 
 def _credit(graph: Graph, arrived: Arrived) -> tuple[Any, ...]:
@@ -108,7 +110,9 @@ def _contracted(p: Array, trace: dict[str, Array], cotangents: Sequence[Array]) 
         return np.zeros(p.shape, jax.dtypes.float0)
     total = jnp.zeros((2 if jnp.iscomplexobj(p) else 1, *p.shape), p.real.dtype)
     for k, e in trace.items():
-        ct = cotangents[int(k)]
+        # A state that no element has reached may have an infinite cotangent.
+        reached = (e != 0).any(tuple(range(1 + p.ndim)))
+        ct = jnp.where(reached, cotangents[int(k)], 0)
         # A cotangent of a + ib is dL/da - i dL/db, so dL is the real part of the product.
         product = jnp.tensordot(e, ct.astype(jnp.result_type(e, ct)), axes=ct.ndim)
         total = total + product.real.astype(total.dtype)

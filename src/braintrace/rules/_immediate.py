@@ -42,7 +42,7 @@ def untraced() -> Rule:
 
 
 def _within(block: RelationBlock, ct: Array, masked: bool) -> Grads:
-    r, _, s, weights = block
+    r, _, s, weights, _ = block
     c = folded(r, ct)
     return pull(r, taken(r, folded(r, s.x), masked, c), c, weights)
 
@@ -61,20 +61,23 @@ def paired(
         tail = jnp.zeros((*iterations(r), *r.slots.shape, r.slots.width), kind)
         return {"causal": causal.init(r, weights), "tail": stored(tail)}
 
-    def prepare(relations, traces, steps) -> list[Any]:
-        own = prepare_causal(relations, [t["causal"] for t in traces], steps)
+    def prepare(blocks: Blocks) -> list[Any]:
+        of_inputs = prepare_causal([b._replace(trace=b.trace["causal"]) for b in blocks])
         out = []
-        for t, s, o in zip(traces, steps, own, strict=True):
+        for b, causal in zip(blocks, of_inputs, strict=True):
             step = lambda old, f: ((decay_post * old + f).astype(old.dtype), old)
-            out.append((o, scan(step, t["tail"].astype(s.f.dtype), s.f, s.f.shape[0])))
+            tail, f = b.trace["tail"], b.steps.f
+            out.append((causal, scan(step, tail.astype(f.dtype), f, f.shape[0])))
         return out
 
     def causal_part(b: RelationBlock) -> RelationBlock:
-        return b._replace(trace=b.trace["causal"], steps=b.steps._replace(own=b.steps.own[0]))
+        return b._replace(
+            trace=b.trace["causal"], steps=b.steps._replace(prepared=b.steps.prepared[0])
+        )
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Any]:
         new = causal.advance([causal_part(b) for b in blocks], fresh)
-        last = [b.steps.own[1][0].astype(b.trace["tail"].dtype) for b in blocks]
+        last = [b.steps.prepared[1][0].astype(b.trace["tail"].dtype) for b in blocks]
         return [{"causal": n, "tail": t} for n, t in zip(new, last, strict=True)]
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
@@ -83,7 +86,7 @@ def paired(
         for b, got, grads in zip(blocks, signals, before, strict=True):
             assert got.new is not None  # paired spikes are for single steps
             r = b.relation
-            late = decay_post * at_output(r, b.steps.own[1][1], got.new, got.masked)
+            late = decay_post * at_output(r, b.steps.prepared[1][1], got.new, got.masked)
             after = _within(b, late.astype(got.ct.dtype), got.masked)
             out.append({k: pre * grads[k] + post * after[k] for k in r.keys})
         return out

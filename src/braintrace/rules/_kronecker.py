@@ -33,6 +33,8 @@ from ..engine import (
     new_hidden,
     observe,
     operands_pulled,
+    product,
+    pushed,
     zeros_like_traces,
 )
 from ..graph import Graph, leaf_name, operator_names, seed_of
@@ -120,7 +122,7 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     hidden = tuple(values.hidden)
     zeros = {r.index: jnp.zeros(r.operator.y.shape, r.operator.y.dtype) for r in graph.relations}
     after = lambda hidden, taps: new_hidden(graph, replace(values, hidden=hidden), taps)
-    _, push = jax.linearize(after, hidden, zeros)
+    push = pushed(graph, after, hidden, zeros)
     none = tuple(jnp.zeros_like(h) for h in hidden)
     out = []
     each = zip(graph.relations, traces, steps, operator_names(graph), strict=True)
@@ -185,7 +187,7 @@ def _recalled(r: Relation, t: dict, weights: dict, cotangents: Sequence[Array]) 
     c: Any = 0
     for a, ct in zip(per_state(t["A"]), cotangents, strict=True):
         axes = tuple(range(1 + lead, a.ndim))
-        c = c + (a * ct[None]).sum(axes)  # (outputs, *samples)
+        c = c + product(ct[None], a).sum(axes)  # (outputs, *samples)
     c = jnp.moveaxis(c, 0, -1).reshape(y.shape).astype(y.dtype)
     ones = _along(t["one"], c, 0) * c
     constant = r.operator.constant_keys & set(r.keys)

@@ -1,22 +1,36 @@
-"""Products with D, the kept Jacobian between slots, along the steps of a block."""
+"""Sums over the steps of a block along D, the kept Jacobian between slots, forward and backward.
+
+Per step eps <- D eps + f (x) x, and the memory of a step is <lam, eps>. Written out for a block of
+two steps from a trace eps_0, with P_s the product of all D after step s:
+
+    eps_1 = D_1 eps_0 + f_1 x_1
+    eps_2 = D_2 D_1 eps_0 + D_2 f_1 x_1 + f_2 x_2        = P_0 eps_0 + sum_s P_s f_s x_s
+    <lam_1, eps_0> + <lam_2, eps_1>
+          = <lam_1 + D_1^T lam_2, eps_0> + <lam_2, f_1> x_1
+          = <q_0, eps_0> + sum_s <q_s, f_s> x_s          with q_2 = 0, q_{s-1} = lam_s + D_s^T q_s
+
+`adjoints` computes all q, backward; `products_to_end` P_0 and all P_s f_s, also backward. Both are
+element-wise loops over arrays of places: no weight, and nothing of the size of a trace, is in them.
+Relations with the same slots share D, and its loops.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..engine import Signals, kernels_allowed, mix
+from ..engine import Signals, Transition, kernels_allowed, product
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import scan
 from ._relation_rule import Blocks, RelationBlock
 
 
-def space(r: Relation) -> tuple:
+def slot_space(r: Relation) -> tuple:
     """Relations with the same slots share D and its products."""
     s = r.slots
     # A parameter of one row that all samples share has the slots of a product with a batch.
@@ -37,43 +51,51 @@ def _shaped(array: Array, old: Relation, new: Relation, behind: int) -> Array:
     return array.reshape((*array.shape[:front], *(1 if n == 1 else next(sizes) for n in after)))
 
 
-def later(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array]]:
-    """Per relation, the cotangent at the entry of the block, and after each step."""
+class Steady(NamedTuple):
+    """Maps of all steps of a block, apart: those that are the same at each, and those that vary."""
+
+    same: list[Transition | None]
+    varying: list[Transition | None]
+
+    def at(self, now: Sequence[Transition | None]) -> list[Transition]:
+        """All of them at one step, from the slices of those that vary."""
+        return [v if s is None else s for s, v in zip(self.same, now, strict=True)]  # type: ignore
+
+
+def steady(maps: Sequence[Transition]) -> Steady:
+    """Apart, by whether they have one entry along the steps."""
+    once = [len(d.array) == 1 for d in maps]
+    same = [jax.tree.map(lambda a: a[0], d) if o else None for d, o in zip(maps, once, strict=True)]
+    return Steady(same, [None if o else d for d, o in zip(maps, once, strict=True)])
+
+
+def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array]]:
+    """Per relation, the cotangent q at the entry of the block, and after each step."""
     pairs = list(zip(blocks, signals, strict=True))
-    firsts = {space(b.relation): (b, s) for b, s in reversed(pairs)}
+    firsts = {slot_space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
         return []
-    few = [b.relation.slots.table is None for b, _ in firsts.values()]
-    single = [b.steps.D.shape[-1] == 1 for b, _ in firsts.values()]
-    D = [slim(b.steps.D, 2) for b, _ in firsts.values()]
-    length = blocks[0].steps.f.shape[0]
-    same, varying = constant(D)
-    lam = [slim(each_step(s.lam, s.every, length), 1) for _, s in firsts.values()]
-    exits = [None if s.exits is None else slim(s.exits, 1) for _, s in firsts.values()]
+    D = [b.transition for b, _ in firsts.values()]
+    maps, length = steady(D), blocks[0].steps.f.shape[0]
+    got = [(d, s) for d, (_, s) in zip(D, firsts.values(), strict=True)]
+    lam = [d.vector(each_step(s.lam, s.every, length)) for d, s in got]
+    exits = [None if s.exits is None else d.vector(s.exits) for d, s in got]
     masked = signals[0].masked
 
-    def back_by(d, q, few, single):
-        # Transposed here: that of all steps at once would be a copy.
-        out = (d * q if single else mix(jnp.swapaxes(d, -1, -2), q, few)).astype(q.dtype)
-        if not masked:
-            return out
-        return jnp.where(q == 0 if single else (q == 0).all(-1, keepdims=True), 0, out)
-
     def back(qs, now):
-        D, lam, exits = now
-        D = merged(same, D)
+        varying, lam, exits = now
         qs = [q if e is None else q + e for q, e in zip(qs, exits, strict=True)]
-        each = zip(qs, D, lam, few, single, strict=True)
-        return [l + back_by(d, q, f, s) for q, d, l, f, s in each], qs
+        each = zip(qs, maps.at(varying), lam, strict=True)
+        return [l + d.transpose(q, masked).astype(q.dtype) for q, d, l in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
-    ends = scan(back, start, (varying, lam, exits), length, reverse=True)
-    first, q = ([wide(a, s, 1) for a, s in zip(f, single, strict=True)] for f in ends)
+    ends = scan(back, start, (maps.varying, lam, exits), length, reverse=True)
+    first, q = ([d.slots(a) for a, d in zip(ends_of, D, strict=True)] for ends_of in ends)
     by_space = dict(zip(firsts, zip(first, q, strict=True), strict=True))
     out = []
     for r in (b.relation for b in blocks):
-        at_entry, each = by_space[space(r)]
-        of = firsts[space(r)][0].relation
+        at_entry, each = by_space[slot_space(r)]
+        of = firsts[slot_space(r)][0].relation
         out.append((_shaped(at_entry, of, r, 1), _shaped(each, of, r, 1)))
     return out
 
@@ -85,7 +107,7 @@ def each_step(array: Array, every: int | None, length: int) -> Array:
     return jnp.zeros((length, *array.shape[1:]), array.dtype).at[::every].set(array)
 
 
-def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
+def products_to_end(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     """Per relation, the product of D over the block, and f of every step moved to its end.
 
     `add_up` sums the latter over the steps for operators without an input: one entry is left. And
@@ -96,8 +118,9 @@ def onward(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     out: dict[int, tuple[Array, Array]] = {}
     for kind in (True, False):
         numbers = [i for i, s in enumerate(small) if s is kind]
-        results = _onward([blocks[i] for i in numbers], add_up, inside, kind) if numbers else []
-        out.update(zip(numbers, results, strict=True))
+        if numbers:
+            results = _products_to_end([blocks[i] for i in numbers], add_up, inside, kind)
+            out.update(zip(numbers, results, strict=True))
     return [out[i] for i in range(len(blocks))]
 
 
@@ -109,58 +132,59 @@ def _repeats(b: RelationBlock) -> bool:
     return np.broadcast_shapes(D.shape[1:-2], *(a.shape[1:] for a in slots)) != r.slots.shape
 
 
-def _onward(blocks: Blocks, add_up: bool, inside: bool, small: bool) -> list[tuple[Array, Array]]:
-    firsts = {space(b.relation): b for b in reversed(blocks)}
-    numbers = [list(firsts).index(space(b.relation)) for b in blocks]
-    of = [firsts[space(b.relation)].relation for b in blocks]
-    single = [b.steps.D.shape[-1] == 1 for b in firsts.values()]
-    D = [slim(b.steps.D, 2) for b in firsts.values()]
+def _products_to_end(
+    blocks: Blocks, add_up: bool, inside: bool, small: bool
+) -> list[tuple[Array, Array]]:
+    """`inside` moves f within the loop; `small` with no more places than D and f have."""
+    firsts = {slot_space(b.relation): b for b in reversed(blocks)}
+    numbers = [list(firsts).index(slot_space(b.relation)) for b in blocks]
+    of = [firsts[slot_space(b.relation)].relation for b in blocks]
+    D = [b.transition for b in firsts.values()]
+    maps, length = steady(D), blocks[0].steps.f.shape[0]
     sums = [inside and add_up and b.steps.x is None for b in blocks]
     f = [_parts(b, r, inside) for b, r in zip(blocks, of, strict=True)]
-    same, varying = constant(D)
-    f_same, f_varying = zip(*map(constant, f), strict=True)
-    length = blocks[0].steps.f.shape[0]
+    # Parts of f that are the same at all steps stay out of the loop, as maps do.
+    f_same = [[a[0] if len(a) == 1 else None for a in parts] for parts in f]
+    f_varying = [[None if len(a) == 1 else a for a in parts] for parts in f]
 
-    def back(carry, now):
-        (ps, totals), (ds, fs) = carry, now
-        ds = merged(same, ds)
-        each = zip(ps, ds, single, strict=True)
-        new = [p * d if one else times(p, d) for p, d, one in each]
-        if not inside:
-            return (new, totals), ps
-        vs = move(ps, map(merged, f_same, fs))
-        totals = [t + v if s else t for t, v, s in zip(totals, vs, sums, strict=True)]
-        return (new, totals), [None if s else v for v, s in zip(vs, sums, strict=True)]
-
-    def move(ps, fs):
+    def move(products, tails):
         out = []
-        for b, i, parts in zip(blocks, numbers, fs, strict=True):
-            v = parts[0] if len(parts) == 1 else jnp.stack(jnp.broadcast_arrays(*parts), -1)
-            out.append(ps[i] * v if single[i] else moved(b.relation, ps[i], v))
+        for b, i, parts in zip(blocks, numbers, tails, strict=True):
+            f = parts[0] if len(parts) == 1 else jnp.stack(jnp.broadcast_arrays(*parts), -1)
+            out.append(each_iteration(b.relation, products[i], f))
         return out
 
+    def back(carry, now):
+        (products, totals), (varying, tails) = carry, now
+        new = [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)]
+        if not inside:
+            return (new, totals), products
+        both = zip(f_same, tails, strict=True)
+        parts = [[b if a is None else a for a, b in zip(*pair, strict=True)] for pair in both]
+        moved = move(products, parts)
+        totals = [t + v if s else t for t, v, s in zip(totals, moved, sums, strict=True)]
+        return (new, totals), [None if s else v for v, s in zip(moved, sums, strict=True)]
+
     start = []
-    for i, (b, d, one) in enumerate(zip(firsts.values(), D, single, strict=True)):
-        units = d.shape[1:] if one else d.shape[1:-2]
+    for i, (b, d) in enumerate(zip(firsts.values(), D, strict=True)):
+        places = d.places(d.array)[1:]
         if inside and b.relation.slots.table is None:
-            own = [
-                a.shape[1:] for n, parts in zip(numbers, f, strict=True) if n == i for a in parts
-            ]
-            units = np.broadcast_shapes(units, *own) if small else b.relation.slots.shape
-        eye = jnp.ones((), d.dtype) if one else jnp.eye(d.shape[-1], dtype=d.dtype)
-        start.append(jnp.broadcast_to(eye, (*units, *eye.shape)))
+            tails = [a for n, parts in zip(numbers, f, strict=True) if n == i for a in parts]
+            shapes = [a.shape[1:] for a in tails]
+            places = np.broadcast_shapes(places, *shapes) if small else b.relation.slots.shape
+        start.append(d.identity(places))
     like = jax.eval_shape(move, start, [[a[0] for a in parts] for parts in f])
     zeros = [jnp.zeros(v.shape, v.dtype) if s else None for v, s in zip(like, sums, strict=True)]
-    slices = varying, f_varying if inside else None
-    (products, totals), vs = scan(back, (start, zeros), slices, length, reverse=True)
-    vs = vs if inside else jax.vmap(move)(vs, f)
+    slices = maps.varying, f_varying if inside else [[None] * len(parts) for parts in f]
+    (products, totals), moved = scan(back, (start, zeros), slices, length, reverse=True)
+    moved = moved if inside else jax.vmap(move)(moved, f)
     out = []
-    for b, r, i, total, v in zip(blocks, of, numbers, totals, vs, strict=True):
-        product = wide(products[i], single[i], 2)
+    for b, r, i, total, v in zip(blocks, of, numbers, totals, moved, strict=True):
+        matrix = products[i].jacobian
         if r.slots.table is None:
-            product = jnp.broadcast_to(product, (*r.slots.shape, *product.shape[-2:]))
-        v = wide(v if total is None else total[None], single[i], 1)
-        out.append((_shaped(product, r, b.relation, 2), _shaped(v, r, b.relation, 1)))
+            matrix = jnp.broadcast_to(matrix, (*r.slots.shape, *matrix.shape[-2:]))
+        v = D[i].slots(v if total is None else total[None])
+        out.append((_shaped(matrix, r, b.relation, 2), _shaped(v, r, b.relation, 1)))
     return out
 
 
@@ -168,46 +192,12 @@ def _parts(b: RelationBlock, of: Relation, inside: bool) -> list[Array]:
     """f slot by slot, without what repeats; for loops outside of kernels, as one array."""
     if inside and b.steps.slots is not None:
         return [_shaped(a, b.relation, of, 0) for a in b.steps.slots]
-    return [slim(_shaped(b.steps.f, b.relation, of, 1), 1)]
+    return [b.transition.vector(_shaped(b.steps.f, b.relation, of, 1))]
 
 
-def merged(same: Sequence[Array | None], varying: Sequence[Array | None]) -> list[Any]:
-    """The inverse of `constant`, at one step."""
-    return [v if s is None else s for s, v in zip(same, varying, strict=True)]
-
-
-def constant(D: Sequence[Array]) -> tuple[list[Array | None], list[Array | None]]:
-    """Each D that is the same at all steps, and each that is not."""
-    return [d[0] if len(d) == 1 else None for d in D], [None if len(d) == 1 else d for d in D]
-
-
-def slim(array: Array, axes: int) -> Array:
-    """Without the axes of a single slot: a loop should not have to copy them into place."""
-    return array.reshape(array.shape[:-axes]) if array.shape[-1] == 1 else array
-
-
-def wide(array: Array, single: bool, axes: int) -> Array:
-    """The inverse of `slim`."""
-    return array.reshape(array.shape + (1,) * axes) if single else array
-
-
-def times(a: Array, b: Array) -> Array:
-    """A product of matrices; of small ones written out."""
-    n = a.shape[-1]
-    if n == 1:
-        return a * b
-    if n > 4:
-        return a @ b
-    terms = [a[..., m : m + 1] * b[..., m : m + 1, :] for m in range(n)]
-    return sum(terms[1:], terms[0])
-
-
-def moved(r: Relation, D: Array, v: Array) -> Array:
-    """D v, for every iteration."""
-    few = r.slots.table is None
-    if r.site.iterations is None:
-        return mix(D, v, few)
-    return jax.vmap(lambda one: mix(D, one, few))(v)
+def each_iteration(r: Relation, D: Transition, v: Array) -> Array:
+    """D v, of every iteration of an operator in a loop."""
+    return D.apply(v) if r.site.iterations is None else jax.vmap(D.apply)(v)
 
 
 def at_output(r: Relation, f: Array, q: Array, masked: bool) -> Array:
@@ -215,11 +205,10 @@ def at_output(r: Relation, f: Array, q: Array, masked: bool) -> Array:
     lane = 1
     if r.site.iterations is not None:
         q, lane = q[:, None], 2
-    times = lambda f, q: jnp.where(q == 0, 0, f * q) if masked else f * q
     n = f.shape[-1]
     if n > 8:
-        out = times(f, q).sum(-1)
+        out = product(q, f, masked).sum(-1)
     else:  # a few slots are added up: XLA's CPU reduction is far slower than that
-        terms = [times(f[..., k], q[..., k]) for k in range(n)]
+        terms = [product(q[..., k], f[..., k], masked) for k in range(n)]
         out = sum(terms[1:], terms[0])
     return out.sum(lane) if r.slots.lanes else out

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._errors import not_supported
-from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals, mix
+from ..engine import ExitCotangents, Feedback, Fresh, Grads, Pending, Rule, Signals
 from ..graph import HiddenParamOpRelation as Relation
 from ._block import (
     contract,
@@ -33,17 +33,17 @@ from ._block import (
     either,
     folded,
     gathered,
-    grown,
     iterations,
     pull,
     storage,
     summed_by_parts,
     taken,
+    with_deposits,
 )
 from ._kept import at_filtered, filtered
-from ._linear import at_output, later, moved, onward, times
+from ._linear import adjoints, at_output, each_iteration, products_to_end
 from ._options import TraceDtype
-from ._relation_rule import Blocks, Kept, RelationFunctions, relation_rule
+from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
 
 
 def per_weight(
@@ -77,33 +77,28 @@ def per_weight(
         shape = lambda k: (*r.slots.lanes, *r.operator.trace_shape(k), copies * r.slots.width)
         return {k: stored(jnp.zeros(shape(k), dtypes[k])) for k in r.keys}
 
-    def grow(r: Relation, eps: Grads, D: Array, x: Any, v: Array, w: Grads, fresh: Fresh) -> Grads:
-        """D eps + v (x) x; which of two at run time would copy the traces."""
-        few = r.slots.table is None
-
-        def add(eps: Array, D: Array | None, new: Array) -> Array:
-            total = jnp.broadcast_to(new, eps.shape)
-            if D is not None:
-                total = mix(D, eps.astype(new.dtype), few) + new
-            return stored(total if most is None else jnp.clip(total, -most, most))
-
-        return grown(r, x, v, w, eps, None if fresh is True else gathered(r, D, 2), add)
+    def finish(trace: Array) -> Array:
+        return stored(trace if most is None else jnp.clip(trace, -most, most))
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
         out = []
-        for (r, eps, s, w), (total, v) in zip(blocks, onward(blocks, True), strict=True):
-            v = folded(r, v)
+        for b, (D, v) in zip(blocks, products_to_end(blocks, True), strict=True):
+            r, s = b.relation, b.steps
             x = taken(r, folded(r, s.x), False, folded(r, s.f))
-            out.append(grow(r, eps, total, x, v, w, fresh))
+            # Which of two at run time would copy the traces.
+            D = None if fresh is True else gathered(r, D, 2)
+            out.append(with_deposits(b, x, folded(r, v), b.trace, D, finish))
         return out
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
         out = []
         for r, p in zip(relations, traces, strict=True):
-            # The operator is affine, so its derivative by the weights reads none of them.
+            # The operator is affine, so its derivative by the weights reads none of them. That
+            # derivatives are finite is not known here.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
-            v = folded(r, p["v"])
-            out.append(grow(r, p["base"], p["M"], _waiting_inputs(r, p, v), v, w, None))
+            v, block = folded(r, p["v"]), RelationBlock(r, p, None, w, True)
+            x, D = _waiting_inputs(r, p, v), gathered(r, p["M"], 2)
+            out.append(with_deposits(block, x, v, p["base"], D, finish))
         return out
 
     steps_kept, placed = kept, lambda signals: signals
@@ -137,10 +132,10 @@ def _credit(placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = later(blocks, signals)
+        behind = adjoints(blocks, signals)
         now: list[Grads] = []
         past: dict[int, Array] = {}  # signals at traces that are still to be read, by relation
-        for i, ((r, eps, s, w), got, (entry, q)) in enumerate(
+        for i, ((r, eps, s, w, _), got, (entry, q)) in enumerate(
             zip(blocks, signals, behind, strict=True)
         ):
             c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
@@ -160,7 +155,7 @@ def _credit(placed: Callable[[Signals], Signals]):
             now.append(here(x, c) if grads is None else grads)
 
         def with_past() -> list[Grads]:
-            relations, traces, _, weights = zip(*(blocks[i] for i in past), strict=True)
+            relations, traces, _, weights, _ = zip(*(blocks[i] for i in past), strict=True)
             old = contract(relations, traces, list(past.values()), weights)
             total = list(now)
             for i, grads in zip(past, old, strict=True):
@@ -200,10 +195,12 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
 def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:
     """Traces with the steps of a block beside them."""
     out = []
-    for (r, p, s, _), (total, moved_f) in zip(blocks, onward(blocks, False), strict=True):
-        v = jax.vmap(partial(moved, r, total))(p["v"])
+    for b, (product, moved_f) in zip(blocks, products_to_end(blocks, False), strict=True):
+        r, p, s = b.relation, b.trace, b.steps
+        D, base = b.map(product), b.map(p["M"])
+        v = D.slots(jax.vmap(partial(each_iteration, r, D))(D.vector(p["v"])))
         new = {
-            "M": times(total, p["M"]),
+            "M": D.compose(base).jacobian,
             "v": _put(p, v, moved_f),
             "count": p["count"] + s.f.shape[0],
         }
@@ -216,15 +213,17 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = later(blocks, signals)
-        relations, traces, _, weights = zip(*blocks, strict=True) if blocks else ((),) * 4
+        behind = adjoints(blocks, signals)
+        relations, traces, _, weights, _ = zip(*blocks, strict=True) if blocks else ((),) * 5
+        maps = [b.map(b.trace["M"]) for b in blocks]
         back = [
-            mix(jnp.swapaxes(b.trace["M"], -1, -2), first, b.relation.slots.table is None)
-            for b, (first, _) in zip(blocks, behind, strict=True)
+            m.slots(m.transpose(m.vector(first)))
+            for m, (first, _) in zip(maps, behind, strict=True)
         ]
         inputs: list[tuple[Any, Array]] = []
         by_parts: dict[int, Grads] = {}
-        for (r, p, s, w), got, (first, q), at in zip(blocks, signals, behind, back, strict=True):
+        each = zip(blocks, signals, behind, back, strict=True)
+        for (r, p, s, w, _), got, (first, q), at in each:
             now = got.ct + at_output(r, s.f, q, got.masked)
             c = at_output(r, p["v"], first[None], got.masked)
             c = folded(r, _put(p, c.astype(jnp.result_type(c, now)), now))

@@ -22,7 +22,16 @@ import numpy as np
 from jax import Array
 
 from .._errors import not_supported
-from ..engine import Arrived, Rule, Values, evaluate_plain, new_hidden, zeros_like_traces
+from ..engine import (
+    Arrived,
+    Rule,
+    Values,
+    evaluate_plain,
+    new_hidden,
+    product,
+    pushed,
+    zeros_like_traces,
+)
 from ..graph import Graph, leaf_name, seed_of, step_digest
 from ._full_influence import over_states, parameters_of
 
@@ -85,7 +94,7 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
         for leaf, h in zip(graph.step.hidden, hidden, strict=True)
     ]
     forward = lambda h: new_hidden(graph, replace(values, hidden=h))
-    d = jax.jvp(forward, (hidden,), (s,))[1]
+    d = pushed(graph, forward, hidden)(s)
 
     def of(theta):
         rest = iter(theta)
@@ -119,7 +128,7 @@ def _length(arrays: Sequence[Array]) -> Array:
 def _credit(graph: Graph, arrived: Arrived) -> tuple[Any, ...]:
     *ws, last = arrived.traces
     pairs = zip(per_state(last["s"]), arrived.entry, strict=True)
-    dot = sum((jnp.vdot(a, c[0]) for a, c in pairs), jnp.zeros(()))
+    dot = sum((product(c[0], a).sum() for a, c in pairs), jnp.zeros(()))
     return tuple(
         (dot * t["w"]).astype(t["w"].dtype) if t else np.zeros(p.shape, jax.dtypes.float0)
         for p, t in zip(arrived.params, ws, strict=True)

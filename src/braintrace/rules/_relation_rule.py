@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.tree_util import tree_map
 
 from ..engine import (
@@ -21,10 +21,12 @@ from ..engine import (
     Rule,
     Signals,
     Steps,
+    Transition,
     Values,
     observe_block,
     operands_pulled,
     signals_of,
+    singular,
 )
 from ..graph import Graph, trace_names
 from ..graph import HiddenParamOpRelation as Relation
@@ -40,6 +42,21 @@ class RelationBlock(NamedTuple):
     trace: Trace
     steps: Steps
     weights: Grads
+    singular: bool  # whether derivatives within the step may be infinite
+
+    @property
+    def table(self) -> bool:
+        """Whether there are so many slots that D is a table."""
+        return self.relation.slots.table is not None
+
+    @property
+    def transition(self) -> Transition:
+        """D of all steps."""
+        return self.map(self.steps.D)
+
+    def map(self, jacobian: Array) -> Transition:
+        """A map between the slots from its array."""
+        return Transition.of(jacobian, self.table, self.singular)
 
 
 Blocks = Sequence[RelationBlock]
@@ -52,13 +69,13 @@ class RelationFunctions(NamedTuple):
         init: `(relation, weights) -> trace` before the first step; `weights` are the operands.
         advance: `(blocks, fresh) -> traces` after the block.
         credit: `(blocks, signals, fresh) -> gradients` of the operands in the block.
-        prepare: `(relations, traces, steps) -> own` per relation, what both of these need.
+        prepare: `blocks -> arrays` per relation, `Steps.prepared` for both of these.
     """
 
     init: Callable[[Relation, Grads], Trace]
     advance: Callable[[Blocks, Fresh], list[Trace]]
     credit: Callable[[Blocks, Sequence[Signals], Fresh], list[Grads]]
-    prepare: Callable[[Sequence[Relation], Sequence[Trace], Sequence[Steps]], list] | None = None
+    prepare: Callable[[Blocks], list] | None = None
 
 
 def relation_rule(
@@ -88,8 +105,8 @@ def relation_rule(
         if kept is not None:
             steps = [kept(r, s) for r, s in zip(graph.relations, steps, strict=True)]
         if prepare is not None:
-            own = prepare(graph.relations, traces, steps)
-            steps = [s._replace(own=o) for s, o in zip(steps, own, strict=True)]
+            prepared = prepare(_blocks(graph, traces, steps, [{}] * len(steps)))
+            steps = [s._replace(prepared=p) for s, p in zip(steps, prepared, strict=True)]
         return steps
 
     def advance_all(
@@ -127,4 +144,5 @@ def relation_rule(
 
 
 def _blocks(graph: Graph, *arrays: Sequence) -> list[RelationBlock]:
-    return [RelationBlock(*of) for of in zip(graph.relations, *arrays, strict=True)]
+    each, infinite = zip(graph.relations, *arrays, strict=True), singular(graph)
+    return [RelationBlock(*of, infinite) for of in each]

@@ -1,0 +1,135 @@
+"""States that are zero under functions singular there: finite, and infinite, as BPTT is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+
+T, B, I, N = 5, 2, 3, 4
+XS = jax.random.normal(jax.random.key(0), (T, B, I))
+DONE = jax.random.bernoulli(jax.random.key(3), 0.4, (T, B)).at[0].set(True)
+W = jax.random.normal(jax.random.key(1), (I, N))
+H = jnp.zeros((B, N))
+
+
+def normed(w, h, x):
+    h = 0.9 * h / (1 + jnp.linalg.norm(h, axis=-1, keepdims=True)) + x @ w
+    return h, h
+
+
+def rooted(w, v, x):
+    v = 0.9 * v + jax.nn.relu(x @ w)
+    return v, jnp.sqrt(v)
+
+
+def reset(w, h, x, done):
+    return normed(w, jnp.where(done[:, None], 0, h), x)
+
+
+def reset_root(w, h, x, done):
+    h = 0.5 * jnp.sqrt(jnp.where(done[:, None], 0, h)) + (x @ w) ** 2 + 0.1
+    return h, h
+
+
+def at_zero(w, h, x):
+    h = 0.9 * h + x @ w
+    return h, jnp.sqrt(h - jax.lax.stop_gradient(h))
+
+
+PROGRAMS = {f.__name__: f for f in (normed, rooted, reset, reset_root, at_zero)}
+INPUTS = {f: (XS, DONE) if "reset" in f else (XS,) for f in PROGRAMS}
+
+
+def loss(out):
+    return (out * jnp.arange(1.0, N + 1)).sum()
+
+
+def bptt(name):
+    def total(w):
+        h, summed = H, 0.0
+        for t in range(T):
+            h, out = PROGRAMS[name](w, h, *(a[t] for a in INPUTS[name]))
+            summed = summed + loss(out)
+        return summed
+
+    return jax.grad(total)(W)
+
+
+def in_steps(net, carry, xs):
+    gradient, total = net.grad(loss), 0
+    for t in range(T):
+        one, (carry, _) = gradient(W, carry, jax.tree.map(lambda a, t=t: a[t : t + 1], xs))
+        total = total + one
+    return total
+
+
+def of_scan(net, carry, xs):
+    return jax.grad(lambda w: jax.vmap(loss)(net.scan(w, carry, xs)[1]).sum())(W)
+
+
+ORDERS = {
+    "one block": lambda net, *run: net.grad(loss)(W, *run)[0],
+    "blocks of 2": lambda net, *run: net.grad(loss, block_size=2)(W, *run)[0],
+    "single steps": in_steps,
+    "grad of scan": of_scan,
+}
+
+
+def gradient(name, rule, order, **options):
+    xs = INPUTS[name] if len(INPUTS[name]) > 1 else INPUTS[name][0]
+    net = braintrace.online(PROGRAMS[name], rule, **options)
+    first = (a[0] for a in INPUTS[name])
+    return ORDERS[order](net, net.init(W, H, *first), xs)
+
+
+EXACT = [
+    ("normed", "rtrl", {}),
+    ("normed", "snap", {"n": 2}),
+    ("rooted", "d_rtrl", {}),
+    ("reset", "rtrl", {}),
+    ("reset", "snap", {"n": 2}),
+    ("reset_root", "d_rtrl", {}),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name, rule, options", EXACT)
+def test_a_zero_trace_times_an_infinite_jacobian_is_zero(name, rule, options, order):
+    expected = bptt(name)
+    assert np.isfinite(expected).all()
+    got = gradient(name, rule, order, **options)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["normed", "rooted", "reset"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_windows_are_finite_where_bptt_is(name, size):
+    xs = INPUTS[name] if len(INPUTS[name]) > 1 else INPUTS[name][0]
+    net = braintrace.online(PROGRAMS[name], "snap", window=size)
+    carry = net.init(W, H, *(a[0] for a in INPUTS[name]))
+    got = net.grad(loss, block_size=2)(W, carry, xs)[0]
+    np.testing.assert_allclose(got, bptt(name), rtol=1e-12, atol=1e-12)
+
+
+OTHERS = {
+    "pp_prop": {"decay_or_rank": 0.9},
+    "eprop": {"kappa_filter_decay": 0.5},
+    "otpe": {"leak": 0.9},
+    "stllr": {},
+    "kf_rtrl": {},
+}
+
+
+@pytest.mark.parametrize("rule, options", OTHERS.items())
+@pytest.mark.parametrize("name", ["rooted", "reset"])
+def test_rules_that_approximate_are_finite_too(name, rule, options):
+    assert np.isfinite(gradient(name, rule, "blocks of 2", **options)).all()
+
+
+@pytest.mark.parametrize("order", ["one block", "blocks of 2"])
+@pytest.mark.parametrize("rule", ["d_rtrl", "snap", "rtrl"])
+def test_a_trace_that_is_not_zero_meets_infinity(rule, order):
+    assert not np.isfinite(bptt("at_zero")).any()
+    assert not np.isfinite(gradient("at_zero", rule, order)).any()
