@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "lab.tasks": {"errors", "lab.data"},
     "lab.comparison": LEARNING | {"files", "precision", "lab.table", "lab.tasks", "version"},
     "lab.cli": LEARNING
-    | {"files", "nn", "verify", "version", "init"}
+    | {"checkpoint", "files", "nn", "verify", "version", "init"}
     | {"lab.table", "lab.show", "lab.tasks", "lab.comparison"},
     "compat": LEARNING | {"precision", "checkpoint", "nn"},
     # What users import: the package itself, and modules of the laboratory under short names.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._errors import dotted, message
 from ...learner import compile
-from ..comparison._rules import BASELINES, IMMEDIATE, Choice, Options, parse
+from ..comparison._rules import BASELINES, IMMEDIATE, Options, parse
 from ._source import Failure, Mistake, load_module, make_model
 
 EXAMPLE = "example_input"
@@ -94,9 +94,5 @@ def read_rule(text: str) -> tuple[str, Options]:
             raise ValueError(f"{choice.name} has no traces: there is nothing to explain.")
     except ValueError as error:
         raise Mistake(f"--rule {text}.", str(error), "see braintrace compare --list") from None
-    return choice.name, learner_options(choice)
-
-
-def learner_options(choice: Choice) -> Options:
-    """The options of a rule as its learner takes them."""
-    return choice.options | ({} if choice.window is None else {"vjp_method": "multi-step"})
+    windows = {} if choice.window is None else {"vjp_method": "multi-step"}
+    return choice.name, choice.options | windows

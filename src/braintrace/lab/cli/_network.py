@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import brainstate
 import jax
@@ -19,8 +18,6 @@ from ...ops import element_wise, matmul
 from ..tasks import SequenceTask
 
 MakeCell = Callable[[int, int, int], brainstate.nn.Module]  # (inputs, units, memory)
-Path = tuple[str, ...]
-Weights = dict[Path, Any]  # pytrees of arrays
 
 
 class LRU(Cell):
@@ -155,18 +152,3 @@ class Network(brainstate.nn.Module):
 
     def update(self, x: Array) -> Array:
         return self.readout(self.cell(x))
-
-    @property
-    def parameters(self) -> Mapping[Path, brainstate.State]:
-        """The states of the weights by path."""
-        return self.states(brainstate.ParamState)
-
-    @property
-    def weights(self) -> Weights:
-        """The weights by path."""
-        return {path: state.value for path, state in self.parameters.items()}
-
-    @weights.setter
-    def weights(self, weights: Weights) -> None:
-        for path, state in self.parameters.items():
-            state.value = weights[path]

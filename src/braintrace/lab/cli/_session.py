@@ -8,7 +8,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
@@ -16,17 +16,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..._errors import value_error
+from ...checkpoint import CheckpointMixin, Named, named, renewed
+from ..comparison._gradient import Compiled
+from ..comparison._model import builder
 from ..comparison._rules import Choice
-from ..comparison._training import Optimizer, Run, by_sequence
+from ..comparison._sequences import sequences_of
+from ..comparison._training import Optimizer, Run, by_sequence, scorer
 from ..tasks import SequenceTask
-from ._gradient import Compiled
 from ._names import CELLS, TASKS
-from ._network import Network, Weights
+from ._network import Network
 
 TESTS, POINTS = 512, 20  # held-out sequences, and scores on them during training
 SETTINGS = "settings.json"  # file name
@@ -132,7 +135,7 @@ def mesh_of(options: argparse.Namespace) -> jax.sharding.Mesh | None:
     return jax.sharding.Mesh(np.array(there[:count]).reshape(shape), names)
 
 
-class Session(Run):
+class Session(CheckpointMixin, Run):
     """A run with its settings.
 
     The batch of an update is a function of the seed and the number of the update, so a run that
@@ -147,32 +150,48 @@ class Session(Run):
         mesh: jax.sharding.Mesh | None = None,
     ):
         self.settings, self.task, s = settings, task, settings
-        build = lambda: Network(s.cell, task, s.units, s.seed)
-        self.gradient = gradient = Compiled(choice, build(), task, s.batch, mesh)
-        adam, weights = Optimizer("adam"), gradient.network.weights
-        key, draw = jax.random.key(s.seed), jax.jit(lambda key: task.batch(key, s.batch))
+        sequences = sequences_of(task, s.batch)
+        network = lambda: Network(s.cell, task, s.units, s.seed)
+        build = builder(network, lambda size: jnp.zeros((size, task.inputs)))
+        model, adam, key = build(0, s.batch), Optimizer("adam"), jax.random.key(s.seed)
+        self.gradient = Compiled(choice, model, sequences, mesh)
         super().__init__(
-            by_sequence(gradient, adam, s.lr),
-            weights,
-            adam.init(weights),
-            lambda n: draw(jax.random.fold_in(key, n)),
-            _scorer(build(), task),
+            by_sequence(self.gradient, adam, s.lr),
+            model.params,
+            adam.init(model.params),
+            lambda n: sequences.draw(jax.random.fold_in(key, n)),
+            scorer(build, sequences, sequences.split("test", TESTS)),
         )
 
-    def save(self, path: Path) -> None:
+    def named_arrays(self) -> Named:
+        """The weights, and what random draws depend on."""
+        return named("weights", self.weights) | named("states/draws", self.gradient.draws)
+
+    def assign(self, values: Named) -> None:
+        """Give them other values."""
+        self.weights = renewed("weights", self.weights, values)
+        self.gradient.draws = renewed("states/draws", self.gradient.draws, values)
+
+    def check_optimizer(self, optimizer: object) -> None:
+        """There is one only."""
+
+    def identity(self) -> dict[str, Any]:
+        """The rule; `load_run` compares the rest."""
+        return {"rule": self.settings.rule}
+
+    def save_run(self, path: Path) -> None:
         """Write a checkpoint."""
-        self.gradient.network.weights = self.weights
         curves = {"losses": np.array(self.losses), "at": self.at, "scores": self.scores}
         extra = {**curves, "settings": asdict(self.settings)}
-        self.gradient.learner.save(path, optimizer=self.moments, step=self.done, extra=extra)
+        self.save(path, optimizer=self.moments, step=self.done, extra=extra)
 
-    def load(self, path: Path) -> None:
+    def load_run(self, path: Path) -> None:
         """Continue from a checkpoint.
 
         Raises:
             ValueError: it cannot be loaded, or is that of another run.
         """
-        checkpoint = self.gradient.learner.load(path, optimizer=self.moments)
+        checkpoint = self.load(path, optimizer=self.moments)
         saved = checkpoint.extra.get("settings", {}) if type(checkpoint.extra) is dict else {}
         wrong = [
             f"{name}: {saved.get(name)!r} in the checkpoint, {value!r} in {SETTINGS}"
@@ -185,27 +204,9 @@ class Session(Run):
                 why="a run goes on with the batches it would have had",
                 do="put the files of one run into its folder, or start again with another --out",
             )
-        self.weights, self.moments = self.gradient.network.weights, checkpoint.optimizer
-        self.done, self.losses = checkpoint.step, checkpoint.extra["losses"].tolist()
+        self.moments, self.done = checkpoint.optimizer, checkpoint.step
+        self.losses = checkpoint.extra["losses"].tolist()
         self.at, self.scores = checkpoint.extra["at"], checkpoint.extra["scores"]
-
-
-def _scorer(network: Network, task: SequenceTask) -> Callable[[Weights], float]:
-    """The score of weights on the test split."""
-    xs, ys = jax.jit(lambda: task.test(TESTS))()
-    size = xs.shape[1]
-    brainstate.nn.init_all_states(network, batch_size=size)
-
-    @brainstate.transform.jit
-    def score(xs, ys):
-        brainstate.nn.reset_all_states(network, batch_size=size)
-        return task.score(brainstate.transform.for_loop(network, xs), ys)
-
-    def score_of(weights: Weights) -> float:
-        network.weights = weights
-        return float(score(xs, ys))
-
-    return score_of
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace, hook: Hook) -> int:
         try:
             session = Session(settings, task, choice, mesh)
             if (folder / CHECKPOINT).exists():
-                session.load(folder / CHECKPOINT)
+                session.load_run(folder / CHECKPOINT)
             elif options.resume:
                 print(f"No checkpoint in {folder} yet: from the start.", file=sys.stderr)
         except REFUSALS as refusal:
@@ -242,7 +242,7 @@ def _progress(session: Session) -> str:
 def _save(session: Session, folder: Path) -> None:
     """Settings first: a checkpoint is never without them."""
     save_json(folder / SETTINGS, asdict(session.settings))
-    session.save(folder / CHECKPOINT)
+    session.save_run(folder / CHECKPOINT)
 
 
 def _continued(session: Session, folder: Path) -> str:

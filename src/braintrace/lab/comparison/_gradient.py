@@ -42,7 +42,14 @@ class Method:
     run: Callable[[Params, PyTree, Steps], Result]
 
 
-def method_of(choice: Choice, model: PureModel, loss: Loss, length: int, every: int) -> Method:
+def method_of(
+    choice: Choice,
+    model: PureModel,
+    loss: Loss,
+    length: int,
+    every: int,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Method:
     """The method of a rule or baseline for sequences of a length, with updates every few steps."""
     if choice.name == BPTT and every < length:
         return rolling(model, loss, length)
@@ -51,18 +58,27 @@ def method_of(choice: Choice, model: PureModel, loss: Loss, length: int, every: 
     if choice.name == ROLLING:
         assert choice.window is not None
         return rolling(model, loss, min(choice.window, length))
-    return by_rule(choice, model, loss, whole=every == length)
+    return by_rule(choice, model, loss, every == length, mesh)
 
 
-def by_rule(choice: Choice, model: PureModel, loss: Loss, whole: bool) -> Method:
-    """The online gradient of a rule; its traces are the carry, unless sequences are `whole`."""
+def by_rule(
+    choice: Choice, model: PureModel, loss: Loss, whole: bool, mesh: jax.sharding.Mesh | None
+) -> Method:
+    """The online gradient of a rule; its traces are the carry, unless sequences are `whole`.
+
+    Of a mesh, the axis `data` is for the samples and `model` for the units.
+    """
     if choice.value is None and BY_NAME[choice.name].make is None:
         raise not_supported(
             f"{choice.name} is not compared.",
             why="it learns another network besides the model, which has no place here",
             do="train that network with the learner of this rule, see braintrace.compile",
         )
-    net = online(model.step, choice.value or choice.name, window=choice.window, **choice.options)
+    axes = {"batch": "data", "units": "model"}
+    there = () if mesh is None else mesh.axis_names
+    spread: dict[str, Any] = {"mesh": mesh, **{k: n for k, n in axes.items() if n in there}}
+    rule, window = choice.value or choice.name, choice.window
+    net = online(model.step, rule, window=window, **spread, **choice.options)
     block = choice.block and max(choice.block, choice.window or 1)
     with_outputs = lambda output, target: (loss(output, target), output)
     options: dict[str, Any] = {"has_aux": True, "block_size": block}
@@ -182,17 +198,32 @@ class Compiled:
     traces. Everything else starts anew.
     """
 
-    def __init__(self, choice: Choice, model: PureModel, task: Sequences):
-        self.choice, self.model, self.task = choice, model, task
-        self.method = method_of(choice, model, task.loss, task.length, task.length)
+    def __init__(
+        self,
+        choice: Choice,
+        model: PureModel,
+        task: Sequences,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self.choice, self.model, self.task, self.mesh = choice, model, task, mesh
+        self.method = method_of(choice, model, task.loss, task.length, task.length, mesh)
         self._draws: list[Array] | None = None
 
     @cached_property
     def _start(self) -> PyTree:
         return self.method.start(self.task.x)
 
+    @property
+    def draws(self) -> list[Array]:
+        """What the random draws of the next call depend on."""
+        return draws_of(self._start) if self._draws is None else self._draws
+
+    @draws.setter
+    def draws(self, draws: list[Array]) -> None:
+        self._draws = draws
+
     @cached_property
-    def _program(self) -> jax.stages.Compiled:
+    def _program(self) -> Any:
         # Weights and sequence are arguments and gradients are results, so neither is temporary;
         # states and traces are.
         def gradient(params: Params, draws: list[Array], batch: Batch) -> Any:
@@ -201,6 +232,8 @@ class Compiled:
             grads, carry, loss, _ = self.method.run(params, carry, steps)
             return (grads, loss), draws_of(carry)
 
+        if self.mesh is not None:
+            return gradient  # the learner compiles it for the devices that its arrays lie on
         arguments = (self.model.params, draws_of(self._start), self.task.shapes)
         return jax.jit(gradient).lower(*arguments).compile()
 
@@ -225,8 +258,7 @@ class Compiled:
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Array]:
         """Gradients and loss of a batch at these weights."""
-        draws = draws_of(self._start) if self._draws is None else self._draws
-        out, self._draws = self._program(params, draws, batch)
+        out, self.draws = self._program(params, self.draws, batch)
         return out
 
 
