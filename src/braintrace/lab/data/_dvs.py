@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from ._events import Events
-from ._files import Name, existing, layout_error
+from ._files import Name, existing, layout_error, regular, within
 
 NMNIST, DVS128 = (2, 34, 34), (2, 128, 128)  # polarity, y, x
 OVERFLOW = 240  # the row of what is no event of a pixel
 HEADER = struct.Struct("<hhiiiiii")  # of a packet: type, source, size, offset, overflow, ...
+EVENTS = 10**8  # limit; a session of DVS128 Gesture has some 1e7
 POLARITY = 1  # the type of packets that have events of pixels
 
 
-def read_nmnist(path: Name) -> list[Events]:
+def read_nmnist(path: Name, *, max_events: int = EVENTS) -> list[Events]:
     """Read N-MNIST: one `.bin` file, or a folder of them in folders by digit.
 
     An event has 40 bits: x (8), y (8), polarity (1), time in microseconds (23). One with y = 240 is
@@ -24,6 +25,7 @@ def read_nmnist(path: Name) -> list[Events]:
 
     Args:
         path: `Train/5/00001.bin`, or `Train` for all of them.
+        max_events: events that are read at most, of all files.
 
     Returns:
         Recordings of the shape (2, 34, 34); the label is the name of the file's folder, if that is
@@ -37,6 +39,7 @@ def read_nmnist(path: Name) -> list[Events]:
     files = sorted(path.glob("*/*.bin")) if path.is_dir() else [path]
     if not files:
         existing(path / "0" / "*.bin", "N-MNIST")
+    within(path, "events", sum(map(regular, files)) // 5, max_events, "max_events")
     return [_nmnist(file) for file in files]
 
 
@@ -49,17 +52,21 @@ def _nmnist(path: Path) -> Events:
     label = int(folder) if folder in tuple("0123456789") else None
     overflow = y == OVERFLOW
     times = ((high & 127) << 16 | middle << 8 | low) + (np.cumsum(overflow) << 13)
-    parts = (part[~overflow] for part in (times, high >> 7, y, x))
-    return _camera(path, *parts, shape=NMNIST, label=label)
+    times, polarity, y, x = (part[~overflow] for part in (times, high >> 7, y, x))
+    _check_pixels(path, y, x, NMNIST)
+    return Events(times * 1e-6, _channels(polarity, y, x, NMNIST), NMNIST, label)
 
 
-def read_dvs_gesture(path: Name, labels: Name | None = None) -> list[Events]:
+def read_dvs_gesture(
+    path: Name, labels: Name | None = None, *, max_events: int = EVENTS
+) -> list[Events]:
     """Read a session of DVS128 Gesture: an AEDAT 3.1 file and its labels.
 
     Args:
         path: `user01_natural.aedat`, for example.
         labels: its table `class,startTime_usec,endTime_usec`, default `user01_natural_labels.csv`
             beside it.
+        max_events: events that all recordings together may have; lines of the table may overlap.
 
     Returns:
         A recording of the shape (2, 128, 128) per line of the table. Times begin with 0, and labels
@@ -71,26 +78,50 @@ def read_dvs_gesture(path: Name, labels: Name | None = None) -> list[Events]:
     """
     path = existing(path, "DVS128 Gesture")
     table = existing(labels or path.with_name(f"{path.stem}_labels.csv"), "the table of labels")
-    time, polarity, y, x = _aedat(path)
-    names, *lines = table.read_text("utf-8").splitlines() or [""]
+    within(path, "events", regular(path) // 8, max_events, "max_events")
+    names, *lines = _lines(table)
     if [name.strip() for name in names.split(",")] != ["class", "startTime_usec", "endTime_usec"]:
         raise layout_error(
             table,
             f"the first line is {names!r}.",
             "the table of labels has the columns class,startTime_usec,endTime_usec",
         )
-    recordings = []
-    for line in filter(str.strip, lines):
-        try:
-            label, start, end = map(int, line.split(","))
-        except ValueError as error:
-            raise layout_error(
-                table, f"a line is {line!r}.", "a line has three whole numbers"
-            ) from error
-        inside = (time >= start) & (time < end)
-        parts = (part[inside] for part in (time - start, polarity, y, x))
-        recordings.append(_camera(path, *parts, shape=DVS128, label=label - 1))
-    return recordings
+    parts = [_part(table, line) for line in lines if line.strip()]
+    time, polarity, y, x = _aedat(path)
+    if (np.diff(time) < 0).any():
+        order = np.argsort(time, kind="stable")
+        time, polarity, y, x = (a[order] for a in (time, polarity, y, x))
+    _check_pixels(path, y, x, DVS128)
+    channels = _channels(polarity, y, x, DVS128)
+    ends = [slice(*np.searchsorted(time, part[1:])) for part in parts]
+    total = sum(end.stop - end.start for end in ends)
+    within(path, "events in its recordings", int(total), max_events, "max_events")
+    return [
+        Events((time[end] - start) * 1e-6, channels[end], DVS128, label - 1)
+        for (label, start, _), end in zip(parts, ends, strict=True)
+    ]
+
+
+def _lines(table: Path) -> list[str]:
+    try:
+        return table.read_text("utf-8").splitlines() or [""]
+    except UnicodeDecodeError as error:
+        raise layout_error(table, "this is no text.", str(error)) from error
+
+
+def _part(table: Path, line: str) -> tuple[int, int, int]:
+    """Class, start and end of a line."""
+    try:
+        label, start, end = map(int, line.split(","))
+        if not (abs(label) < 2**31 and 0 <= start <= end < 2**62):
+            raise ValueError
+    except ValueError as error:
+        raise layout_error(
+            table,
+            f"a line is {line[:80]!r}.",
+            "a line has three whole numbers, of which the second is not after the third",
+        ) from error
+    return label, start, end
 
 
 def _aedat(path: Path) -> tuple[np.ndarray, ...]:
@@ -126,22 +157,18 @@ def _aedat(path: Path) -> tuple[np.ndarray, ...]:
     return time, word >> 1 & 1, word >> 2 & 0x7FFF, word >> 17 & 0x7FFF
 
 
-def _camera(
-    path: Path,
-    time: np.ndarray,
-    polarity: np.ndarray,
-    y: np.ndarray,
-    x: np.ndarray,
-    *,
-    shape: tuple[int, int, int],
-    label: int | None,
-) -> Events:
-    """Events of a camera; `time` is in microseconds."""
+def _check_pixels(path: Path, y: np.ndarray, x: np.ndarray, shape: tuple[int, int, int]) -> None:
     _, height, width = shape
-    if len(time) and (y.max() >= height or x.max() >= width):
+    if len(x) and (y.max() >= height or x.max() >= width):
         raise layout_error(
             path,
             f"there is an event at x = {x.max()}, y = {y.max()}.",
             f"the camera has {width} x {height} pixels",
         )
-    return Events(time * 1e-6, (polarity * height + y) * width + x, shape, label)
+
+
+def _channels(
+    polarity: np.ndarray, y: np.ndarray, x: np.ndarray, shape: tuple[int, int, int]
+) -> np.ndarray:
+    _, height, width = shape
+    return (polarity * height + y) * width + x

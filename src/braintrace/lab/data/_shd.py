@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from ..._errors import MissingExtra
 from ._events import Events
-from ._files import Name, existing, layout_error
+from ._files import LayoutError, Name, existing, layout_error, regular, within
 
 CHANNELS = 700
+EVENTS, RECORDINGS = (
+    10**9,
+    10**6,
+)  # limits; SSC, the larger one, has 6e8 spikes in 75,000 recordings
+CHUNK = 2**26  # bytes that are unpacked at once
 _KEYS = ("spikes/times", "spikes/units", "labels")
 
 
-def read_shd(path: Name, indices: Sequence[int] | None = None) -> list[Events]:
+def read_shd(
+    path: Name,
+    indices: Sequence[int] | None = None,
+    *,
+    max_events: int = EVENTS,
+    max_recordings: int = RECORDINGS,
+) -> list[Events]:
     """Read recordings of SHD or SSC from an HDF5 file in the published layout.
 
     The file has `spikes/times` (seconds) and `spikes/units`, an array per recording, and `labels`.
-    Spikes whose time is NaN are dropped.
+    Spikes whose time is NaN are dropped. Nothing but the file itself is read: links to other files
+    and external storage are refused.
 
     Args:
         path: `shd_train.h5`, for example; unpacked.
         indices: which recordings, default all.
+        max_events: spikes that are read at most.
+        max_recordings: recordings that the file may have.
 
     Returns:
         Recordings of 700 channels, with labels.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file has another layout.
+        ValueError: the file has another layout, or more than the limits.
+        IndexError: there is no such recording.
     """
-    return list(recordings(path, indices))
+    limits = {"max_events": max_events, "max_recordings": max_recordings}
+    return list(recordings(path, indices, **limits))
 
 
-def recordings(path: Name, indices: Sequence[int] | None = None) -> Iterator[Events]:
+def recordings(
+    path: Name,
+    indices: Sequence[int] | None = None,
+    *,
+    max_events: int = EVENTS,
+    max_recordings: int = RECORDINGS,
+) -> Iterator[Events]:
     """One after the other: all of SHD at once takes a gigabyte."""
     try:
         import h5py
     except ModuleNotFoundError as error:
         raise MissingExtra("Reading HDF5", "h5py", "data") from error
     path = existing(path, "SHD or SSC")
+    size = regular(path)
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -48,14 +74,15 @@ def recordings(path: Name, indices: Sequence[int] | None = None) -> Iterator[Eve
             path, "this is no HDF5 file.", f"h5py says: {error}; a .gz or .zip has to be unpacked"
         ) from error
     with file:
-        if missing := [key for key in _KEYS if key not in file]:
-            present = ", ".join(sorted(file)) or "nothing"
-            raise layout_error(
-                path,
-                f"the file has no {', '.join(missing)}, but {present}.",
-                f"files of SHD and SSC have {', '.join(_KEYS)}",
-            )
-        times, units, labels = (file[key] for key in _KEYS)
+        with _readable(path, "the lists"):
+            if missing := [key for key in _KEYS if not _is_there(h5py, path, file, key)]:
+                present = ", ".join(sorted(file)) or "nothing"
+                raise layout_error(
+                    path,
+                    f"the file has no {', '.join(missing)}, but {present}.",
+                    f"files of SHD and SSC have {', '.join(_KEYS)}",
+                )
+            times, units, labels = (_dataset(h5py, path, file, key) for key in _KEYS)
         if not len(times) == len(units) == len(labels):
             raise layout_error(
                 path,
@@ -63,9 +90,68 @@ def recordings(path: Name, indices: Sequence[int] | None = None) -> Iterator[Eve
                 f"{len(labels)} labels.",
                 "a recording has one of each",
             )
-        chosen = range(len(labels)) if indices is None else indices
-        for i in chosen:
-            yield _recording(path, i, times[i], units[i], int(labels[i]))
+        within(path, "recordings", len(labels), max_recordings, "max_recordings")
+        _check_size(path, "recordings", len(labels), size)
+        events = 0
+        for i in range(len(labels)) if indices is None else indices:
+            with _readable(path, f"recording {i}"):
+                recording = times[i], units[i], int(labels[i])
+            events += len(recording[0])
+            within(path, "spikes", events, max_events, "max_events")
+            _check_size(path, "spikes", events, size)
+            yield _recording(path, i, *recording)
+
+
+@contextmanager
+def _readable(path: Name, what: str) -> Iterator[None]:
+    """Errors of HDF5, which are of any type, as ours."""
+    try:
+        yield
+    except LayoutError:
+        raise
+    except Exception as error:
+        raise layout_error(path, f"{what} cannot be read.", f"h5py says: {error}") from error
+
+
+def _is_there(h5py: Any, path: Name, file: Any, key: str) -> bool:
+    """Whether there is such a thing in this very file; links are refused, wherever they lead."""
+    parts, links = key.split("/"), file.id.links
+    for name in ("/".join(parts[: n + 1]) for n in range(len(parts))):
+        if not links.exists(name.encode()):
+            return False
+        if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+            raise layout_error(path, f"{name} is a link.", "it may lead to any other file")
+    return True
+
+
+def _check_size(path: Name, what: str, count: int, size: int) -> None:
+    if count > size:
+        raise layout_error(
+            path, f"{size} bytes say that they are {count} {what}.", "each takes some bytes"
+        )
+
+
+def _dataset(h5py: Any, path: Name, file: Any, key: str) -> Any:
+    """A dataset whose bytes are in this file, and whose parts have a size that can be read."""
+    data = file[key]
+    if not isinstance(data, h5py.Dataset) or data.ndim != 1:
+        raise layout_error(path, f"{key} is no list.", "there is one entry per recording")
+    if data.external or data.is_virtual:
+        raise layout_error(path, f"{key} is stored in another file.", "any file could be read so")
+    inner = data.dtype if key == "labels" else h5py.check_vlen_dtype(data.dtype)
+    kinds = "f" if key.endswith("times") else "iu"
+    if inner is None or np.dtype(inner).kind not in kinds:
+        raise layout_error(
+            path,
+            f"{key} has the type {data.dtype}.",
+            "times are floating numbers and units whole ones, an array of its own length per "
+            "recording; a label is a whole number",
+        )
+    if data.chunks and math.prod(data.chunks) * data.dtype.itemsize > CHUNK:
+        raise layout_error(
+            path, f"{key} is stored in parts of {data.chunks}.", f"a part has up to {CHUNK} bytes"
+        )
+    return data
 
 
 def _recording(path: Name, i: int, times: np.ndarray, units: np.ndarray, label: int) -> Events:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import numpy as np
 
-from ._files import Name, existing, layout_error
+from ._files import Name, existing, layout_error, regular
 
 
 def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarray:
@@ -27,9 +26,13 @@ def read_csv(path: Name, columns: Sequence[str | int] | None = None) -> np.ndarr
         ValueError: a column or a number is missing.
     """
     path = existing(path, "a stream")
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        lines = [(reader.line_num, row) for row in reader if row]
+    regular(path)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, row) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise layout_error(path, "this is no table of text.", str(error)) from error
     header = lines.pop(0)[1] if lines and not any(map(_is_number, lines[0][1])) else []
     if not lines:
         raise layout_error(path, "there are no numbers.", "a line is a step, and there is none")
@@ -80,7 +83,11 @@ def read_ts(path: Name) -> tuple[list[np.ndarray], list[str]]:
         ValueError: the file has another layout.
     """
     path = existing(path, "a .ts file")
-    lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    regular(path)
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise layout_error(path, "this is no text.", str(error)) from error
     head = [line.lower().split() for line in lines if line.startswith("@")]
     if ["@data"] not in head or ["@timestamps", "true"] in head:
         raise layout_error(
@@ -95,10 +102,9 @@ def read_ts(path: Name) -> tuple[list[np.ndarray], list[str]]:
             *channels, label = line.split(":")
             try:
                 values = [[float(x) for x in channel.split(",")] for channel in channels]
-                # Channels of different lengths leave a None, which becomes NaN.
-                series.append(np.array(list(zip_longest(*values)), float))
-                if not channels or np.isnan(series[-1]).any():
+                if len({*map(len, values)}) != 1 or np.isnan(values).any():
                     raise ValueError("a value is missing")
+                series.append(np.array(values, float).T)
             except ValueError as error:
                 raise layout_error(
                     path, f"line {n} is no series: {error}.",
