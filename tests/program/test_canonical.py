@@ -27,13 +27,12 @@ GONE = set(REWRITTEN) - CANONICAL
 # Whatever they read may reach all that they return: the sound worst case.
 OPAQUE = set(
     """
-    all_gather all_to_all approx_top_k axis_index bitcast_convert_type cholesky custom_jvp_call
-    custom_lin custom_linear_solve custom_vjp_call eig eigh fft get hessenberg householder_product
-    linear_solve lu pmax pmin ppermute psum psum2 qr ragged_all_to_all random_bits random_clone
-    random_fold_in random_gamma random_seed random_split random_unwrap random_wrap reduce
-    reduce_window reduce_window_max reduce_window_min rng_bit_generator rng_uniform scatter-max
-    scatter-min scatter_max scatter_min schur select_and_scatter select_and_scatter_add svd swap
-    threefry2x32 triangular_solve tridiagonal tridiagonal_solve
+    all_gather all_to_all approx_top_k axis_index bitcast_convert_type custom_jvp_call custom_lin
+    custom_linear_solve custom_vjp_call eig eigh get hessenberg householder_product linear_solve lu
+    pmax pmin ppermute psum psum2 qr ragged_all_to_all random_bits random_clone random_fold_in
+    random_gamma random_seed random_split random_unwrap random_wrap reduce reduce_window
+    rng_bit_generator rng_uniform scatter-max scatter-min scatter_max scatter_min schur
+    select_and_scatter select_and_scatter_add svd swap threefry2x32 tridiagonal tridiagonal_solve
     """.split()
 )
 # They stand in no step that JAX traces from a function of arrays.
@@ -57,6 +56,8 @@ REWRITES = {
     "rev of ones": (lambda x: lax.rev(x, (0, 2)), (ONES,)),
     "copy": (lambda x: jnp.array(x, copy=True), (X,)),
     "name": (lambda x: checkpoint_name(x, "a"), (X,)),
+    "barrier": (lambda x, y: lax.optimization_barrier((x, y)), (X, ONES)),
+    "device": (lambda x, y: jax.device_put((x, y), jax.devices()[0]), (X, ONES)),
     "sum of ones": (lambda x: x.sum((0, 2)), (ONES,)),
     "maximum of ones": (lambda x: x.max(2, keepdims=True), (ONES,)),
     "cumulation of ones": (lambda x: jnp.cumsum(x, 2), (ONES,)),

@@ -16,14 +16,14 @@ reaches both, in lanes that do not meet, and so there are 32 of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from ..program import CUMULATIVE, ELEMENTWISE, Atom, Equation, Var
+from ..program import Atom, Equation, Line, Var, lines, parameters
 from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._sets import NONE, NotAlike
@@ -31,8 +31,6 @@ from ._slots import Cell, Pick, Slots, Table
 from ._slots import pick as as_pick
 from ._step import Component
 from ._tangent import Tangent
-
-Axes = Sequence[int | None]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -247,242 +245,34 @@ class _Thinning:
         tangents = [isinstance(a, Var) and a in self.axis for a in eqn.inputs]
         if not any(tangents):
             return eqn
-        axes = [self.axis.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
-        if all(a is None for a in axes):
-            repeated, new, sizes = self.added(eqn, tangents)
-            return self.resized(eqn, repeated, [new] * len(eqn.outputs), sizes)
-        rule = _RULES.get(eqn.name, _elementwise if eqn.name in ELEMENTWISE else None)
-        if rule is None or eqn.bodies:
-            raise NotAlike
-        ins, outs, params = rule(eqn, axes, self.size, self.few)
-        _must(all(a in (None, b) for a, b in zip(axes, ins, strict=True)))
-        return self.resized(eqn, ins, outs, params)
+        if (line := self.line(eqn, tangents)) is None:
+            self.axis.update(dict.fromkeys(eqn.outputs))
+            return eqn
+        pairs = zip(eqn.inputs, line.operands, strict=True)
+        inputs = tuple(a if axis is None else self.part(a, axis) for a, axis in pairs)
+        self.axis.update(dict.fromkeys(eqn.outputs, line.result))
+        outputs = tuple(self.part(v, line.result) for v in eqn.outputs)
+        params = parameters(eqn, line, self.few)
+        return replace(eqn, inputs=inputs, outputs=outputs, params=params)
 
-    def added(self, eqn: Equation, tangents: Sequence[bool]) -> tuple[Axes, int | None, dict]:
-        """An axis of the result along which tangents are repeated: that may be the samples'."""
-        shape = eqn.outputs[0].shape
-        none: Axes = [None] * len(tangents)
-        if eqn.name == "broadcast_in_dim":
-            dims, own = eqn.params["broadcast_dimensions"], eqn.inputs[0].shape
-            along = {d for a, d in enumerate(dims) if own[a] == shape[d]}
-        elif eqn.name in ELEMENTWISE:
-            read = [a.shape for a, own in zip(eqn.inputs, tangents, strict=True) if own]
-            along = {d for s in read for d, n in enumerate(s) if n == shape[d]}
-        else:
-            return none, None, {}
-        new = next((d for d, n in enumerate(shape) if n == self.size and d not in along), None)
-        if new is None:
-            return none, None, {}
-        if eqn.name == "broadcast_in_dim":
-            return none, new, {"shape": _put(shape, new, self.few)}
-        whole = lambda a: len(a.shape) > new and a.shape[new] == self.size
-        return [new if whole(a) else None for a in eqn.inputs], new, {}
-
-    def resized(self, eqn: Equation, ins: Axes, outs: Axes, params: Mapping[str, Any]) -> Equation:
-        pairs = list(zip(eqn.outputs, outs, strict=True))
-        self.axis.update(pairs)
-        return replace(
-            eqn,
-            inputs=tuple(
-                a if axis is None else self.part(a, axis)
-                for a, axis in zip(eqn.inputs, ins, strict=True)
-            ),
-            outputs=tuple(v if axis is None else self.part(v, axis) for v, axis in pairs),
-            params={**eqn.params, **params},
-        )
-
-
-# ----------------------------------------------------------------------------------------- rules
-# From the axes of samples of the operands (None: no tangent, or a tangent without one) to those of
-# all operands and of the results, and the parameters that differ.
-
-Outcome = tuple[Axes, Axes, Mapping[str, Any]]
-Rule = Callable[[Equation, list[int | None], int, int], Outcome]
+    def line(self, eqn: Equation, tangents: Sequence[bool]) -> Line | None:
+        """The line of the samples: that of the tangents, or a new one that reads one of them."""
+        axes = [self.axis[a] for a in compress(eqn.inputs, tangents) if isinstance(a, Var)]
+        fits = [
+            line
+            for line in lines(eqn)
+            if line.alike and list(compress(line.operands, tangents)) == axes
+        ]
+        if any(d is not None for d in axes):
+            _must(len(fits) == 1)
+            return fits[0]
+        return next((n for n in fits if eqn.outputs[0].shape[n.result] == self.size), None)
 
 
 def _put(sizes: Sequence[Any], at: int, value: Any) -> tuple[Any, ...]:
     return (*sizes[:at], value, *sizes[at + 1 :])
 
 
-def _one(axes: Axes) -> int:
-    """The one axis that operands have."""
-    some = {a for a in axes if a is not None}
-    if len(some) != 1:
-        raise NotAlike
-    return some.pop()
-
-
 def _must(condition: bool) -> None:
     if not condition:
         raise NotAlike
-
-
-def _elementwise(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    axis = _one(axes)
-    same = lambda a: not a.shape or a.shape[axis] == 1  # for all samples
-    return [None if same(a) else axis for a in eqn.inputs], [axis] * len(eqn.outputs), {}
-
-
-def _each(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    return axes, axes, {}
-
-
-def _unary(where: Callable[[Equation, int, int, int], tuple[int, Mapping[str, Any]]]) -> Rule:
-    """A rule about the first operand: where its axis goes."""
-
-    def of_first(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-        axis = _one(axes)
-        _must(axes[0] == axis)
-        out, params = where(eqn, axis, size, few)
-        return [axis, *[None] * (len(axes) - 1)], [out] * len(eqn.outputs), params
-
-    return of_first
-
-
-def _broadcast_in_dim(eqn, axis, size, few):
-    out = eqn.params["broadcast_dimensions"][axis]
-    return out, {"shape": _put(eqn.params["shape"], out, few)}
-
-
-def _reshape(eqn, axis, size, few):
-    old, new = eqn.inputs[0].shape, eqn.outputs[0].shape
-    _must(prod(old) > 0)
-    before = prod(old[:axis])
-    places = [k for k, n in enumerate(new) if n == size and prod(new[:k]) == before]
-    _must(len(places) == 1)
-    return places[0], {"new_sizes": _put(new, places[0], few)}
-
-
-def _slice(eqn, axis, size, few):
-    p = eqn.params
-    whole = (p["start_indices"][axis], p["limit_indices"][axis]) == (0, size)
-    _must(whole and (p["strides"] is None or p["strides"][axis] == 1))
-    return axis, {"limit_indices": _put(p["limit_indices"], axis, few)}
-
-
-def _not_along(name: str) -> Callable:
-    def where(eqn, axis, size, few):
-        along = eqn.params[name]
-        _must(axis not in (along if isinstance(along, (tuple, list)) else (along,)))
-        return axis, {}
-
-    return where
-
-
-def _reduce_sum(eqn, axis, size, few):
-    along = eqn.params["axes"]
-    _must(axis not in along)
-    return axis - sum(a < axis for a in along), {}
-
-
-def _window(eqn, axis, size, few):
-    p = eqn.params
-    ones = (p["window_dimensions"][axis], p["window_strides"][axis])
-    dilations = [p[k][axis] for k in ("base_dilation", "window_dilation") if p[k]]
-    _must(ones == (1, 1) and tuple(p["padding"][axis]) == (0, 0) and set(dilations) <= {1})
-    return axis, {}
-
-
-def _concatenate(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    axis = _one(axes)
-    _must(axis != eqn.params["dimension"])
-    return [axis] * len(axes), [axis], {}
-
-
-def _pad(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    axis = _one(axes)
-    _must(tuple(eqn.params["padding_config"][axis]) == (0, 0, 0))
-    return [axis, None], [axis], {}
-
-
-def _dot_general(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    contract, batch = eqn.params["dimension_numbers"]
-    side, axis = next((k, a) for k, a in enumerate(axes) if a is not None)
-    if axis in batch[side]:
-        k = list(batch[side]).index(axis)
-        return [batch[0][k], batch[1][k]], [k], {}
-    _must(axis not in contract[side] and axes[1 - side] is None)
-    free = [
-        (k, a)
-        for k in (0, 1)
-        for a in range(len(eqn.inputs[k].shape))
-        if a not in contract[k] and a not in batch[k]
-    ]
-    return axes, [len(batch[0]) + free.index((side, axis))], {}
-
-
-def _conv(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    dims = eqn.params["dimension_numbers"]
-    whole = axes[0] == dims.lhs_spec[0] and axes[1] is None
-    _must(whole and eqn.params["batch_group_count"] == 1)
-    return axes, [dims.out_spec[0]], {}
-
-
-def _gather(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    axis = _one(axes)
-    _must(axes[0] == axis)
-    if axis in d.operand_batching_dims:
-        index = d.start_indices_batching_dims[list(d.operand_batching_dims).index(axis)]
-        rest = [k for k in range(len(eqn.outputs[0].shape)) if k not in d.offset_dims]
-        return [axis, index], [rest[index]], {}
-    _must(sizes[axis] == size and axis not in d.start_index_map)
-    inside = {*d.collapsed_slice_dims, *d.operand_batching_dims}
-    window = [a for a in range(len(sizes)) if a not in inside]
-    return (
-        [axis, None],
-        [d.offset_dims[window.index(axis)]],
-        {"slice_sizes": _put(sizes, axis, few)},
-    )
-
-
-def _dynamic_slice(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    axis = _one(axes)
-    sizes = eqn.params["slice_sizes"]
-    _must(axes[0] == axis and sizes[axis] == size)
-    return [axis, *[None] * (len(axes) - 1)], [axis], {"slice_sizes": _put(sizes, axis, few)}
-
-
-def _update_slice(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    axis = _one(axes)
-    return [axis, axis, *[None] * (len(axes) - 2)], [axis], {}
-
-
-def _scatter(eqn: Equation, axes: list[int | None], size: int, few: int) -> Outcome:
-    d = eqn.params["dimension_numbers"]
-    updates = eqn.inputs[2].shape
-    inside = {*d.inserted_window_dims, *d.operand_batching_dims}
-    window = [a for a in range(len(eqn.inputs[0].shape)) if a not in inside]
-    rows = [u for u in range(len(updates)) if u not in d.update_window_dims]
-    ways: list[Axes] = [
-        [a, None, u]
-        for a, u in zip(window, d.update_window_dims, strict=True)
-        if a not in d.scatter_dims_to_operand_dims
-    ]
-    batching = zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True)
-    ways += [[a, k, rows[k]] for a, k in batching]
-    fits = [w for w in ways if all(b in (None, a) for a, b in zip(w, axes, strict=True))]
-    _must(len(fits) == 1)
-    return fits[0], [fits[0][0]], {}
-
-
-_RULES: dict[str, Rule] = {
-    "broadcast_in_dim": _unary(_broadcast_in_dim),
-    "reshape": _unary(_reshape),
-    "transpose": _unary(lambda e, axis, *_: (e.params["permutation"].index(axis), {})),
-    "rev": _unary(_not_along("dimensions")),
-    "slice": _unary(_slice),
-    "reduce_sum": _unary(_reduce_sum),
-    "reduce_window_sum": _unary(_window),
-    "concatenate": _concatenate,
-    "pad": _pad,
-    "dot_general": _dot_general,
-    "conv_general_dilated": _conv,
-    "gather": _gather,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _update_slice,
-    "optimization_barrier": _each,
-    **dict.fromkeys(CUMULATIVE, _unary(_not_along("axis"))),
-    **{f"scatter{joint}{what}": _scatter for joint in "-_" for what in ("add", "mul", "sub")},
-    "scatter": _scatter,
-}

@@ -3,7 +3,11 @@
 Only `_jax` touches the internals of JAX. The rest of the library sees only these names.
 """
 
+from ._axes import Line as Line
+from ._axes import lines as lines
+from ._axes import parameters as parameters
 from ._canonical import CANONICAL as CANONICAL
+from ._canonical import CONTROL as CONTROL
 from ._canonical import CUMULATIVE as CUMULATIVE
 from ._canonical import ELEMENTWISE as ELEMENTWISE
 from ._canonical import INLINED as INLINED

@@ -33,10 +33,10 @@ ELEMENTWISE = frozenset(
     clz complex conj convert_element_type cos cosh device_put digamma div eq eq_to erf erf_inv erfc
     exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to
     lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter not one_minus_square
-    or pcast polygamma polynomial population_count pow pvary real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor zeta
+    optimization_barrier or pcast polygamma polynomial population_count pow pvary real
+    reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta
     """.split()
 )
 REDUCTIONS = frozenset(
@@ -51,8 +51,9 @@ STRUCTURAL = (
     frozenset(
         """
         broadcast_in_dim concatenate conv_general_dilated dot_general dynamic_slice
-        dynamic_update_slice gather iota optimization_barrier pad reduce_window_sum reshape rev
-        select_and_gather_add slice sort top_k transpose
+        cholesky dynamic_update_slice fft gather iota pad reduce_window_max reduce_window_min
+        reduce_window_sum reshape rev select_and_gather_add slice sort top_k transpose
+        triangular_solve
         """.split()
     )
     | REDUCTIONS
@@ -138,6 +139,15 @@ def _along_ones(to: Rewriting, p: Params, a: Sequence[Atom], out: Sequence[Var])
     return [to.reshape(a[0], out[0].shape)] if all(a[0].shape[d] == 1 for d in axes) else None
 
 
+def _each(to: Rewriting, p: Params, a: Sequence[Atom], out: Sequence[Var]):
+    """Several values that are passed on side by side."""
+    if len(a) == 1:
+        return None
+    apart = lambda v, i: (v[i],) if isinstance(v, tuple | list) and len(v) == len(a) else v
+    params = [{k: apart(v, i) for k, v in p.items()} for i in range(len(a))]
+    return [to.apply(to.eqn.primitive, [v], v.shape, q) for v, q in zip(a, params, strict=True)]
+
+
 def _rev(to: Rewriting, p: Params, a: Sequence[Atom], out: Sequence[Var]):
     turned = tuple(d for d in p["dimensions"] if a[0].shape[d] != 1)
     if turned == tuple(p["dimensions"]):
@@ -180,6 +190,7 @@ REWRITTEN: dict[str, Rule] = {
     "squeeze": _of_same_elements,
     "expand_dims": _of_same_elements,
     "rev": _rev,
+    **dict.fromkeys(("device_put", "optimization_barrier"), _each),
     "stack": _stack,
     "unstack": _unstack,
     "split": _split,
