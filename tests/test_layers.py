@@ -145,6 +145,10 @@ def check_floors(path: str, source: str) -> list[str]:
     here = room(path)
     if here in DOORS:
         return []
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    late = {str(text).split("braintrace.")[1] for text in texts if "braintrace.compat" in str(text)}
+    if late and floor(here) != "compat" and here != "published":  # by import_module
+        return [f"{here} may not import {name}" for name in sorted(late)]
     above = FLOORS[FLOORS.index(floor(here)) + 1 :]
     others = {*rooms_imported(path, source)}
     return [f"{here} may not import {name}" for name in sorted(others) if floor(name) in above]
@@ -248,6 +252,7 @@ BROKEN = [
     (check_floors, "graph/_x.py", "import braintrace.lab"),
     (check_floors, "rules/_x.py", "def late():\n    from ..compat import views"),
     (check_floors, "lab/cli/_x.py", "from ...compat import views"),
+    (check_floors, "graph/_x.py", "import_module('braintrace.compat._views')"),
     (check_rooms, "graph/deep/_x.py", "from ...rules import Rule"),
     (check_rooms, "rules/_x.py", "from ..program import walk"),
     (check_rooms, "engine/_x.py", "def late():\n    from ..rules import Rule"),

@@ -24,7 +24,7 @@ from ...program import PyTree
 from ...rules import BY_NAME
 from ._model import Params, PureModel
 from ._rules import BPTT, ROLLING, TRUNCATED, Choice
-from ._sequences import Batch, Sequences, length_of
+from ._sequences import Batch, Sequences
 
 # What a rule raises that cannot be compiled, or cannot learn from a loss alone.
 REFUSALS = (CompilationError, NotSupportedError, ValueError, TypeError, RuntimeError)
@@ -109,7 +109,7 @@ def reverse(model: PureModel, loss: Loss, window: int | None = None) -> Method:
         return grads, after, value, outputs
 
     def run(params: Params, state: PyTree, steps: Steps) -> Result:
-        length = length_of(steps)
+        length = len(steps[2])
         size = min(window or length, length)
         if size == length:
             return block(params, state, steps)

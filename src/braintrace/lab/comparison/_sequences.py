@@ -50,7 +50,7 @@ def sequences_of(task: Task, size: int) -> Sequences:
     draw = jax.jit(lambda key: task.batch(key, size))
     name = getattr(task, "name", type(task).__name__)
     shapes = _pair(name, "batch", jax.eval_shape(draw, jax.random.key(0)))
-    length = length_of(shapes)
+    length = int(jax.tree.leaves(shapes)[0].shape[0])
     _check_axes(name, "batch", shapes, length, size)
     mask = jnp.asarray(getattr(task, "mask", jnp.ones(length)), float)
     if mask.shape != (length,) or not float(mask.sum()) > 0:
@@ -80,11 +80,6 @@ def sequences_of(task: Task, size: int) -> Sequences:
         *(name, title, metric, threshold, length, mask, shapes, draw, loss, score, split),
         *(every, streaming),
     )
-
-
-def length_of(arrays: PyTree) -> int:
-    """The number of steps."""
-    return int(jax.tree.leaves(arrays)[0].shape[0])
 
 
 def samples_of(arrays: PyTree) -> int:
