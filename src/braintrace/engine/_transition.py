@@ -80,10 +80,10 @@ class Transition:
         """D v. Axes of places with one entry in D repeat; they may have more in v."""
         D = self.array
         if self.width is Width.ONE:
-            return product(D, vector)
+            return self._product(D, vector)
         if self.width is Width.FEW:
             n = D.shape[-1]
-            return _sum([product(D[..., j], vector[..., j : j + 1]) for j in range(n)])
+            return _sum([self._product(D[..., j], vector[..., j : j + 1]) for j in range(n)])
         if self.singular:
             once = tuple(a for a in range(vector.ndim - 1) if D.shape[a] == 1)
             D = jnp.where((vector != 0).any(once, keepdims=True)[..., None, :], D, 0)
@@ -93,10 +93,10 @@ class Transition:
         """D^T q; if `masked`, a q of zero counts as zero whatever it meets."""
         D, q = self.array, vector
         if self.width is Width.ONE:
-            return product(q, D, masked)
+            return self._product(q, D, masked)
         if self.width is Width.FEW:  # transposed slot by slot: D of all steps would be copied
             n = D.shape[-1]
-            out = _sum([product(q[..., k : k + 1], D[..., k, :]) for k in range(n)])
+            out = _sum([self._product(q[..., k : k + 1], D[..., k, :]) for k in range(n)])
         else:
             out = _contracted(jnp.swapaxes(D, -1, -2), q)
             out = jnp.where((D == 0).all(-2), 0, out) if self.singular else out
@@ -106,13 +106,16 @@ class Transition:
         """This map after an earlier one."""
         P, D, n = self.array, earlier.array, earlier.array.shape[-1]
         if self.width is Width.ONE:
-            return replace(self, array=product(P, D))
+            return replace(self, array=self._product(P, D))
         if n > _WRITTEN_OUT:
             out = P @ D
             out = jnp.where((D == 0).all(-2, keepdims=True), 0, out) if self.singular else out
         else:
-            out = _sum([product(P[..., m : m + 1], D[..., m : m + 1, :]) for m in range(n)])
+            out = _sum([self._product(P[..., m : m + 1], D[..., m : m + 1, :]) for m in range(n)])
         return replace(self, array=out)
+
+    def _product(self, later: Array, earlier: Array, masked: bool = False) -> Array:
+        return product(later, earlier, self.singular, masked)
 
 
 jax.tree_util.register_dataclass(
@@ -120,11 +123,15 @@ jax.tree_util.register_dataclass(
 )
 
 
-def product(later: Array, earlier: Array, masked: bool = False) -> Array:
-    """`later * earlier`, and zero where `earlier` is: see above; if `masked`, where either is."""
-    zero = (earlier == 0) | (later == 0) if masked else earlier == 0
+def product(later: Array, earlier: Array, singular: bool = True, masked: bool = False) -> Array:
+    """`later * earlier`, zero where `earlier` is, if that may meet infinity: see above.
+
+    If `masked`, it is zero where `later` is too.
+    """
     out = later * earlier
-    return jnp.where(zero, jnp.zeros((), out.dtype), out)
+    if singular:
+        out = jnp.where(earlier == 0, jnp.zeros((), out.dtype), out)
+    return jnp.where(later == 0, jnp.zeros((), out.dtype), out) if masked else out
 
 
 def _sum(terms: list[Array]) -> Array:

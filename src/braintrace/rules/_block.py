@@ -248,31 +248,29 @@ def storage(trace_dtype: TraceDtype) -> Callable[[Array], Array]:
 
 
 def contract(
-    relations: Sequence[Relation],
-    traces: Sequence[Grads],
-    signals: Sequence[Array],
-    weights: Sequence[Grads],
+    blocks: Sequence[RelationBlock], traces: Sequence[Grads], signals: Sequence[Array]
 ) -> list[Grads]:
     """<signal, eps>: sum over slots, lanes and free positions, for each weight of each relation."""
     pairs: dict[tuple[int, str], list[Array]] = {}
-    for i, (r, eps, signal, w) in enumerate(zip(relations, traces, signals, weights, strict=True)):
+    for i, (b, eps, signal) in enumerate(zip(blocks, traces, signals, strict=True)):
+        r = b.relation
         for k in r.keys:
-            n_lead = eps[k].ndim - 1 - w[k].ndim
+            n_lead = eps[k].ndim - 1 - b.weights[k].ndim
             spread = r.operator.spread(k, gathered(r, signal, 1), len(r.slots.lanes))
             pairs[i, k] = [a.reshape((-1, *a.shape[n_lead:])) for a in (spread, eps[k])]
-    sums = _inner(list(pairs.values()))
-    out: list[Grads] = [{} for _ in relations]
+    sums = _inner(list(pairs.values()), any(b.singular for b in blocks))
+    out: list[Grads] = [{} for _ in blocks]
     for (i, k), total in zip(pairs, sums, strict=True):
-        out[i][k] = total.astype(weights[i][k].dtype)
+        out[i][k] = total.astype(blocks[i].weights[k].dtype)
     return out
 
 
-def _inner(pairs: Sequence[Sequence[Array]]) -> list[Array]:
+def _inner(pairs: Sequence[Sequence[Array]], singular: bool) -> list[Array]:
     """The product of each pair, summed over the first and the last axis."""
 
     def terms(pair: Sequence[Array]) -> Array:
         dtype = jnp.result_type(*pair)
-        return product(pair[0].astype(dtype), pair[1].astype(dtype))
+        return product(pair[0].astype(dtype), pair[1].astype(dtype), singular)
 
     # On a mesh the leading axis lies on several devices, and a loop would collect its slices.
     if jax.default_backend() != "cpu" or running_placement() is not None:

@@ -123,14 +123,14 @@ def _cotangents(
     decay: float, gain: float, scale: float | None, block: RelationBlock, got: Signals
 ) -> Array:
     """What meets the filtered inputs, per step or window; `scale` is the decay of averages."""
-    r, eps, s, *_ = block
+    _, eps, s, *_ = block
     last, f = s.prepared
     at = slice(None, None, got.every)  # the steps whose factors meet a cotangent
     if got.exits is not None:
         after = jnp.concatenate([f[1:], last.astype(f.dtype)[None]])
-        c = at_output(r, after, got.exits, got.masked)
+        c = at_output(block, after, got.exits, got.masked)
     else:
-        c = at_output(r, f[at], got.lam, got.masked)
+        c = at_output(block, f[at], got.lam, got.masked)
         if got.every is None:
             c = decay * c + gain * got.ct
     if scale is None:

@@ -200,15 +200,15 @@ def each_iteration(r: Relation, D: Transition, v: Array) -> Array:
     return D.apply(v) if r.site.iterations is None else jax.vmap(D.apply)(v)
 
 
-def at_output(r: Relation, f: Array, q: Array, masked: bool) -> Array:
+def at_output(b: RelationBlock, f: Array, q: Array, masked: bool) -> Array:
     """<f, q>, the cotangent at y, for every step and iteration."""
-    lane = 1
+    r, lane, how = b.relation, 1, (b.singular, masked)
     if r.site.iterations is not None:
         q, lane = q[:, None], 2
     n = f.shape[-1]
     if n > 8:
-        out = product(q, f, masked).sum(-1)
+        out = product(q, f, *how).sum(-1)
     else:  # a few slots are added up: XLA's CPU reduction is far slower than that
-        terms = [product(q[..., k], f[..., k], masked) for k in range(n)]
+        terms = [product(q[..., k], f[..., k], *how) for k in range(n)]
         out = sum(terms[1:], terms[0])
     return out.sum(lane) if r.slots.lanes else out

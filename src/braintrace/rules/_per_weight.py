@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ from ._kept import at_filtered, filtered
 from ._linear import adjoints, at_output, each_iteration, products_to_end
 from ._options import TraceDtype
 from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
+
+_NO_STEPS: Any = None  # where only traces are put together
 
 
 def per_weight(
@@ -86,8 +88,8 @@ def per_weight(
             r, s = b.relation, b.steps
             x = taken(r, folded(r, s.x), False, folded(r, s.f))
             # Which of two at run time would copy the traces.
-            D = None if fresh is True else gathered(r, D, 2)
-            out.append(with_deposits(b, x, folded(r, v), b.trace, D, finish))
+            past = None if fresh is True else gathered(r, D, 2)
+            out.append(with_deposits(b, x, folded(r, v), b.trace, past, finish))
         return out
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
@@ -96,7 +98,7 @@ def per_weight(
             # The operator is affine, so its derivative by the weights reads none of them. That
             # derivatives are finite is not known here.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
-            v, block = folded(r, p["v"]), RelationBlock(r, p, None, w, True)
+            v, block = folded(r, p["v"]), RelationBlock(r, p, _NO_STEPS, w, True)
             x, D = _waiting_inputs(r, p, v), gathered(r, p["M"], 2)
             out.append(with_deposits(block, x, v, p["base"], D, finish))
         return out
@@ -127,42 +129,61 @@ def _words(kept: Any, kappa: float) -> str | None:
     return "; ".join(text for applies, text in words if applies) or None
 
 
+class _Read(NamedTuple):
+    """What a relation contributes: inputs with cotangents of y, and a trace with those of slots."""
+
+    block: RelationBlock
+    x: Any
+    c: Array
+    trace: Grads
+    at_trace: Array
+
+    def deposits(self, x: Any, c: Array) -> Grads:
+        """The gradient of what the steps have deposited."""
+        w = self.block.weights
+        grads = pull(self.block.relation, x, c, w)
+        return {k: g.astype(w[k].dtype) for k, g in grads.items()}
+
+    def both(self, x: Any, c: Array, trace: Grads, at_trace: Array) -> Grads:
+        """The whole gradient."""
+        past = contract([self.block], [trace], [at_trace])[0]
+        return jax.tree.map(jnp.add, self.deposits(x, c), past)
+
+
+def _gradients(reads: Sequence[_Read], fresh: Fresh) -> list[Grads]:
+    """The gradients of all relations; traces that are zero are not read."""
+    now: list[Grads] = []
+    past: list[int] = []  # relations whose traces are still to be read
+    for i, read in enumerate(reads):
+        grads, (b, *arrays) = None, read
+        if fresh is not True:
+            pairs = zip(arrays, (1, 1, 0, 0), strict=True)
+            grads = summed_by_parts(b.relation, read.both, *pairs)
+        past += [i] if grads is None else []
+        now.append(read.deposits(read.x, read.c) if grads is None else grads)
+
+    def with_past() -> list[Grads]:
+        blocks, _, _, traces, signals = zip(*(reads[i] for i in past), strict=True)
+        total = list(now)
+        for i, grads in zip(past, contract(blocks, traces, signals), strict=True):
+            total[i] = jax.tree.map(jnp.add, now[i], grads)
+        return total
+
+    return either(fresh, lambda: now, with_past) if past else now
+
+
 def _credit(placed: Callable[[Signals], Signals]):
     """The gradients of a block."""
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = adjoints(blocks, signals)
-        now: list[Grads] = []
-        past: dict[int, Array] = {}  # signals at traces that are still to be read, by relation
-        for i, ((r, eps, s, w, _), got, (entry, q)) in enumerate(
-            zip(blocks, signals, behind, strict=True)
-        ):
-            c = folded(r, got.ct + at_output(r, s.f, q, got.masked))
-            x = taken(r, folded(r, s.x), got.masked, c)
-
-            def here(x: Any, c: Array, r: Relation = r, w: Grads = w) -> Grads:
-                grads = pull(r, x, c, w)
-                return {k: grads[k].astype(w[k].dtype) for k in r.keys}
-
-            def both(x: Any, c: Array, eps: Any, q: Array, r: Relation = r, w: Grads = w) -> Grads:
-                return jax.tree.map(jnp.add, here(x, c, r, w), contract([r], [eps], [q], [w])[0])
-
-            grads = None
-            if fresh is not True:
-                grads = summed_by_parts(r, both, (x, 1), (c, 1), (eps, 0), (entry, 0))
-            past |= {i: entry} if grads is None else {}
-            now.append(here(x, c) if grads is None else grads)
-
-        def with_past() -> list[Grads]:
-            relations, traces, _, weights, _ = zip(*(blocks[i] for i in past), strict=True)
-            old = contract(relations, traces, list(past.values()), weights)
-            total = list(now)
-            for i, grads in zip(past, old, strict=True):
-                total[i] = jax.tree.map(jnp.add, now[i], grads)
-            return total
-
-        return either(fresh, lambda: now, with_past) if past else now
+        reads = []
+        each = zip(blocks, signals, adjoints(blocks, signals), strict=True)
+        for b, got, (at_entry, q) in each:
+            r, s = b.relation, b.steps
+            c = folded(r, got.ct + at_output(b, s.f, q, got.masked))
+            reads.append(_Read(b, taken(r, folded(r, s.x), got.masked, c), c, b.trace, at_entry))
+        return _gradients(reads, fresh)
 
     return credit
 
@@ -213,42 +234,20 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        behind = adjoints(blocks, signals)
-        relations, traces, _, weights, _ = zip(*blocks, strict=True) if blocks else ((),) * 5
-        maps = [b.map(b.trace["M"]) for b in blocks]
-        back = [
-            m.slots(m.transpose(m.vector(first)))
-            for m, (first, _) in zip(maps, behind, strict=True)
-        ]
-        inputs: list[tuple[Any, Array]] = []
-        by_parts: dict[int, Grads] = {}
-        each = zip(blocks, signals, behind, back, strict=True)
-        for (r, p, s, w, _), got, (first, q), at in each:
-            now = got.ct + at_output(r, s.f, q, got.masked)
-            c = at_output(r, p["v"], first[None], got.masked)
+        reads = []
+        each = zip(blocks, signals, adjoints(blocks, signals), strict=True)
+        for b, got, (at_entry, q) in each:
+            r, p, s = b.relation, b.trace, b.steps
+            now = got.ct + at_output(b, s.f, q, got.masked)
+            c = at_output(b, p["v"], at_entry[None], got.masked)
             c = folded(r, _put(p, c.astype(jnp.result_type(c, now)), now))
             x = _waiting_inputs(r, {**p, **_recorded(p, s.x)}, c, got.masked)
-
-            def both(x: Any, c: Array, eps: Any, q: Array, r: Relation = r, w: Grads = w) -> Grads:
-                return _plus(contract([r], [eps], [q], [w])[0], pull(r, x, c, w))
-
-            grads = summed_by_parts(r, both, (x, 1), (c, 1), (p["base"], 0), (at, 0))
-            by_parts |= {} if grads is None else {len(inputs): grads}
-            inputs.append((x, c))
-        rest = [i for i in range(len(blocks)) if i not in by_parts]
-        at_rest = lambda a: [a[i] for i in rest]
-        bases = [traces[i]["base"] for i in rest]
-        read = contract(at_rest(relations), bases, at_rest(back), at_rest(weights))
-        for i, grads in zip(rest, read, strict=True):
-            by_parts[i] = _plus(grads, pull(relations[i], *inputs[i], weights[i]))
-        out = [by_parts[i] for i in range(len(blocks))]
-        return out
+            moved = b.map(p["M"])
+            at_base = moved.slots(moved.transpose(moved.vector(at_entry)))
+            reads.append(_Read(b, x, c, p["base"], at_base))
+        return _gradients(reads, None)
 
     return credit
-
-
-def _plus(grads: Grads, new: Grads) -> Grads:
-    return {k: g + new[k].astype(g.dtype) for k, g in grads.items()}
 
 
 def _put(p: dict, waiting: Array, now: Array) -> Array:

@@ -144,5 +144,6 @@ def relation_rule(
 
 
 def _blocks(graph: Graph, *arrays: Sequence) -> list[RelationBlock]:
-    each, infinite = zip(graph.relations, *arrays, strict=True), singular(graph)
-    return [RelationBlock(*of, infinite) for of in each]
+    infinite = singular(graph)
+    each: Any = zip(graph.relations, *arrays, strict=True)
+    return [RelationBlock(*of, singular=infinite) for of in each]
