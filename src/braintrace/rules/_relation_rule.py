@@ -146,4 +146,4 @@ def relation_rule(
 def _blocks(graph: Graph, *arrays: Sequence) -> list[RelationBlock]:
     infinite = singular(graph)
     each: Any = zip(graph.relations, *arrays, strict=True)
-    return [RelationBlock(*of, singular=infinite) for of in each]
+    return [RelationBlock(r, trace, s, w, infinite) for r, trace, s, w in each]
