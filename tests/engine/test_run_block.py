@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace.engine import TimeAxes, Values, has_samples, map_steps, run_block, run_with_exits
+from braintrace.engine import TimeAxes, Values, map_steps, run_block, run_with_exits
 from braintrace.rules import d_rtrl, kf_rtrl, pp_prop, rtrl, stllr, uoro
 
 N, T = 3, 6
@@ -126,12 +126,12 @@ def test_traces_that_are_not_wanted_are_not_computed():
 
 
 def test_samples_are_found_where_they_are_independent():
-    assert has_samples(GRAPH, CONSTS)
+    assert GRAPH.samples_are_apart(CONSTS)
     mixed, one = Net(mixed=True), Net()
     one.h.value = H[0]
     for net, x in ((mixed, XS[0]), (one, XS[0, 0])):
         graph = braintrace.compile_etrace_graph(net, x)
-        assert not has_samples(graph.analysis, graph.module_info.consts)
+        assert not graph.analysis.samples_are_apart(graph.module_info.consts)
 
 
 def test_zeros_at_the_exits_get_the_learning_signal():

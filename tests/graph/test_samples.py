@@ -59,6 +59,13 @@ def synapses(m, x):
     m.d.value = 0.5 * m.d.value + y[:, None]
 
 
+def stacked(m, x):
+    """Two variables per unit in one array."""
+    v, i = m.h.value[..., 0], m.h.value[..., 1]
+    i = 0.5 * i + jnp.tanh(v)
+    m.h.value = jnp.stack([0.9 * v + i + braintrace.matmul(x, m.w.value), i], -1)
+
+
 def norm(h):
     return (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1)
 
@@ -83,6 +90,7 @@ STEPS = {
     "a ring": (ring, {"h": jnp.zeros((B, 4, N))}),
     "channels": (delta, {"h": jnp.zeros((B, 2, N))}),
     "a shared weight": (shared, {"h": jnp.zeros((B, N)), "d": jnp.zeros((B, N))}),
+    "stacked": (stacked, {"h": jnp.zeros((B, N, 2))}),
     "synapses": (synapses, {"h": jnp.zeros((B, N)), "d": jnp.zeros((B, 4, N))}),
 }
 JOINED = {
@@ -144,3 +152,63 @@ def test_sets_that_are_too_large_are_called_so(monkeypatch):
     with pytest.raises(braintrace.CompilationError, match="joins too many elements") as error:
         braintrace.compile(model, "d_rtrl", normal(2, B, 2))
     assert "mixes units" not in str(error.value)
+
+
+def joined(p, h, x):
+    return jnp.tanh(h @ p["u"] + x @ p["w"])
+
+
+def sometimes(p, h, x):
+    """The samples meet where their mean is large, and nowhere near zero."""
+    return joined(p, h, x) + jax.nn.relu(h.mean(0) - 20)
+
+
+def chosen(p, h, x):
+    return jax.lax.cond(x.sum() > 0, jnp.tanh, jnp.sin, h @ p["u"] + x @ p["w"])
+
+
+def iterated(p, h, x):
+    y = joined(p, h, x)
+    return jax.lax.fori_loop(0, 3, lambda i, h: 0.5 * jnp.tanh(h) + y, h)
+
+
+def iterated_over_samples(p, h, x):
+    y = joined(p, h, x)
+    return jax.lax.scan(lambda c, a: (c + a, c + a), jnp.zeros(N), y)[1]
+
+
+def chosen_together(p, h, x):
+    y = joined(p, h, x)
+    return jax.lax.cond(h[0, 0] > 20, lambda: y[::-1], lambda: y)
+
+
+def normed(p, h, x):
+    return norm(joined(p, h, x))
+
+
+APARTS = {
+    **dict.fromkeys((joined, chosen, iterated, normed), True),
+    **dict.fromkeys((sometimes, iterated_over_samples, chosen_together), False),
+}
+
+
+@pytest.mark.parametrize("step", APARTS, ids=lambda step: step.__name__)
+def test_samples_are_apart_where_that_is_proved(step):
+    def full(p, h, x):
+        h = step(p, h, x)
+        return h, h
+
+    params = {"w": normal(0, 2, N), "u": normal(1, N, N)}
+    net = braintrace.online(full, "kf_rtrl")
+    carry = net.init(params, normal(2, B, N), normal(3, B, 2))
+    signs = [t["one"].shape for t in carry.traces]
+    assert signs == 2 * [(B,) if APARTS[step] else ()]
+
+
+def test_a_state_of_stacked_variables_is_analysed_like_one_sample():
+    def memory(batch):
+        params = {"w": normal(0, 2, N)}
+        model = Model(stacked, params, {"h": jnp.zeros((batch, N, 2))})
+        return braintrace.compile_etrace_graph(model, normal(2, batch, 2)).analysis.memory
+
+    assert memory(512) == memory(4)

@@ -39,7 +39,6 @@ from ._rule import zeros_like_traces as zeros_like_traces
 from ._run_block import BlockResult as BlockResult
 from ._run_block import LaterTraces as LaterTraces
 from ._run_block import run_block as run_block
-from ._samples import has_samples as has_samples
 from ._signals import OWN as OWN
 from ._signals import run_with_exits as run_with_exits
 from ._signals import signals_of as signals_of

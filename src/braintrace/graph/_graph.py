@@ -56,7 +56,7 @@ from ._pattern import (
 from ._policy import ControlFlowPolicy, close_bodies
 from ._recognise import packed, recognise
 from ._relations import HiddenParamOpRelation, PathClassification
-from ._samples import Samples, thin
+from ._samples import Samples, samples_are_apart, thin
 from ._sets import NotAlike, facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
@@ -106,6 +106,10 @@ class Graph:
     def inner(self) -> dict[Equation, frozenset[int]]:
         """The equations of control flow around operators or a `while`."""
         return {**self.whiles, **self.opens}
+
+    def samples_are_apart(self, consts: Sequence[Any]) -> bool:
+        """Whether axis 0 counts samples that never meet, on any path."""
+        return samples_are_apart(self.step, consts, self.sites, self.relations)
 
     @property
     def effects(self) -> bool:

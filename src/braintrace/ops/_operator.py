@@ -425,6 +425,13 @@ class Operator:
         n, order = len(jax.tree.leaves(x)), sorted(shapes)  # as JAX sorts a dict
         return {k: tied_axes(self.apply, (x, shapes), n + order.index(k)) for k in shapes}
 
+    @property
+    def maps_rows(self) -> bool:
+        """Whether a row of y, along its first axis, reads that row of the input only."""
+        x = self._represented
+        inputs = range(len(jax.tree.leaves(x)))
+        return all((0, 0) in tied_axes(self.apply, (x, self.shapes), i) for i in inputs)
+
     def free_axes(self, key: str) -> list[int]:
         """The output axes that no axis of this weight is tied to."""
         tied = [a for a, _ in self.ties[key]]

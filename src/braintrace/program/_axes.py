@@ -97,15 +97,12 @@ def _reshape(eqn: Equation) -> Iterator[Line]:
     # In the order of the elements an axis stays what it is if as many lie before it, and in it:
     # of (2, 3, 4) reshaped to (6, 4), the last one, which 6 = 2 * 3 elements lie before.
     old, new = eqn.inputs[0].shape, eqn.outputs[0].shape
-    axis: dict[int, int] = {}
-    for a, n in enumerate(old):
-        if n != 1:
-            axis[prod(old[:a])] = a
+    axis = {prod(old[:a]): a for a, n in enumerate(old) if n != 1}
     for d, n in enumerate(new):
         at = axis.get(prod(new[:d]))
         if n == 1:
             yield _first(eqn, None, d)
-        elif at is not None and old[at] == n and prod(new):
+        elif at is not None and old[at] == n and 0 not in new:
             yield _first(eqn, at, d)
 
 

@@ -8,7 +8,7 @@ With a random sign c per step, and per sample,
 
 for any positive r0, r1; these make both terms of equal length. A bias has the input 1. The axes of
 A are (outputs, *state), where samples of a batch share an axis of the state. Samples have signs of
-their own where they do not reach each other's states (`has_samples`).
+their own where they never reach each other's states (`Graph.samples_are_apart`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ..engine import (
     Arrived,
     Rule,
     Values,
-    has_samples,
     inputs_of,
     new_hidden,
     observe,
@@ -80,7 +79,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
     entries = [graph.step.entry(leaf) for leaf in graph.step.hidden]
     for r in graph.relations:
         _check(r, entries)
-    batched = has_samples(graph, values.consts)
+    batched = graph.samples_are_apart(values.consts)
     out = []
     for r in graph.relations:
         op = r.operator
