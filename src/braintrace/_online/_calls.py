@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import Array
 
 from ..engine import places_of
 from ..program import PyTree
+from ._checks import named_errors
 from ._finite import LossWatch
 from ._loop import (
     Mode,
@@ -57,9 +59,10 @@ class Call:
             return loop(weights, replace(at, traces=traces), stream, own)
 
         donated = DONATED if self.donate else None
-        call = self.plan.compile(owner, (key, donated), run, donated)
+        call: Any = self.plan.compile(owner, (key, donated), run, donated)
         at = replace(self.at, traces=None)
-        results = call(self.weights, at, self.stream, own, self.at.traces)
+        with named_errors():
+            results = call(self.weights, at, self.stream, own, self.at.traces)
         return results, RunInfo(True, loops=call.__wrapped__.loops)
 
     def one(self, window: int | None) -> tuple[Position, list[Array]]:
@@ -114,8 +117,12 @@ class Call:
         `owner` and `key` are what it is compiled once for.
         """
         plan, now, infos = self.plan, self, []
-        places = {"places": places_of(self.weights.trained), "own_places": places_of(own)}
-        options = replace(options, norms=on_update is not None, **places)
+        options = replace(
+            options,
+            norms=on_update is not None,
+            places=places_of(self.weights.trained),
+            own_places=places_of(own),
+        )
 
         def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
             bodies = bodies_of(plan, loss, stream)

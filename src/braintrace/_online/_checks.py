@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -381,6 +382,30 @@ def check_result(result: PyTree, before: Layout) -> tuple[list[PyTree], PyTree]:
     return leaves, out
 
 
+@contextmanager
+def named_errors() -> Iterator[None]:
+    """Errors of JAX about a call of a learner, in words of the learner."""
+    try:
+        yield
+    except TypeError as cause:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(cause):
+            raise
+        raise not_supported(
+            "a learner is differentiated in forward mode (jvp, jacfwd, hessian).",
+            why="its gradient comes from cotangents, which meet the traces in reverse mode",
+            do="use jax.grad or jax.vjp, or jacrev; for a directional derivative of a sum of "
+            "losses, the product of its gradient with the direction",
+        ) from cause
+    except RuntimeError as cause:
+        if "has been deleted" not in str(cause):
+            raise
+        raise value_error(
+            f"an array of the call does not exist any more: {str(cause).partition(chr(10))[0]}",
+            why="it was donated to another call, which reused its memory",
+            do="go on from what that call returned, or leave out donate_argnums",
+        ) from cause
+
+
 def _few(shapes: Sequence[tuple[int, ...]]) -> str:
     more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
     return ", ".join(map(str, shapes[:6])) + more
@@ -409,7 +434,10 @@ def check_mask(mask: PyTree, length: int) -> jax.Array | None:
         raise value_error(
             f"mask has shape {array.shape}, expected ({length},).",
             why="it weighs the loss of each step",
-            do="give one number per step",
+            do="give one number per step"
+            if array.shape[:1] != (length,)
+            else "pass it as a target, whose steps the loss gets: grad(lambda out, y, mask: "
+            "(mask * error(out, y)).sum())(params, carry, xs, ys, mask)",
         )
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array.astype(float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from ._plan import Plan, Signature, make_plan, name_of
 from ._progress import ticking
 from ._sequence import Arrays, ended
 from ._start import Start, Started, is_function, started
+from ._states import States, check_same_state
 from ._tree import is_weak, shape_of, split, strong
 
 Array = jax.Array
@@ -59,13 +61,43 @@ class Carry:
     """What goes from step to step: the user's state, the traces, and a count of steps.
 
     An ordinary pytree: it can be jitted, mapped, sharded, saved and donated. `start` is there if
-    the initial state is learned.
+    the initial state is learned. A state of one's own goes in by `replace`.
     """
 
     state: PyTree
     traces: list[PyTree]
     steps: Any
     start: Start | None = None
+
+    def replace(self, *, state: PyTree, traces: str) -> Carry:
+        """A carry with another state, and what becomes of the traces of the old one.
+
+        Args:
+            state: the new state, of the structure, shapes and types of the old one.
+            traces: 'reset' for a new sequence, as after `init`; 'keep' where the new state depends
+                on the parameters as the old one did, e.g. after a clip that changed nothing.
+
+        Example:
+            >>> import jax.numpy as jnp, braintrace
+            >>> step = lambda w, h, x: (0.9 * h + x @ w, h)
+            >>> net = braintrace.online(step, 'd_rtrl')
+            >>> carry = net.init(jnp.ones((3, 4)), jnp.zeros(4), jnp.ones(3))
+            >>> carry = carry.replace(state=jnp.ones(4), traces='reset')
+        """
+        if traces not in ("reset", "keep"):
+            raise value_error(
+                f"traces={traces!r}.",
+                why="the traces are derivatives of the old state by the parameters",
+                do="'reset' sets them to zero, 'keep' leaves them as they are",
+            )
+        state = jax.tree.map(strong, state)
+        check_same_state(self.state, state)
+        start = self.start and dataclasses.replace(self.start, first=np.zeros((), bool))
+        if traces == "reset":
+            zeros = jax.tree.map(jnp.zeros_like, self.traces)
+            return Carry(state, zeros, np.zeros((), np.int32), start)
+        steps = np.array(self.steps) if isinstance(self.steps, np.ndarray) else self.steps + 0
+        return Carry(state, self.traces, steps, start)
 
 
 def online(
@@ -126,6 +158,14 @@ def online(
         >>> grads.shape, losses.shape
         ((3, 4), (10,))
     """
+    if isinstance(step, type):
+        raise type_error(
+            f"the step is the class {step.__name__}.",
+            why="it is a function step(params, state, *inputs) -> (state, out); a call of a class "
+            "makes an instance",
+            do=f"make the instance the parameters: cell = {step.__name__}(...), "
+            "online(lambda cell, h, x: (h := cell(x, h), h)), and init(cell, h, x)",
+        )
     if not callable(step):
         raise type_error(
             f"the step has type {type(step).__name__}.",
@@ -167,11 +207,13 @@ class Online:
     placement: Placement | None = None  # where its arrays lie, on a mesh
     last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
     _outside: Outside = field(init=False)
+    _states: States = field(init=False)  # of the last carry, and what init was called with
     _plans: dict[Signature, Plan] = field(default_factory=dict, init=False)
     _last: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._outside = Outside(self.step, self.strict)
+        self._states = States(self.strict)
 
     def __repr__(self) -> str:
         status = "not analysed yet" if self._last is None else self.report.picture.summary
@@ -194,7 +236,8 @@ class Online:
         if plan is None:
             windows, unmarked = self.window is not None, not self.marked_only
             how = (self.control_flow, self.memory_limit, windows, unmarked, self.engine)
-            plan = make_plan(self._outside, self.rule, signature, *how, self.placement)
+            make = self._states.explained(inputs, make_plan)
+            plan = make(self._outside, self.rule, signature, *how, self.placement)
             if self.strict:
                 check_exact(plan.report().parameters.values(), self.rule.name)
             if plan.reusable:
@@ -250,14 +293,16 @@ class Online:
                 function each time.
             *inputs: inputs of one step; shapes and types count, values do not.
         """
+        self._states.forget()
         if is_function(state):
-            begin = started(state, params)
-            plan, arrays = self._plan(params, begin, inputs)
+            plan, arrays = self._plan(params, started(state, params), inputs)
         else:
-            shared = split(params)[1], split(state)[1]
             begin = jax.tree.map(strong, self._outside.state(state))
             plan, arrays = self._plan(params, begin, inputs)
-            check_shared(plan.graph.step, *shared, self.strict)
+            leaves = jax.tree.leaves(state)
+            shared = [leaves[i] for i in _layouts(plan).state.trained]
+            check_shared(plan.graph.step, split(params)[1], shared, self.strict)
+        self._states.saw(inputs)
         at = Position(arrays.states, plan.zeros(), np.zeros((), np.int32))
         return self._carry(plan, at)
 
@@ -463,6 +508,7 @@ class Online:
                 why="a call continues from a Carry: the state with its traces",
                 do="start with init(params, state, *inputs), and pass on what calls return",
             )
+        self._states.check(carry)
         state = carry.state if carry.start is None else Started(carry.state, carry.start)
         plan, arrays = self._plan(params, state, inputs)
         check_traces(carry.traces, plan.trace_shapes, self.rule.name)
@@ -479,10 +525,12 @@ class Online:
         return plan, arrays, extra
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
-        state = _layouts(plan).state.join(*at.states)
+        state, start = _layouts(plan).state.join(*at.states), None
         if isinstance(state, Started):
-            return Carry(state.state, at.traces, at.count, state.start)
-        return Carry(state, at.traces, at.count)
+            state, start = state.state, state.start
+        carry = Carry(state, at.traces, at.count, start)
+        self._states.returned(carry)
+        return carry
 
 
 def _layouts(plan: Plan) -> Signature:
