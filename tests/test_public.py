@@ -88,7 +88,7 @@ NAMES = """
     find_hidden_param_op_relations_from_minfo find_hidden_param_op_relations_from_module ModuleInfo
     extract_module_info HiddenPerturbation add_hidden_perturbation_from_minfo
     add_hidden_perturbation_in_module CompilationRecord DiagnosticKind DiagnosticLevel
-    CompilationReport ControlFlowPolicy GradExpon NotSupportedError CompilationError
+    CompilationReport ControlFlowPolicy GradExpon NonFiniteError NotSupportedError CompilationError
 """.split()
 MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped

@@ -12,6 +12,7 @@ from . import show as show
 from . import tasks as tasks
 from . import verify as verify
 from ._errors import CompilationError as CompilationError
+from ._errors import NonFiniteError as NonFiniteError
 from ._errors import NotSupportedError as NotSupportedError
 from ._online import Carry as Carry
 from ._online import Online as Online

@@ -1,4 +1,4 @@
-"""The two error types of the library, the four-part message, and warnings with it."""
+"""The error types of the library, the four-part message, and warnings with it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ class NotSupportedError(Exception):
     """The request is understood, but no correct answer exists for it."""
 
     __module__ = "braintrace"
+
+
+class NonFiniteError(ArithmeticError):
+    """Training with `nonfinite="stop"` came to an update that is not finite.
+
+    Attributes:
+        results: what the call would have returned, as of the update before.
+    """
+
+    __module__ = "braintrace"
+
+    def __init__(self, text: str, results: Any = None):
+        super().__init__(text)
+        self.results = results
 
 
 class MissingExtra(Exception):

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..engine import places_of
-from ..program import PyTree
+from ..program import PyTree, is_traced
 from ._checks import named_errors
-from ._finite import LossWatch
+from ._finite import Guarded, LossWatch
 from ._loop import (
     Mode,
     Options,
@@ -116,7 +116,8 @@ class Call:
 
         `owner` and `key` are what it is compiled once for.
         """
-        plan, now, infos = self.plan, self, []
+        plan, now, infos, guards = self.plan, self, [], options.nonfinite != "warn"
+        own = Guarded(own, jnp.zeros((), jnp.int32)) if guards else own
         options = replace(
             options,
             norms=on_update is not None,
@@ -138,5 +139,10 @@ class Call:
             return results
 
         results = run_reported(loop, self.stream, updates.every, on_update)
-        watch.add(results[0], self.stream.mask, updates.every)
-        return now.weights.trained, own, now.at, results, infos[-1]
+        if not guards:
+            watch.add(results[0], self.stream.mask, updates.every)
+            return now.weights.trained, own, now.at, results, infos[-1]
+        known = (
+            None if is_traced(own.skipped) else own.skipped
+        )  # a placeholder must not outlive jit
+        return now.weights.trained, own.own, now.at, results, replace(infos[-1], left_out=known)

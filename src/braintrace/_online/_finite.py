@@ -1,4 +1,4 @@
-"""A warning for losses that are not finite.
+"""Losses that are not finite: a warning, updates that are left out, or an error.
 
 Losses are looked at outside of the compiled loop, and only when they are computed: no call waits
 for its own, which are looked at in a later call then. After `MANY` calls they are looked at once
@@ -13,12 +13,82 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 
-from .._errors import warn
-from ..program import is_traced
+from .._errors import NonFiniteError, message, type_error, warn
+from ..program import PyTree, is_traced
 
 MANY, PAUSE = 100, 0.1
+NONFINITE = {
+    "warn": "warns once and goes on",
+    "skip": "leaves out updates that are not finite",
+    "stop": "leaves out all from the first one on, and raises an error",
+}
+
+
+class Guarded(NamedTuple):
+    """An optimizer's arrays with the number of updates that were left out."""
+
+    own: PyTree
+    skipped: Array
+
+
+def guarded(
+    nonfinite: str, old: PyTree, new: PyTree, losses: Array, mask: Array | None, grads: list[Array]
+) -> PyTree:
+    """Weights, `Guarded` and position after an update, or those before it.
+
+    An update is finite if its losses, gradients, weights and traces are, and no number of a state
+    has become NaN or infinite: some states begin with -inf, such as the time of the last spike.
+    """
+    trained, own, at = new
+    if mask is not None:
+        losses = jnp.where(mask == 0, 0, losses)
+    fine = [_finite(a) for a in jax.tree.leaves((losses, grads, trained, at.traces))]
+    pairs = zip(*(jax.tree.leaves(p.states) for p in (at, old[2])), strict=True)
+    fine += [_finite(a) | (_is_number(b) and ~jnp.isfinite(b)) for a, b in pairs]
+    ok = jnp.stack([jnp.all(a) for a in fine]).all()
+    skipped = old[1].skipped
+    if nonfinite == "stop":
+        ok &= skipped == 0
+    new = trained, own._replace(skipped=jnp.zeros_like(skipped)), at
+    trained, own, at = jax.tree.map(lambda a, b: lax.select(ok, a, b), new, old)
+    return trained, own._replace(skipped=skipped + ~ok), at
+
+
+def _is_number(a: Array) -> bool:
+    return bool(jnp.issubdtype(a.dtype, jnp.inexact))
+
+
+def _finite(a: Array) -> Any:
+    return jnp.isfinite(a) if _is_number(a) else jnp.asarray(True)
+
+
+def check_stop(nonfinite: str, arrays: PyTree) -> None:
+    """Refuse an error that nobody could raise."""
+    if nonfinite == "stop" and any(map(is_traced, jax.tree.leaves(arrays))):
+        raise type_error(
+            "nonfinite='stop' inside of a transformation of JAX.",
+            why="an error needs numbers, which do not exist while jit traces",
+            do="train outside of jit, the loop is compiled anyway; or pass nonfinite='skip'",
+        )
+
+
+def raise_stopped(skipped: int, count: int, results: Any) -> None:
+    """The error of `nonfinite='stop'`, if updates were left out of so many."""
+    if skipped:
+        raise NonFiniteError(
+            message(
+                f"update {count - skipped + 1} of this call is not finite.",
+                why="NaN or infinity in its inputs, targets or states, or weights that grew until "
+                "it overflowed; it and those after it were left out",
+                do="look at its data; the error's `results` go on from the update before, and "
+                "nonfinite='skip' leaves out such updates alone",
+            ),
+            results,
+        )
 
 
 class _Call(NamedTuple):
@@ -81,5 +151,5 @@ class LossWatch:
             "loss overflowed; most optimizers leave weights that are not finite from there on",
             do="check the data, jnp.isfinite(xs).all(); if they are finite, lower the learning "
             "rate or clip the gradients; then start again from finite weights "
-            "(optax.apply_if_finite skips such updates)",
+            "(nonfinite='skip' leaves out such updates)",
         )

@@ -24,11 +24,18 @@ from ..engine import (
 from ..graph import ControlFlowPolicy, check_policy
 from ..program import PyTree
 from ..report import CompilationReport
-from ..rules import ETraceConfig, LearningRule, check_count, check_limit, rule_value
+from ..rules import (
+    ETraceConfig,
+    LearningRule,
+    check_choice,
+    check_count,
+    check_limit,
+    rule_value,
+)
 from ._blocks import nbytes
 from ._calls import Call
 from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
-from ._finite import LossWatch
+from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
 from ._loop import (
     Options,
     Position,
@@ -409,6 +416,7 @@ class Online:
         keep_traces: bool = True,
         progress: bool = False,
         on_update: OnUpdate | None = None,
+        nonfinite: str = "warn",
     ) -> Callable[..., PyTree]:
         """Learn while the sequence runs: update the parameters every few steps.
 
@@ -426,6 +434,11 @@ class Online:
             on_update: `on_update(step, metrics)`, called for every update of this call, counted
                 from 1, with its `loss` (the mean over its steps) and `grad_norm`. The calls are
                 between compiled loops of 256 updates: for one loop while the next one runs.
+            nonfinite: what an update does whose losses, gradients, parameters, states or traces
+                are not finite: 'warn' once and go on; 'skip' it, so that parameters, optimizer,
+                states and traces are those before its steps, counted in `last_run.skipped`; or
+                'stop', raise a `NonFiniteError` whose `results` are those of the updates before.
+                The last two keep the traces before an update beside those after it.
 
         Returns:
             `f(params, opt, carry, xs, *targets, mask=None, **extra)`, which returns
@@ -440,6 +453,8 @@ class Online:
                 why="it must turn gradients into updates of the parameters",
                 do="pass an optax transformation such as optax.adam(1e-3)",
             )
+        check_choice("nonfinite", nonfinite, NONFINITE)
+        sized = replace(sized, nonfinite=nonfinite)
         watch = LossWatch(name_of(self.step))
 
         def train(
@@ -471,6 +486,7 @@ class Online:
 
             call = arrays.call(plan, carry)
             check_on_update(on_update, (call.weights, opt, call.at, call.stream))
+            check_stop(nonfinite, (call.weights, opt, call.at, call.stream))
             with ticking(progress, arrays.stream.length) as tick:
                 options, updates = replace(sized, tick=tick), Updates(update, every)
                 trained, opt, at, results, self.last_run = call.train(
@@ -478,7 +494,11 @@ class Online:
                 )
             params = layout.join(trained, arrays.weights.fixed)
             at = at if keep_traces else ended(plan, at)
-            return params, opt, self._carry(plan, at), *_results(results, has_aux)
+            returned = params, opt, self._carry(plan, at), *_results(results, has_aux)
+            if nonfinite == "stop":
+                count = -(-arrays.stream.length // every)
+                raise_stopped(self.last_run.skipped, count, returned)
+            return returned
 
         return train
 

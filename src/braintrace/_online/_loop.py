@@ -19,6 +19,7 @@ from ..graph import HiddenParamOpRelation as Relation
 from ..program import PyTree
 from ..rules import Rule, in_parts
 from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
+from ._finite import guarded
 
 Array = jax.Array
 Tick = Callable[[int], None]
@@ -88,6 +89,8 @@ class Options:
         per_call: in windows, the leaves of results with one entry per call; others have one per
             step.
         norms: whether results are (results, norm of the update's gradient for each step).
+        nonfinite: what an update that is not finite does, see `NONFINITE`; unless it warns, the
+            optimizer's arrays are `Guarded`.
     """
 
     window: int | None = None
@@ -101,18 +104,26 @@ class Options:
     own_places: tuple[Any, ...] | None = None
     per_call: frozenset[int] = frozenset()
     norms: bool = False
+    nonfinite: str = "warn"
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """How a sequence was run: many calls of the step function at once, or why not.
 
-    `loops` are its loops over time, in the order in which they were traced.
+    `loops` are its loops over time, in the order in which they were traced; `left_out` the number
+    of updates that were not finite, an array.
     """
 
     in_blocks: bool
     reason: str | None = None
     loops: tuple[TimeLoop, ...] = ()
+    left_out: Any = 0
+
+    @property
+    def skipped(self) -> int:
+        """How many updates of training with `nonfinite="skip"` were left out."""
+        return int(self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +282,18 @@ def run_updates(
             trained, own, at = carry
             now = replace(weights, trained=trained)
             grads, at, results = run_gradient(bodies, now, at, part, inner, record)
+            losses = results[0]
             if options.norms:
                 squares = [jnp.sum(jnp.abs(g) ** 2) for g in grads]
                 norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
                 results = results, jnp.full(part.length, norm)
-            trained, own, at = updates.update(grads, trained, own, at)
+            if options.nonfinite == "warn":
+                trained, own, at = updates.update(grads, trained, own, at)
+            else:
+                trained, moments, at = updates.update(grads, trained, own.own, at)
+                new = trained, own._replace(own=moments), at
+                how = (losses, part.mask, grads)
+                trained, own, at = guarded(options.nonfinite, carry, new, *how)
             return (*placed(trained, own), at), results
 
         return block
@@ -296,7 +314,8 @@ def run_updates(
 
     at = replace(at, count=jnp.asarray(at.count))
     carry, out = (weights.trained, own, at), []
-    group = min(_waiting(body, every), stream.length // every) * every
+    waiting = _waiting(body, every) if options.nonfinite == "warn" else 1  # each may be left out
+    group = min(waiting, stream.length // every) * every
     grouped = stream.length // group * group if group > every else 0
     parts = ((0, grouped, group, several), (grouped, stream.length, every, once(None)))
     for start, stop, size, block in parts:
