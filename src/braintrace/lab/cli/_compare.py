@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,20 +45,14 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print(_listing())
         return 0
-    search_path = list(sys.path)
     try:
         parse(options.rules)
         jobs = list(_jobs(options))
         for job in jobs:
             if not _save(options.out, _compared(options, job)):
                 return INTERRUPTED
-    except (Mistake, Failure) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, Mistake) else 1
     except (ValueError, FileNotFoundError) as error:
         options.parser.error(str(error))
-    finally:
-        sys.path[:] = search_path
     return 0
 
 

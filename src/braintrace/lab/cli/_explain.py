@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -12,30 +11,24 @@ import jax.numpy as jnp
 from ..._errors import dotted, message
 from ...learner import compile
 from ..comparison._rules import BASELINES, IMMEDIATE, Options, parse
+from ._parser import Ended
 from ._source import Failure, Mistake, load_module, make_model
 
 EXAMPLE = "example_input"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report of the model; returns the exit status, 2 for a mistake in the options."""
-    search_path = list(sys.path)
+    """Print the report of the model; returns the exit status."""
+    name, rule_options = read_rule(options.rule)
+    module, word = load_module(options.model)
+    inputs, model = read_inputs(options, module), make_model(module, word)
     try:
-        name, rule_options = read_rule(options.rule)
-        module, word = load_module(options.model)
-        inputs, model = read_inputs(options, module), make_model(module, word)
-        try:
-            learner = compile(model, name, *inputs, batch_size=options.batch_size, **rule_options)
-        except Exception as error:
-            shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(jnp.asarray, inputs))
-            what = f"the model does not compile with {name} on inputs {shapes}."
-            do = "see above; --input and --batch-size set the arguments of a step"
-            raise Failure(what, error, str(module.__file__), do) from error
-    except (Mistake, Failure) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, Mistake) else 1
-    finally:
-        sys.path[:] = search_path
+        learner = compile(model, name, *inputs, batch_size=options.batch_size, **rule_options)
+    except Exception as error:
+        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(jnp.asarray, inputs))
+        what = f"the model does not compile with {name} on inputs {shapes}."
+        do = "see above; --input and --batch-size set the arguments of a step"
+        raise Failure(what, error, str(module.__file__), do) from error
     report = learner.report
     if options.verbose or options.level > 1:
         report.show(level=options.level)
@@ -52,8 +45,7 @@ def run(options: argparse.Namespace) -> int:
             report.to_html(options.html)
         except OSError as error:
             what, do = f"{options.html} cannot be written.", "name another file: --html FILE"
-            print(message(what, why=str(error), do=do), file=sys.stderr)
-            return 1
+            raise Ended(message(what, why=str(error), do=do)) from error
         print(f"Page: {options.html}")
     return 0
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from ..._errors import MissingExtra
 from ..._version import __version__
 from ._commands import add_commands
-from ._parser import Parser
+from ._parser import Ended, Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line; default those of the process.
 
     Returns:
-        The exit status: 0, 1 if the command failed, 130 if it was interrupted.
+        The exit status: 0, 1 if the command failed, 2 if its words do not fit, 130 if it was
+        interrupted.
 
     Raises:
         SystemExit: with status 2, after an error, if the words make no command.
@@ -29,8 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.check is not None:
         options.check(options)
+    search_path = list(sys.path)  # a file of the user's adds its folder
     try:
         return import_module(f"._{options.command}", __package__).run(options)
+    except Ended as error:
+        print(error, file=sys.stderr)
+        return error.status
     except MissingExtra as error:
         return options.parser.error(str(error))
     except KeyboardInterrupt:
@@ -39,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         sys.stderr.close()
         return 1
+    finally:
+        sys.path[:] = search_path
 
 
 def _open_streams() -> None:

@@ -17,6 +17,12 @@ BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 HIDDEN: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
 
 
+class Ended(Exception):
+    """A command ends with this message, on standard error, and this exit status."""
+
+    status = 1
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are short, and name what may be meant; a command has no `commands`."""
 

@@ -26,18 +26,11 @@ _CONVENTION = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table; returns the exit status, 2 for a mistake in the options."""
-    search_path = list(sys.path)
-    try:
-        rule = _rule(options.rule)
-        module, word = load_module(options.model)
-        advice = _advice(options, module, word, rule).within(options.memory)
-        advice = advice if options.length is None else advice.over(options.length)
-    except (Mistake, Failure) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, Mistake) else 1
-    finally:
-        sys.path[:] = search_path
+    """Print the table; returns the exit status."""
+    rule = _rule(options.rule)
+    module, word = load_module(options.model)
+    advice = _advice(options, module, word, rule).within(options.memory)
+    advice = advice if options.length is None else advice.over(options.length)
     print(advice)
     print(f"\n{_recommendation(advice)}")
     return 0

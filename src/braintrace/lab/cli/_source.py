@@ -14,18 +14,21 @@ from typing import Any
 import brainstate
 
 from ..._errors import message
+from ._parser import Ended
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
-class Mistake(Exception):
+class Mistake(Ended):
     """The words of the command do not fit; the message says why and what to do."""
+
+    status = 2
 
     def __init__(self, what: str, why: str, do: str):
         super().__init__(message(what, why=why, do=do))
 
 
-class Failure(Exception):
+class Failure(Ended):
     """The user's code raised an error; the message says where."""
 
     def __init__(self, what: str, error: BaseException, path: str, do: str):

@@ -25,6 +25,7 @@ from ..comparison._progress import progress_bar, stage
 from ..comparison._rules import BPTT, ROLLING, TRUNCATED, Choice, parse
 from ..tasks import MAKE, SequenceTask
 from ._figures import draw_train
+from ._parser import Ended
 from ._session import (
     SETTINGS,
     Session,
@@ -44,18 +45,14 @@ class Stopped(Exception):
     """The user's function has called `sys.exit`."""
 
 
-class Diverged(Exception):
+class Diverged(Ended):
     """A loss that is not finite ends the run; the message says what to do."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Train; returns the exit status: 128 and its number if a signal stopped the run."""
-    try:
-        with unread_output():
-            return _run(options, _hook(options.on_update))
-    except (Mistake, Failure, Diverged) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, Mistake) else 1
+    with unread_output():
+        return _run(options, _hook(options.on_update))
 
 
 def _hook(text: str | None) -> Hook:
