@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from .._errors import dotted, type_error
+from .._online import Online
 from ..learner import ETraceAlgorithm, MultiStepData
 from ..learner._sequences import check_choice
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
+from ._of_function import check_arguments, online_gradients
 from ._sequence import Grads, Path, PyTree, StepFn, at, check, restored
 
 
@@ -48,7 +50,7 @@ class Comparison:
 
 
 def compare(
-    learner: ETraceAlgorithm,
+    learner: ETraceAlgorithm | Online,
     step_fn: StepFn,
     *sequences: PyTree,
     chunk_size: int | None = None,
@@ -58,10 +60,11 @@ def compare(
     """Compare the summed online gradient of a sequence with a reference.
 
     Both run from the model's present states with zero traces; model and learner are left as they
-    were.
+    were. A learner of a plain function owns nothing: `compare(net, loss, params, state, xs,
+    *targets)`, with `loss(out, *targets)` as for `net.grad`.
 
     Args:
-        learner: a compiled learner.
+        learner: a compiled learner, or that of `braintrace.online`.
         step_fn: `step_fn(net, *slices)` calls `net`, the learner or the model, and returns the
             scalar loss of one step. In windows it calls `net` once and sees its result only.
         *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
@@ -80,6 +83,14 @@ def compare(
         >>> braintrace.verify.compare(learner, step, jnp.ones((4, 2))).max_error < 1
         True
     """
+    references = {"bptt": bptt_grad, "finite": finite_difference_grad}
+    if isinstance(learner, Online):
+        check_choice("reference", against, tuple(references))
+        check_arguments(sequences, chunk_size)
+        found, reference = online_gradients(
+            learner, step_fn, *sequences, block_size=block_size, against=against
+        )
+        return comparison(found, reference, against)
     if not isinstance(learner, ETraceAlgorithm):
         raise type_error(
             f"expected a learner, got {type(learner).__name__}.",
@@ -89,7 +100,6 @@ def compare(
         )
     model = learner.model4compile
     check(model, step_fn, sequences)
-    references = {"bptt": bptt_grad, "finite": finite_difference_grad}
     check_choice("reference", against, tuple(references))
     reference = references[against](model, step_fn, *sequences)
     sizes = {"chunk_size": chunk_size, "block_size": block_size}

@@ -75,11 +75,11 @@ def finite_difference_grad(
         grads = {}
         for path, state in states.items():
             own = None if entries is None else set(entries.get(path, ()))
-            grads[path] = _of_parameter(partial(at, path), state.value, eps, own)
+            grads[path] = of_parameter(partial(at, path), state.value, eps, own)
         return grads
 
 
-def _of_parameter(
+def of_parameter(
     loss: Callable[[PyTree], float], value: PyTree, eps: float, entries: set[int] | None
 ) -> PyTree:
     leaves, tree = jax.tree.flatten(value)
