@@ -19,7 +19,7 @@ from ..graph import Graph, bind_reversible, bits_of, reach, seed_of, site_names
 from ..ops import ETPPrimitive
 from ..program import Apply, Equation, Var, bind, bind_quietly, prune, run
 from ._detached import variants_of
-from ._kernel import kernels_allowed
+from ._loops import kernels_allowed
 from ._rule import ExitCotangents, Feedback
 from ._values import Values
 

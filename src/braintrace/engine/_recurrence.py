@@ -33,7 +33,7 @@ from ..program import (
     cannot_be_mapped,
     prune,
 )
-from ._kernel import kernels_allowed, scan_time
+from ._loops import kernels_allowed, scan_time
 from ._values import map_steps
 
 Array = jax.Array

@@ -29,7 +29,7 @@ from ._evaluate import (
     evaluate_window,
     stored_exits,
 )
-from ._kernel import as_running, running_placement
+from ._loops import as_running, running_placement
 from ._placement import pinned
 from ._recurrence import StepValues, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource, Steps, Trace

@@ -25,7 +25,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..program import CUMULATIVE, ELEMENTWISE, Atom, Const, Equation, bind, flatten, is_inexact
+from ..program import (
+    CUMULATIVE,
+    ELEMENTWISE,
+    MOVES,
+    Atom,
+    Const,
+    Equation,
+    bind,
+    flatten,
+    is_inexact,
+    moved,
+)
 from ._contract import contraction, convolved, kernel, product
 from ._sets import (
     NONE,
@@ -75,27 +86,12 @@ def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule
     return of_first
 
 
-def _moved(make: Callable[[Equation], Callable[[np.ndarray], np.ndarray]]) -> Rule:
-    return _unary(lambda eqn, array: [rearranged(array, make(eqn))])
-
-
-def _broadcast_in_dim(eqn: Equation):
-    shape, dims = eqn.outputs[0].shape, eqn.params["broadcast_dimensions"]
-
-    def move(a: np.ndarray) -> np.ndarray:
-        full = [1] * len(shape)
-        for n, d in zip(a.shape, dims, strict=True):
-            full[d] = n
-        return np.broadcast_to(a.reshape(full), shape)
-
-    return move
-
-
-def _slice(eqn: Equation):
-    p = eqn.params
-    strides = p["strides"] or (1,) * len(p["start_indices"])
-    at = tuple(map(slice, p["start_indices"], p["limit_indices"], strides))
-    return lambda a: a[at]
+def _moved(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
+    (array, *others) = arrays
+    if others:
+        return _joint(eqn, arrays, lambda *parts: moved(eqn, parts))
+    assert array is not None
+    return [rearranged(array, lambda a: moved(eqn, [a]))]
 
 
 def _pad(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
@@ -113,10 +109,6 @@ def _pad(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
 def _joint(eqn: Equation, arrays: list[Sources], move: Callable[..., np.ndarray]) -> Result:
     """The sets of all operands, moved into one array."""
     return [combined(arrays, [a.shape for a in eqn.inputs], move)]
-
-
-def _concatenate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    return _joint(eqn, arrays, lambda *parts: np.concatenate(parts, eqn.params["dimension"]))
 
 
 def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
@@ -456,13 +448,8 @@ _WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 NO_FORWARD = "custom_vjp_call has a backward rule that is not linear, and no forward derivative"
 
 _RULES: dict[str, Rule] = {
+    **dict.fromkeys(MOVES, _moved),
     "custom_vjp_call": lambda eqn, arrays, facts: NO_FORWARD,
-    "broadcast_in_dim": _moved(_broadcast_in_dim),
-    "reshape": _moved(lambda e: lambda a: a.reshape(e.outputs[0].shape)),
-    "transpose": _moved(lambda e: lambda a: a.transpose(e.params["permutation"])),
-    "rev": _moved(lambda e: lambda a: np.flip(a, e.params["dimensions"])),
-    "slice": _moved(_slice),
-    "concatenate": _concatenate,
     "pad": _pad,
     "reduce_sum": _unary(lambda e, a: [joined(a, e.params["axes"])]),
     "dot_general": _dot_general,

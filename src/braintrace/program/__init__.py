@@ -63,6 +63,8 @@ from ._jaxprs import variable as variable
 from ._lines import failing_line as failing_line
 from ._lines import hide_frames_of as hide_frames_of
 from ._lines import line_of as line_of
+from ._moves import MOVES as MOVES
+from ._moves import moved as moved
 from ._primitives import DerivedPrimitive as DerivedPrimitive
 from ._primitives import Inlined as Inlined
 from ._primitives import Misplaced as Misplaced

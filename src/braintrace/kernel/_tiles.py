@@ -9,7 +9,7 @@ number is a pair of tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
@@ -18,7 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..program import ELEMENTWISE, Atom, Const, Equation, Program, bind, inlined, scan_layout
+from ..program import (
+    ELEMENTWISE,
+    MOVES,
+    Atom,
+    Const,
+    Equation,
+    Line,
+    Program,
+    bind,
+    inlined,
+    lines,
+    moved,
+    parameters,
+    scan_layout,
+)
 
 _MOST_PARTS = 16  # values of a unit in one array: the entries of D between four slots
 _MOST_EQUATIONS = 512  # of a step, with inner loops written out
@@ -180,8 +194,8 @@ class Tiles:
             return values
         if eqn.name in ELEMENTWISE:
             return [_elementwise(eqn, self._aligned(eqn, values))]
-        if eqn.name in _MOVES:
-            return _MOVES[eqn.name](self, eqn, values)
+        if eqn.name in MOVES:
+            return [self._moved(eqn, values)]
         if eqn.name in _SUMS:
             return [self._summed(eqn, values[0])]
         if eqn.name == "scan":
@@ -228,61 +242,45 @@ class Tiles:
 
     # ---------------------------------------------------------------------- along short axes
 
-    def _lead(self, eqn: Equation, value: Value) -> int:
-        """How many axes of the value are unit axes; its results must have the same."""
-        lead = self.axes if value.unit else 0
-        if len({tuple(a.shape[:lead]) for a in (*eqn.inputs, *eqn.outputs)}) > 1:
+    def _lines(self, eqn: Equation, values: Sequence[Value]) -> list[Line] | None:
+        """The lines of the units, that every value keeps where they are; None if none has units."""
+        result = tuple(eqn.outputs[0].shape)
+        at = {line.result: line for line in lines(eqn) if line.alike}
+
+        def stays(d: int) -> bool:
+            for atom, value, axis in zip(eqn.inputs, values, at[d].operands, strict=True):
+                # A tile has no axis of units: one of size one is every unit's, wherever it lies.
+                if value.unit and axis != d and not (axis is None and atom.shape[d] == 1):
+                    return False
+                if not value.unit and axis is not None and atom.shape[axis] > 1:
+                    return False
+            return True
+
+        units = range(self.axes)
+        if has_units(result, self.units) and all(d in at and stays(d) for d in units):
+            return [at[d] for d in units]
+        if any(v.unit for v in values):
             raise Refused.at(eqn, "moves units")
-        return lead
+        return None
 
-    def _reshape(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        (value,) = values
-        lead = self._lead(eqn, value)
-        return [Value(value.parts.reshape(eqn.outputs[0].shape[lead:]), value.unit)]
+    def _moved(self, eqn: Equation, values: list[Value]) -> Value:
+        """Along short axes a move is a move of the parts: the same equation of one unit.
 
-    def _broadcast(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        value, shape = values[0], tuple(eqn.outputs[0].shape)
-        dims = eqn.params["broadcast_dimensions"]
-        unit = has_units(shape, self.units)
-        lead = self.axes if unit else 0
-        own = dims[lead:] if value.unit else dims
-        if (value.unit and (not unit or tuple(dims[:lead]) != tuple(range(lead)))) or any(
-            d < lead for d, n in zip(own, value.parts.shape, strict=True) if n > 1
-        ):
-            raise Refused.at(eqn, "moves units")
-        sizes = [1] * (len(shape) - lead)
-        for d, n in zip(own, value.parts.shape, strict=True):
-            if d >= lead:
-                sizes[d - lead] = n
-        return [Value(np.broadcast_to(value.parts.reshape(sizes), shape[lead:]), unit)]
-
-    def _slice(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        (value,), p = values, eqn.params
-        lead = self._lead(eqn, value)
-        strides = p["strides"] or [1] * len(p["start_indices"])
-        ranges = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-        index: Any = (*(slice(*r) for r in list(ranges)[lead:]), ...)
-        return [Value(value.parts[index], value.unit)]
-
-    def _transpose(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        (value,), order = values, eqn.params["permutation"]
-        lead = self._lead(eqn, value)
-        if tuple(order[:lead]) != tuple(range(lead)):
-            raise Refused.at(eqn, "moves units")
-        return [Value(value.parts.transpose([d - lead for d in order[lead:]]), value.unit)]
-
-    def _concatenate(self, eqn: Equation, values: list[Value]) -> list[Value]:
-        lead = max(self._lead(eqn, v) for v in values)
-        at = eqn.params["dimension"] - lead
-        if at < 0:
-            raise Refused.at(eqn, "moves units")
-        return [Value(np.concatenate([v.parts for v in values], at), lead > 0)]
+        Of two units with three slots, `q[:, 1:]` slices (2, 3), and the parts as (1, 3).
+        """
+        lead = self._lines(eqn, values)
+        if lead is None:
+            return Value(moved(eqn, [v.parts for v in values]), False)
+        for line in lead:
+            eqn = replace(eqn, params=parameters(eqn, line, 1))
+        one = (1,) * self.axes
+        arrays = [v.parts.reshape((*one, *v.parts.shape)) if v.unit else v.parts for v in values]
+        result = moved(eqn, arrays)
+        return Value(result.reshape(result.shape[self.axes :]), True)
 
     def _summed(self, eqn: Equation, value: Value) -> Value:
-        lead = self._lead(eqn, value)
+        lead = 0 if self._lines(eqn, [value]) is None else self.axes
         along = [a - lead for a in eqn.params["axes"]]
-        if any(a < 0 for a in along):
-            raise Refused.at(eqn, "joins units")
         behind = np.moveaxis(value.parts, along, range(len(along)))
         shape = behind.shape[len(along) :]
         rows = behind.reshape((-1, prod(shape)))
@@ -290,15 +288,6 @@ class Tiles:
             raise Refused.at(eqn, "adds up complex numbers")
         join = _SUMS[eqn.name]
         return Value.of(shape, [reduce(join, rows[:, i]) for i in range(prod(shape))], value.unit)
-
-
-_MOVES: dict[str, Callable[[Tiles, Equation, list[Value]], list[Value]]] = {
-    "reshape": Tiles._reshape,
-    "broadcast_in_dim": Tiles._broadcast,
-    "slice": Tiles._slice,
-    "transpose": Tiles._transpose,
-    "concatenate": Tiles._concatenate,
-}
 
 
 # ----------------------------------------------------------------------------- element by element

@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 import braintrace
-from braintrace.engine import Engine, _kernel, _recurrence, recorded, scan_time
+from braintrace.engine import Engine, _loops, _recurrence, recorded, scan_time
+from braintrace.kernel import _chunks, _steps
 
 T, B, N = 7, 2, 3
 RNG = np.random.RandomState(0)
@@ -24,8 +25,8 @@ COPIES = 2 if ON_GPU else 1  # one compiled for the GPU, one interpreted for oth
 @pytest.fixture(autouse=True)
 def few_written_out(monkeypatch):
     """Steps in groups of three and a rest of one, units in tiles of four and a rest of two."""
-    monkeypatch.setattr(_kernel, "_AHEAD", 3)
-    monkeypatch.setattr(_kernel, "_TILE", 4)
+    monkeypatch.setattr(_chunks, "_AHEAD", 3)
+    monkeypatch.setattr(_steps, "_TILE", 4)
 
 
 @jax.custom_jvp
@@ -116,12 +117,12 @@ def test_affine_loops_of_few_units_are_split_over_time(monkeypatch):
         # Four values per unit: what a chunk makes of each is a kernel that compiles for a minute.
         (1, False, products, draw(B, N, 2, 2), D),
     ]
-    count, chunks = _kernel._Plan._chunks, []
+    count, chunks = _chunks.TiledStep._chunks, []
     monkeypatch.setattr(
-        _kernel._Plan, "_chunks", lambda plan, n: chunks.append(count(plan, n)) or chunks[-1]
+        _chunks.TiledStep, "_chunks", lambda plan, n: chunks.append(count(plan, n)) or chunks[-1]
     )
     for name, value in (("_CHUNK", 4), ("_FILLED", 64), ("_FEWEST_CHUNKS", 2)):
-        monkeypatch.setattr(_kernel, name, value)
+        monkeypatch.setattr(_chunks, name, value)
     for _, reverse, *loop in bodies:
         run = recorded(partial(scan_time, length=length, reverse=reverse), Engine.KERNEL)
         assert_close(run(*loop), lax.scan(*loop, length, reverse=reverse))
@@ -302,7 +303,7 @@ def test_learner_of_a_module_says_which_loops_were_kernels():
 
 
 def test_several_gpus_keep_their_scans_unless_each_runs_its_own(monkeypatch):
-    reason = lambda engine: _kernel._refusal(engine, "gpu")
+    reason = lambda engine: _loops._refusal(engine, "gpu")
     assert reason(Engine.AUTO) is None
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     assert reason(Engine.AUTO) == "there are several devices, and no shard_map"
