@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BAD = ("wrong", "misread", "crashed", "hung")
 KINDS = ("right", "refused", "no truth", *BAD)
-TURNS = (*("program", "program", "around") * 10, "network", "chain")  # one after another
+TURNS = (*("program", "program", "around") * 10, "network", "chain", "moved")  # one after another
 FLAG = "--xla_cpu_use_fusion_emitters=false"  # XLA compiles in half the time
 MEMORY = {  # what is freed is used again, without asking the system each time
     "MALLOC_ARENA_MAX": "1",
@@ -69,6 +69,7 @@ def judge_spec(spec: tuple, job: Job, seconds: float) -> Any:
     import chains
     import judge
     import layers
+    import moved
     import operators
 
     quick = functools.partial(judge.interpreted, lower=False)  # XLA has its share
@@ -77,6 +78,8 @@ def judge_spec(spec: tuple, job: Job, seconds: float) -> Any:
         with operators.unmarked() if job.unmarked else contextlib.nullcontext():
             if spec[0] == "around":
                 return judge.judge_around(spec, job.rule, **how)
+            if spec[0] == "moved":
+                return moved.judge_moved(spec, job.rule)
             if spec[0] == "chain":
                 return chains.judge_chain(spec, (job.rule,), **how)
             if is_network(spec):
@@ -90,11 +93,14 @@ def job_of(generator: str, seed: int, share: float) -> Job:
     """How a program is judged: drawn by its seed, too."""
     import chains
     import claims
+    import moved
 
     draw = random.Random(f"how {seed}")
     unmarked, compiled = draw.random() < 0.5, draw.random() < share
     if generator == "network":  # its oracle is D-RTRL's
         return Job(generator, seed, "d_rtrl", False, compiled)
+    if generator == "moved":
+        return Job(generator, seed, draw.choice(sorted(moved.RULES)), False, True)
     if generator == "chain":  # the oracle has marks
         return Job(generator, seed, draw.choice(sorted(chains.RULES)), False, compiled)
     rules = claims.AROUND if generator == "around" else claims.DRAWN
@@ -121,8 +127,11 @@ def generate(kind: str, seed: int) -> tuple:
     import around
     import chains
     import layers
+    import moved
     import programs
 
+    if kind == "moved":
+        return moved.random_case(seed)
     if kind == "chain":
         return chains.random_chain(seed)
     if kind == "network":
@@ -340,6 +349,8 @@ def replay(text: str, job: Job, seconds: float, shrinking: bool) -> Any:
             _, kinds, inner = spec
             again = lambda inner: alike(("around", kinds, inner))
             spec = ("around", kinds, programs.shrink(inner, again))
+        elif spec[0] == "moved":
+            spec = ("moved", programs.shrink(spec[1], lambda inner: alike(("moved", inner))))
         elif spec[0] == "chain" or is_network(spec):
             networks = lambda s: map(layers.spec_of, layers.smaller(layers.of(s)))
             simpler = chains.smaller if spec[0] == "chain" else networks

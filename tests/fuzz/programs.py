@@ -138,6 +138,7 @@ MAPS: dict[str, Callable[[Env, Any], Any]] = {
     "barrier": lambda env, v: lax.optimization_barrier(v),
     "noise": lambda env, v: v * _noise(env, v.shape),
     "slope": lambda env, v: jax.grad(lambda w: jnp.sin(w).sum())(v),
+    "root": lambda env, v: jnp.sqrt(jnp.abs(v)),
     "callback": lambda env, v: (jax.debug.callback(lambda w: None, v), v)[1],
 }
 
@@ -169,6 +170,12 @@ MOVES: dict[str, Callable[[Env, Any], Any]] = {
     "expand": lambda env, v: jnp.broadcast_to(v, (2, *v.shape)),
     "diag": lambda env, v: jnp.diag(fit(v, (3,))),
     "first": lambda env, v: _flat(v)[0],
+    "by_columns": lambda env, v: jnp.ravel(v, order="F"),
+    "dimensions": lambda env, v: lax.reshape(fit(v, (2, 3)), (3, 2), (1, 0)),
+    "same_size": lambda env, v: lax.reshape(fit(v, (3, 3)), (3, 3), (1, 0)),
+    "by_rows": lambda env, v: jnp.reshape(fit(v, (2, 3)), (3, 2), order="F"),
+    "swap": lambda env, v: jnp.swapaxes(fit(v, (1, 2, 3)), 0, 2),
+    "turn": lambda env, v: jnp.rot90(fit(v, (2, 3))),
     "tril": lambda env, v: jnp.tril(fit(v, (2, 3))),
     "eye_dot": lambda env, v: jnp.eye(3) @ fit(v, (3,)),
 }
@@ -183,6 +190,12 @@ def _norm(v: Any) -> Any:
 def _solve(env: Env, v: Any) -> Any:
     a = fit(v, (3,))
     return jnp.linalg.solve(3 * jnp.eye(3) + 0.3 * jnp.outer(a, a), a)
+
+
+def _reset_norm(env: Env, v: Any) -> Any:
+    """A norm of what a reset has set to zero."""
+    v = jnp.where(env.x[0] > 0, 0.0, v)
+    return v / (1 + jnp.sqrt((v**2).sum()))
 
 
 MIXES: dict[str, Callable[[Env, Any], Any]] = {
@@ -205,6 +218,12 @@ MIXES: dict[str, Callable[[Env, Any], Any]] = {
     "solve": _solve,
     "pulled_norm": lambda env, v: pulled_norm(v),
     "unit": lambda env, v: v / jnp.linalg.norm(v + 0.1),
+    "shrink": lambda env, v: v / (1 + jnp.linalg.norm(v)),
+    "reset_norm": _reset_norm,
+    # Compartments of a unit, coupled along a short axis.
+    "ring_of_3": lambda env, v: 0.6 * fit(v, (2, 3)) + 0.3 * jnp.roll(fit(v, (2, 3)), 1, -1),
+    "cable": lambda env, v: fit(v, (3, 2)) + 0.2 * jnp.diff(fit(v, (3, 2)), axis=-1),
+    "pair": lambda env, v: fit(v, (3, 2)) + 0.1 * fit(v, (3, 2))[:, ::-1],
 }
 
 
@@ -229,6 +248,7 @@ INDEXES: dict[str, Callable[[Env, Any], Any]] = {
     "one_hot": lambda env, v: v * jax.nn.one_hot(env.count % 3, 3)[0],
     "roll_by": lambda env, v: jnp.roll(_flat(v), env.count),
 }
+SINGULAR = ("root", "shrink", "reset_norm")  # at zero: programs with one start there
 UNARY = {**MAPS, **MOVES, **MIXES, **INDEXES}
 
 BINARY: dict[str, Callable[[Env, Any, Any], Any]] = {
@@ -446,7 +466,7 @@ def parameters(spec: Spec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def weight(name: str, shape: tuple[int, ...]) -> Any:
-        shapes[name := _named(name, shape)] = shape
+        shapes[name := named(name, shape)] = shape
         return jnp.zeros(shape)
 
     old = [jax.ShapeDtypeStruct(s, jnp.float64) for s in spec[0]]
@@ -456,7 +476,7 @@ def parameters(spec: Spec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _named(name: str, shape: tuple[int, ...]) -> str:
+def named(name: str, shape: tuple[int, ...]) -> str:
     return "_".join([name, *map(str, shape)])
 
 
@@ -465,6 +485,12 @@ def numbers(label: str, *shape: int, scale: float = 0.6) -> jax.Array:
     rng = np.random.default_rng(zlib.crc32(label.encode()))
     with jax.ensure_compile_time_eval():  # never a tracer: `sequences` are kept
         return jnp.asarray(scale * rng.normal(size=shape))
+
+
+def start_of(spec: Spec) -> list[jax.Array]:
+    """The states that a program begins with."""
+    scale = 0.0 if any(f"'{name}'" in repr(spec) for name in SINGULAR) else 0.6
+    return [numbers(f"h{k}", *s, scale=scale) for k, s in enumerate(spec[0])]
 
 
 class Program(brainstate.nn.Module):
@@ -476,11 +502,11 @@ class Program(brainstate.nn.Module):
         shapes = parameters(spec)
         self.weights = {k: brainstate.ParamState(numbers(k, *s)) for k, s in shapes.items()}
         self.unused = brainstate.ParamState(numbers("unused", 2))
-        self.hidden = [brainstate.HiddenState(numbers(f"h{k}", *s)) for k, s in enumerate(spec[0])]
+        self.hidden = [brainstate.HiddenState(h) for h in start_of(spec)]
         self.count = brainstate.ShortTermState(jnp.zeros((), jnp.int32))
 
     def update(self, x: Any) -> Any:
-        weight = lambda name, shape: self.weights[_named(name, shape)].value
+        weight = lambda name, shape: self.weights[named(name, shape)].value
         old = [s.value for s in self.hidden]
         new, out = step(self.spec, weight, old, self.count.value, x)
         for state, v in zip(self.hidden, new, strict=True):
@@ -506,7 +532,7 @@ def forward_grad(spec: Spec) -> dict[tuple, Any]:
     start = [s.value for s in model.hidden]
 
     def loss(weights):
-        weight = lambda name, shape: weights[_named(name, shape)]
+        weight = lambda name, shape: weights[named(name, shape)]
 
         def turn(carry, slices):
             new, out = step(spec, weight, *carry, slices[0])
