@@ -93,8 +93,9 @@ class Placement:
     def parts_of(self, r: Relation) -> int:
         """How many parts the samples of an operator are in, each with its own part of a sum."""
         op, x = r.operator, r.operator.x
-        alone = op.plain and op.primitive.rules.pull is not None and not r.slots.lanes
-        if not alone or x is None or r.site.iterations is not None:
+        rows = op.maps_rows or (op.plain and op.primitive.rules.pull is not None)
+        apart = rows and not r.slots.lanes
+        if not apart or x is None or r.site.iterations is not None:
             return 1
         samples = {s[:1] for s in (op.y.shape, x.shape, *map(op.free_shape, r.keys))}
         return self.shards(SAMPLES) if len(samples) == 1 and () not in samples else 1

@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+from jax import lax
+
 from ..ops import (
     ETPPrimitive,
     conv_static,
@@ -25,9 +28,7 @@ from ..ops import (
     etp_elemwise,
     gather_operator,
     plain_conv,
-    plain_dot,
-    takes_bias,
-    transposed,
+    with_bias,
 )
 from ..program import Atom, Equation, Program, Var, producers, prune
 from ._fold import Is, Kinds, kinds_of, rewritten
@@ -63,10 +64,11 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
         for eqn in program.equations:
             if eqn in products:
                 weight = products[eqn]
-                eqn = eqn if weight is None else _product(eqn, weight == 0)
+                equations += [eqn] if weight is None else _product(eqn, weight == 0)
             elif plain(eqn) and not eqn.bodies and _meet(eqn, kinds):
-                eqn = _operator(eqn, kinds.weight, equations, marked)
-            equations.append(eqn)
+                equations += _operator(eqn, kinds.weight, marked)
+            else:
+                equations.append(eqn)
         outputs = list(program.outputs)
         if around and around[-1][0].name == "cond":
             eqn, this = around[-1]
@@ -81,7 +83,7 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
         if equations == list(program.equations):
             return program
         changed = replace(program, equations=tuple(equations), outputs=tuple(outputs))
-        return prune(_with_biases(changed))
+        return prune(_with_biases(prune(_turned_once(changed))))
 
     return rewritten(step, rewrite)
 
@@ -122,20 +124,29 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
     return out
 
 
-def _product(eqn: Equation, weight_first: bool) -> Equation:
-    """The operator that a product is."""
-    if eqn.name == "conv_general_dilated":
-        return replace(eqn, primitive=plain_conv, params=conv_static(eqn.params))
+def _product(eqn: Equation, weight_first: bool) -> list[Equation]:
+    """The operator that a product is, and what brings its axes into the order they had."""
     left, right = eqn.inputs
+    if eqn.name == "conv_general_dilated":
+        return [replace(eqn, primitive=plain_conv, params=conv_static(eqn.params))]
+    primitive, static, order = dot_operator(eqn.params, left, right, weight_first)
     pair = (right, left) if weight_first else (left, right)
-    primitive, static = dot_operator(eqn.params, left, right, weight_first, eqn.outputs[0])
-    return replace(eqn, primitive=primitive, inputs=pair, params=static)
+    product = replace(eqn, primitive=primitive, inputs=pair, params=static)
+    if order == tuple(range(len(order))):
+        return [product]
+    (out,) = eqn.outputs
+    shape = [0] * len(order)
+    for i, k in enumerate(order):
+        shape[k] = out.shape[i]
+    y = Var(tuple(shape), out.dtype)
+    turn = replace(
+        eqn, primitive=lax.transpose_p, inputs=(y,), params={"permutation": order}, outputs=(out,)
+    )
+    return [replace(product, outputs=(y,)), turn]
 
 
-def _operator(
-    eqn: Equation, weight: Is, before: list[Equation], marked: dict[Var, Var]
-) -> Equation:
-    """What takes the place of an equation; further equations go `before` it."""
+def _operator(eqn: Equation, weight: Is, marked: dict[Var, Var]) -> list[Equation]:
+    """What takes the place of an equation."""
     if eqn.name == "dot_general":
         return _product(eqn, not weight(eqn.inputs[1]))
     if eqn.name == "conv_general_dilated" and weight(eqn.inputs[1]):
@@ -143,13 +154,13 @@ def _operator(
     if eqn.name == "gather" and weight(eqn.inputs[0]):
         table, indices = eqn.inputs
         primitive, static = gather_operator(eqn.params, table, indices)
-        return replace(eqn, primitive=primitive, inputs=(indices, table), params=static)
-    inputs = []
-    for atom in eqn.inputs:
-        if isinstance(atom, Var) and weight(atom):
-            atom = _identity(eqn, atom, before, marked)
-        inputs.append(atom)
-    return replace(eqn, inputs=tuple(inputs))
+        return [replace(eqn, primitive=primitive, inputs=(indices, table), params=static)]
+    before: list[Equation] = []
+    inputs = [
+        _identity(eqn, a, before, marked) if isinstance(a, Var) and weight(a) else a
+        for a in eqn.inputs
+    ]
+    return [*before, replace(eqn, inputs=tuple(inputs))]
 
 
 def _identity(eqn: Equation, atom: Var, before: list[Equation], marked: dict[Var, Var]) -> Var:
@@ -162,6 +173,40 @@ def _identity(eqn: Equation, atom: Var, before: list[Equation], marked: dict[Var
     return marked[atom]
 
 
+def _turned_once(program: Program) -> Program:
+    """Transpositions of transpositions as one, or as none: `vmap` turns products of samples back.
+
+        y = x @ W.T;  a = transpose y;  b = transpose a;  c = b + bias      is      c = y + bias
+
+    So does a transposition of a slice of a transposition, as of the gates of a joint product.
+    """
+    turned: dict[Atom, tuple[Var, tuple[int, ...]]] = {}  # what it is the transposition of
+    same: dict[Atom, Atom] = {}
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        eqn = replace(eqn, inputs=tuple(same.get(a, a) for a in eqn.inputs))
+        source, axes = turned.get(eqn.inputs[0], (None, ())) if eqn.inputs else (None, ())
+        if eqn.name == "slice" and source is not None:
+            where = {k: v and tuple(np.take(v, np.argsort(axes))) for k, v in eqn.params.items()}
+            part = Var(tuple(eqn.outputs[0].shape[k] for k in np.argsort(axes)), source.dtype)
+            equations.append(replace(eqn, inputs=(source,), outputs=(part,), params=where))
+            turn = {"permutation": axes}
+            eqn = replace(eqn, primitive=lax.transpose_p, inputs=(part,), params=turn)
+            turned[eqn.outputs[0]] = part, axes
+        elif eqn.name == "transpose" and isinstance(eqn.inputs[0], Var):
+            (out,), order = eqn.outputs, eqn.params["permutation"]
+            source = eqn.inputs[0] if source is None else source
+            axes = tuple(axes[k] for k in order) if axes else tuple(order)
+            turned[out] = source, axes
+            if axes == tuple(range(len(axes))):
+                same[out] = source
+                continue
+            eqn = replace(eqn, inputs=(source,), params={"permutation": axes})
+        equations.append(eqn)
+    outputs = tuple(same.get(o, o) for o in program.outputs)
+    return replace(program, equations=tuple(equations), outputs=outputs)
+
+
 def _with_biases(program: Program) -> Program:
     """Products with what is added to them, and to nothing else, as their bias."""
     producer = producers(program)
@@ -170,17 +215,6 @@ def _with_biases(program: Program) -> Program:
     def for_one_use(atom: Atom) -> Equation | None:
         """The equation that computes a value, if it has one use only."""
         return producer.get(atom) if uses[atom] == 1 else None
-
-    def product(atom: Atom) -> Equation | None:
-        """The product that is a value, with a transposition after it."""
-        eqn = for_one_use(atom)
-        if eqn is not None and eqn.name == "transpose":
-            inner = product(eqn.inputs[0])
-            if inner is None or inner.primitive is not plain_dot:
-                return None
-            static = transposed(inner.params, eqn.params["permutation"])
-            return replace(inner, params=static, outputs=eqn.outputs)
-        return eqn
 
     def bias(atom: Atom) -> Atom | None:
         """The trained array that an operand is, before it was spread over leading axes."""
@@ -204,9 +238,9 @@ def _with_biases(program: Program) -> Program:
     for eqn in program.equations:
         if eqn.name in ("add", "add_any"):
             for at in (0, 1):
-                y, b = product(eqn.inputs[at]), bias(eqn.inputs[1 - at])
-                if y is not None and b is not None and takes_bias(y, b):
-                    static = {**y.params, "has_bias": True}
+                y, b = for_one_use(eqn.inputs[at]), bias(eqn.inputs[1 - at])
+                static = None if y is None or b is None else with_bias(y, b)
+                if y is not None and b is not None and static is not None:
                     eqn = replace(y, inputs=(*y.inputs, b), params=static, outputs=eqn.outputs)
                     break
         equations.append(eqn)

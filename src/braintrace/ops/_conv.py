@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from .._errors import value_error
-from ._einsum_form import weight_and_bias, with_bias_features
+from ._contraction import weight_and_bias, with_bias_features
 from ._operator import Params, Rules, Shapes, Weights, register_primitive
 from ._twin import folds
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand

@@ -12,7 +12,7 @@ from jax import Array
 
 from .._errors import error, type_error, value_error
 from ..program import is_inexact
-from ._einsum_form import EinsumForm
+from ._contraction import Contraction
 from ._operator import Rules, Shape, Shapes, Weights, register_primitive
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, attach, expect_axes, hooked, operand
@@ -24,10 +24,10 @@ def row_rules(look_up: Callable[..., Array], one_hot: Callable[..., Array]) -> R
     Their input is indices, or their one-hot rows (perhaps filtered in time).
     """
 
-    def form(rows: Array, table: Array | Shape) -> EinsumForm:
+    def form(rows: Array, table: Array | Shape) -> Contraction:
         lead, row = string.ascii_lowercase[: rows.ndim - 1], string.ascii_uppercase
         rest = row[: len(table.shape) - 1]
-        return EinsumForm(f"{lead}y", f"y{rest}", f"{lead}{rest}")
+        return Contraction(f"{lead}y", f"y{rest}", f"{lead}{rest}")
 
     def represent(x: Array, shapes: Shapes, **static: object) -> Array:
         return one_hot(x, shapes["weight"], **static)

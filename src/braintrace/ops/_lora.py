@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from jax import Array
 
 from .._errors import value_error
-from ._einsum_form import EinsumForm, biased, biased_features
-from ._matmul import check_product
-from ._operator import ETPPrimitive, Params, Rules, Weights, register_primitive
+from ._contraction import with_bias_features
+from ._operator import Params, Rules, Shapes, Weights, register_primitive
+from ._products import check_product
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
 
@@ -23,27 +25,24 @@ def _effective(weights: Weights, *, alpha: complex = 1.0, has_bias: bool = False
     return {**out, "bias": weights["bias"]} if has_bias else out
 
 
-def _primitive(name: str, equation: str, batched: bool) -> ETPPrimitive:
-    form = EinsumForm.parse(equation)
-    dense = biased(form)
-
-    def function(x, lora_b, lora_a, bias=None, *, alpha=1.0, has_bias=False):
-        y = alpha * form.apply(form.apply(x, lora_b), lora_a)
-        return y if bias is None else y + bias
-
-    def linear(x: Array, weights: Weights, **static: object) -> Array:
-        return dense(x, weights["weight"], weights.get("bias"))
-
-    rules = Rules(effective=_effective, linear=linear, features=biased_features(form))
-    return register_primitive(
-        name, function, batched=batched, trainable_invars_fn=_trainable, rules=rules
-    )
+def _product(x, lora_b, lora_a, bias=None, *, alpha=1.0, has_bias=False):
+    y = alpha * (x @ lora_b @ lora_a)
+    return y if bias is None else y + bias
 
 
-etp_lora_mm, etp_lora_mv = twins(
-    _primitive("etp_lora_mm", "bi,io->bo", batched=True),
-    _primitive("etp_lora_mv", "i,io->o", batched=False),
+def _linear(x: Array, weights: Weights, **static: object) -> Array:
+    return x @ weights["weight"] + weights.get("bias", 0)
+
+
+def _features(x: Array, shapes: Shapes, **static: object) -> Weights:
+    return with_bias_features(x[..., None], shapes)
+
+
+_RULES = Rules(effective=_effective, linear=_linear, features=_features)
+_primitive = partial(
+    register_primitive, impl_fn=_product, trainable_invars_fn=_trainable, rules=_RULES
 )
+etp_lora_mm, etp_lora_mv = twins(_primitive("etp_lora_mm", batched=True), _primitive("etp_lora_mv"))
 
 
 def lora_matmul(

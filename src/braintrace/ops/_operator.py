@@ -67,7 +67,7 @@ class Rules:
     features: Callable[..., Weights | None] | None = None
     spread: Callable[..., Array | None] | None = None
     free: Callable[..., tuple[int, ...] | None] | None = None
-    represent: Callable[..., Array] | None = None
+    represent: Callable[..., Array | None] | None = None
     pull: Callable[..., Weights | None] | None = None
     sum_steps: Callable[..., Array | None] | None = None
     part: Callable[..., Array | None] | None = None
@@ -293,6 +293,11 @@ class Operator:
         y = self._rule("linear")(x, effective)
         return self.call(x, effective) if y is None else y
 
+    def _bound(self, x: Array | None, effective: Weights) -> Array:
+        """The same, as one equation of the primitive if it is linear in its own weights."""
+        y = self._rule("linear")(x, effective)
+        return self.primitive.bind(*self._arrange(x, effective), **self.params) if y is None else y
+
     def represent(self, x: Array | None) -> Array | None:
         """The input as an array that can be filtered in time."""
         array = self._rule("represent")(x, self.shapes)
@@ -339,7 +344,9 @@ class Operator:
         if grads is None and (x is None or c.shape[0] == 1):
             grads = self.pull(jax.tree.map(lambda a: a[0], x), c.sum(0), effective)
         elif grads is None:
-            each = lambda w: jax.vmap(lambda v: self.apply(v, {**effective, **w}))(x)
+            # The mapped axis becomes one of the operator's own, where it has a twin for that.
+            y = self.apply if self.primitive.twin is None else self._bound
+            each = lambda w: jax.vmap(lambda v: y(v, {**effective, **w}))(x)
             out, vjp = jax.vjp(each, {k: effective[k] for k in keys})
             grads = vjp(c.astype(out.dtype))[0]
         return {k: grads[k] for k in keys}

@@ -7,7 +7,8 @@ operands are (input, weight) or (input, weight, bias), whichever side the weight
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,97 +17,58 @@ import numpy as np
 from jax import Array, lax
 
 from ..program import Atom, Equation
+from ._contraction import Contraction, etp_mm, etp_mv, plain_dot
 from ._conv import _features
-from ._einsum_form import EinsumForm, biased_rules, weight_and_bias
 from ._embedding import row_rules
-from ._matmul import etp_mm, etp_mv
 from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
 
 # ---------------------------------------------------------------------------------- products
 
 
-def _dot(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
-    *,
-    equation: str,
-    dimension_numbers: Any,
-    weight_first: bool,
-    order: tuple[int, ...],
-    has_bias: bool = False,
-    **how: Any,
-) -> Array:
-    pair = (weight, x) if weight_first else (x, weight)
-    y = jnp.transpose(lax.dot_general(*pair, dimension_numbers, **how), order)
-    return y if bias is None else y + bias
-
-
-def _form_rules() -> Rules:
-    """The rules of a contraction, whose letters are a static parameter."""
-    of = lambda equation: biased_rules(EinsumForm.parse(equation))
-
-    def named(name: str) -> Any:
-        def rule(*args: Any, equation: str, **static: Any) -> Any:
-            return getattr(of(equation), name)(*args)
-
-        return rule
-
-    return Rules(**{name: named(name) for name in ("features", "pull", "part", "of_part")})
-
-
-plain_dot = register_primitive(
-    "unmarked_dot_general", _dot, trainable_invars_fn=weight_and_bias, rules=_form_rules()
-)
+_PLAIN = {"ab,bc->ac": (etp_mm, "bi,io->bo"), "a,ab->b": (etp_mv, "i,io->o")}
 
 
 def dot_operator(
-    params: Mapping[str, Any], left: Atom, right: Atom, weight_first: bool, out: Atom
-) -> tuple[ETPPrimitive, Params]:
-    """The operator for a `dot_general` of two operands, and its static parameters."""
+    params: Mapping[str, Any], left: Atom, right: Atom, weight_first: bool
+) -> tuple[ETPPrimitive, Params, tuple[int, ...]]:
+    """The operator for a `dot_general`, its static parameters, and the order of its axes in that.
+
+    The axes of x come first in y: `W @ x` mapped over samples, of shape (out, samples), is the
+    product "ab,cb->ac", of shape (samples, out), and then a transposition, (1, 0).
+    """
     (lc, rc), (lb, rb) = params["dimension_numbers"]
-    letters = iter(string.ascii_lowercase + string.ascii_uppercase)
-    l: list[str] = [""] * len(left.shape)
-    r: list[str] = [""] * len(right.shape)
-    for a, b in zip((*lb, *lc), (*rb, *rc), strict=True):
-        l[a] = r[b] = next(letters)
-    l, r = ([c or next(letters) for c in side] for side in (l, r))
-    shared = {*(l[i] for i in (*lb, *lc))}
-    y = [l[i] for i in lb] + [c for c in (*l, *r) if c not in shared]
-    x, w = (r, l) if weight_first else (l, r)
-    form = EinsumForm("".join(x), "".join(w), "".join(y))
+    if weight_first:
+        left, right, lc, rc, lb, rb = right, left, rc, lc, rb, lb
+    letters = iter(string.ascii_lowercase)
+    x = [next(letters) for _ in left.shape]
+    same = dict(zip((*rb, *rc), (*lb, *lc), strict=True))
+    w = [x[same[i]] if i in same else next(letters) for i in range(len(right.shape))]
+    batch = [x[i] for i in lb]
+    free_x, free_w = ([a for a in side if not (a in x and a in w)] for side in (x, w))
+    order = [*batch, *(free_w + free_x if weight_first else free_x + free_w)]
+    y = [*batch, *free_x, *free_w]
+    equation = str(Contraction(*map("".join, (x, w, y))))
     how = {k: v for k, v in params.items() if k != "dimension_numbers" and v is not None}
-    same = how.get("preferred_element_type") in (None, jnp.result_type(left.dtype, right.dtype))
-    if same and set(how) <= {"preferred_element_type"} and left.dtype == right.dtype == out.dtype:
-        lines = {(1, ((0,), (0,))): etp_mv, (2, ((1,), (0,))): etp_mm}
-        key = (len(left.shape), (tuple(lc), tuple(rc)))
-        if not weight_first and not lb and len(right.shape) == 2 and key in lines:
-            return lines[key], {}
-    static = {
-        "equation": f"{form.x},{form.w}->{form.y}",
-        "dimension_numbers": ((tuple(lc), tuple(rc)), (tuple(lb), tuple(rb))),
-        "weight_first": weight_first,
-        "order": tuple(range(len(y))),
-        **how,
-    }
-    return plain_dot, static
+    own = jnp.result_type(left.dtype, right.dtype)
+    how = {k: v for k, v in how.items() if k != "preferred_element_type" or v != own}
+    primitive, equation = _PLAIN.get(equation, (plain_dot, equation))
+    return primitive, {"equation": equation, **how}, tuple(map(y.index, order))
 
 
-def transposed(params: Mapping[str, Any], permutation: Sequence[int]) -> Params:
-    """The static parameters of a product whose result is transposed."""
-    inputs, y = params["equation"].split("->")
-    order = tuple(params["order"][i] for i in permutation)
-    return {**params, "order": order, "equation": f"{inputs}->{''.join(y[i] for i in permutation)}"}
+def with_bias(eqn: Equation, bias: Atom) -> Params | None:
+    """The static parameters of a product with this bias on its last axes, if it may have that.
 
-
-def takes_bias(eqn: Equation, bias: Atom) -> bool:
-    """Whether an equation is a product that may have this bias, on the last axes of the result."""
-    if eqn.primitive not in (etp_mm, etp_mv, plain_dot) or eqn.params.get("has_bias"):
-        return False
+    Samples have no bias of their own: its axes are axes of the weight.
+    """
     y, n = eqn.outputs[0], len(bias.shape)
-    if eqn.primitive is etp_mm and n != 1:  # samples of its batch have no bias of their own
-        return False
-    return n > 0 and y.shape[len(y.shape) - n :] == bias.shape and bias.dtype == y.dtype
+    if eqn.primitive not in (etp_mm, etp_mv, plain_dot) or not 0 < n <= len(y.shape):
+        return None
+    form = Contraction.parse(eqn.params["equation"])
+    last = form.y[len(y.shape) - n :]
+    fits = y.shape[len(y.shape) - n :] == bias.shape and bias.dtype == y.dtype
+    if form.bias is not None or not fits or not {*last} <= {*form.w}:
+        return None
+    return {**eqn.params, "equation": str(replace(form, bias=last))}
 
 
 # ------------------------------------------------------------------------------- convolutions

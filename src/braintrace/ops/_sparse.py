@@ -13,7 +13,7 @@ from jax import Array
 
 from .._errors import value_error
 from ..program import DerivedPrimitive
-from ._einsum_form import weight_and_bias, with_bias_features
+from ._contraction import weight_and_bias, with_bias_features
 from ._operator import ETPPrimitive, Past, Rules, Shapes, Weights
 from ._structure import Structure, structure_of
 from ._twin import twins, unit_parts
