@@ -15,20 +15,38 @@ from ..graph import Graph, Site, Step, reach
 from ..ops import Operator
 from ..program import Program, PyTree, Var, trace
 
-BUDGET = 1 << 30  # bytes that a block may take, on a device that does not say more
-SHARE = 16  # or this part of the memory of one that does
-MOST_STEPS = 256  # of a block: the trace is touched once per block, and longer ones gain little
-LIGHT_BLOCK = 5 << 27  # on a GPU also more steps than that, while they take less than this,
-LIGHT_STEPS = 512  # or twice this and no more steps than these
-# Where there is next to no trace to touch: values that stay in the cache of a CPU; on a GPU longer
-# ones gain 3 %, and 32 steps lose 13 %.
+# A block of K steps is one batch of K times the samples. Three things bound K:
+#
+#   memory      K * stored: x, f, D and the values of all its steps exist at once
+#   the trace   read and written once per block, so a step pays traces / K of that
+#   the start   of a block's program, the same whatever K is
+#
+# With stored = 1 MB, traces = 64 MB: K = 8 moves 8 MB of trace for each step and 1 MB of values;
+# K = 256 moves 0.25 MB of trace, and twice as many steps would save 0.125 MB of 1.25.
+#
+# Bounds by memory. A device that tells its size gives a block a sixteenth of it, so that weights,
+# traces, an optimizer's moments and XLA's own copies have room; one that does not, 1 GiB.
+BUDGET = 1 << 30
+SHARE = 16
+# Bounds by the trace: from 256 steps on it is a part that is not noticed (the example above).
+MOST_STEPS = 256
+# On a GPU small steps take more time to launch than to compute. Blocks grow beyond 256 steps while
+# they take less than 640 MiB, and to 512 steps while those take less than 1.25 GiB: chosen on an
+# H200 by benchmarks/speed.py, on which small models gained and large ones were left as they were.
+LIGHT_BLOCK = 5 << 27
+LIGHT_STEPS = 512
+# Where traces are smaller than the values of four steps there is nothing to save by long blocks. On
+# a CPU the values of 32 steps stay in the cache; on a GPU 128 steps are enough: longer ones gained
+# 3 %, and 32 steps lost 13 %.
 FEW_STEPS = {"cpu": 32, "gpu": 128}
+# Not less than this, whatever the memory: matrix products over fewer steps have too few rows.
 LEAST_STEPS = 16
 # What XLA stores of the values of a step and of its tangents, the rest is fused: 0.21 to 0.42 of
-# them for the cells of the benchmarks.
+# them for the cells of the benchmarks, by `memory_analysis` of the compiled loops.
 STORED = 0.3
-# A block takes a GPU as long as it takes to move so many bytes, besides three times the traces;
-# it is long enough if its steps move so many times as much.
+# On a GPU a block costs as much time as moving 512 MiB, besides the trace, which is read, advanced
+# and written: three times. It is long enough if its steps move twelve times that, so that the block
+# itself is a thirteenth of the time:   K * moved = TIMES * (PER_BLOCK + 3 traces).
 PER_BLOCK, TIMES = 1 << 29, 12
 
 
