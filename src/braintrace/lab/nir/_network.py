@@ -18,6 +18,7 @@ Edges = list[tuple[str, str]]
 Shape = tuple[int, ...]
 _KNOWN = ("Linear", "Affine", "Conv1d", "Conv2d", "Flatten", *KINDS)
 _PASSED = ("Input", "Output", "Identity")
+DEEPEST = 50  # graphs in graphs
 
 
 class Network(brainstate.nn.Module):
@@ -147,6 +148,12 @@ def _layer(name: str, node: Any, shape: Shape, dt: float, reset: str, surrogate:
         return brainstate.nn.Flatten(*axes, in_size=shape)
     weight, bias = np.asarray(node.weight, dtype), getattr(node, "bias", None)
     b_init = None if bias is None else np.asarray(bias, dtype)
+    if not all(np.isfinite(a).all() for a in (weight, b_init) if a is not None):
+        raise value_error(
+            f"node {name!r} ({kind}) has a weight or bias that is not finite.",
+            why="everything that is computed from it would be NaN",
+            do="correct the file",
+        )
     if kind in ("Linear", "Affine"):
         if weight.ndim != 2 or weight.shape[1:] != shape:
             raise _unfit(name, node, shape)
@@ -191,8 +198,13 @@ def _unfit(name: str, node: Any, shape: Shape) -> ValueError:
     )
 
 
-def _inlined(graph: Any, prefix: str) -> tuple[dict[str, Any], Edges]:
+def _inlined(graph: Any, prefix: str, around: tuple[int, ...] = ()) -> tuple[dict[str, Any], Edges]:
     """Nodes and edges, those of graphs inside among them, with the graph's name before theirs."""
+    if id(graph) in around or len(around) > DEEPEST:
+        why = "it contains itself" if id(graph) in around else f"graphs may be {DEEPEST} deep"
+        raise value_error(
+            f"the graph {prefix[:80]!r} cannot be inlined.", why=why, do="flatten the graph"
+        )
     nodes: dict[str, Any] = {}
     edges: Edges = []
     ends: dict[str, tuple[str, str]] = {}  # where edges to and from a node go
@@ -201,11 +213,18 @@ def _inlined(graph: Any, prefix: str) -> tuple[dict[str, Any], Edges]:
         if not hasattr(node, "nodes"):
             nodes[full], ends[name] = node, (full, full)
             continue
-        inside, between = _inlined(node, f"{full}.")
+        inside, between = _inlined(node, f"{full}.", (*around, id(graph)))
         own = {n: inside[n] for n in (f"{full}.{inner}" for inner in node.nodes) if n in inside}
         ends[name] = _only(own, between, "Input"), _only(own, between, "Output")
         nodes |= inside
         edges += between
+    if missing := [name for edge in graph.edges for name in edge if name not in ends]:
+        raise value_error(
+            f"there is an edge to or from {missing[0]!r}.",
+            where=f"the graph {prefix!r}" if prefix else None,
+            why=f"its nodes are {', '.join(map(repr, list(ends)[:20]))}",
+            do="correct the file",
+        )
     return nodes, edges + [(ends[a][1], ends[b][0]) for a, b in graph.edges]
 
 
@@ -241,27 +260,33 @@ def _ordered(
     loop: the last step's value is taken, which neurons have.
     """
     order: list[tuple[str, tuple[tuple[str, bool], ...]]] = []
-    path: list[str] = []
-    done = {entry}
-
-    def visit(name: str) -> None:
-        path.append(name)
-        sources = []
-        for source in (a for a, b in edges if b == name):
-            past = source in path
-            if past and type(nodes[source]).__name__ not in KINDS:
-                loop = " -> ".join([source, *reversed(path[path.index(source) :])])
-                raise value_error(
-                    f"the loop {loop} is entered at {source!r}.",
-                    why="a loop goes on with the output of the last step, which only neurons have",
-                    do="put neurons into the loop, and connect what follows to them",
-                )
-            if not past and source not in done:
-                visit(source)
-            sources.append((source, past))
-        path.pop()
-        done.add(name)
-        order.append((name, tuple(sources)))
-
-    visit(exit)
+    before: dict[str, list[str]] = {}
+    for start, end in edges:
+        before.setdefault(end, []).append(start)
+    done, path = {entry}, {exit: None}  # the nodes that are being computed, from the output on
+    rest = [iter(before.get(exit, ()))]  # of each of these, sources to look at
+    found: list[list[tuple[str, bool]]] = [[]]  # and those that were
+    while rest:
+        name = next(reversed(path))
+        source = next(rest[-1], None)
+        if source is None:
+            rest.pop()
+            order.append((name, tuple(found.pop())))
+            done.add(name)
+            del path[name]
+            continue
+        past = source in path
+        if past and type(nodes[source]).__name__ not in KINDS:
+            names = list(path)
+            loop = " -> ".join([source, *reversed(names[names.index(source) :])])
+            raise value_error(
+                f"the loop {loop} is entered at {source!r}.",
+                why="a loop goes on with the output of the last step, which only neurons have",
+                do="put neurons into the loop, and connect what follows to them",
+            )
+        found[-1].append((source, past))
+        if not past and source not in done:
+            path[source] = None
+            rest.append(iter(before.get(source, ())))
+            found.append([])
     return order
