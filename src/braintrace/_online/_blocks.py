@@ -31,18 +31,18 @@ SHARE = 16
 # Bounds by the trace: from 256 steps on it is a part that is not noticed (the example above).
 MOST_STEPS = 256
 # On a GPU small steps take more time to launch than to compute. Blocks grow beyond 256 steps while
-# they take less than 640 MiB, and to 512 steps while those take less than 1.25 GiB: chosen on an
-# H200 by benchmarks/speed.py, on which small models gained and large ones were left as they were.
+# they take less than 640 MiB, and to 512 steps while those take less than 1.25 GiB. Tuned, not
+# derived: on another device benchmarks/speed.py says what they cost.
 LIGHT_BLOCK = 5 << 27
 LIGHT_STEPS = 512
 # Where traces are smaller than the values of four steps there is nothing to save by long blocks. On
 # a CPU the values of 32 steps stay in the cache; on a GPU 128 steps are enough: longer ones gained
 # 3 %, and 32 steps lost 13 %.
 FEW_STEPS = {"cpu": 32, "gpu": 128}
-# Not less than this, whatever the memory: matrix products over fewer steps have too few rows.
+# Not less than this, whatever the memory; tuned as well.
 LEAST_STEPS = 16
 # What XLA stores of the values of a step and of its tangents, the rest is fused: 0.21 to 0.42 of
-# them for the cells of the benchmarks, by `memory_analysis` of the compiled loops.
+# them for the cells of the benchmarks.
 STORED = 0.3
 # On a GPU a block costs as much time as moving 512 MiB, besides the trace, which is read, advanced
 # and written: three times. It is long enough if its steps move twelve times that, so that the block
