@@ -389,3 +389,33 @@ def test_what_recognition_cannot_follow_is_told_what_to_do():
     with pytest.raises(bt.CompilationError, match="outside of a while_loop") as error:
         bt.online(step).init({"w": normal(1, N, N)}, jnp.zeros((B, N)), jnp.asarray(XS[0]))
     assert "braintrace.matmul" not in str(error.value) and "rtrl" in str(error.value)
+
+
+def test_products_of_one_sample_at_a_time_are_those_of_all_samples():
+    rng = np.random.default_rng(0)
+    w, u, b = (jnp.asarray(rng.normal(size=s)) for s in ((2 * N, I), (2 * N, N), 2 * N))
+
+    def one(p, h, x):
+        g, c = jnp.split(p["w"] @ x + p["b"] + p["u"] @ h, 2)
+        return h + jax.nn.sigmoid(g) * (jnp.tanh(c) - h)
+
+    def together(p, h, x):
+        g, c = jnp.split(x @ p["w"].T + p["b"] + h @ p["u"].T, 2, -1)
+        return h + jax.nn.sigmoid(g) * (jnp.tanh(c) - h)
+
+    p, zeros, xs = {"w": w, "u": u, "b": b}, jnp.zeros((B, N)), jnp.asarray(XS)
+
+    def lowered(cell):
+        def step(p, h, x):
+            h = cell(p, h, x)
+            return h, h
+
+        net = bt.online(step)
+        carry = net.init(p, zeros, xs[0])
+        loss = lambda p: (net.scan(p, carry, xs)[1] ** 2).sum()
+        return jax.grad(loss)(p), jax.jit(jax.grad(loss)).lower(p).as_text()
+
+    got, text = lowered(jax.vmap(one, (None, 0, 0)))
+    want, plain = lowered(together)
+    close(got, want)
+    assert text.count("stablehlo.transpose") <= plain.count("stablehlo.transpose")

@@ -257,6 +257,9 @@ class _Cone:
         operand = own.shapes[behind]
         operand_of = lambda w: self._operand(key, w, factors)
         _, pull = jax.vjp(operand_of, jnp.zeros(w.shape, w.dtype))
+        # Two inputs, one output, v = w * c, y = x @ v: dy/dv = [x1, x2], and dv_i/dw_i = c_i, so
+        # dy/dw = [x1 c1, x2 c2]: a product of arrays where each v reads its own w only. Where it
+        # reads others, v = w @ C, every row of dy/dv is pulled back: dy/dw_k = sum_i x_i C_ki.
         if same:  # dv/dw is diagonal
             return by_operand * pull(jnp.ones(operand.shape, operand.dtype))[0]
         full = jnp.broadcast_to(by_operand, own.trace_shape(behind)).astype(operand.dtype)
