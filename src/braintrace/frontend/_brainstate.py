@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import brainstate
 import jax
@@ -51,7 +52,8 @@ class ModuleInfo:
     stateful_model: brainstate.nn.Module
     control_flow: ControlFlowPolicy | None = None
 
-    __getattr__ = published
+    def __getattr__(self, name: str) -> Any:
+        return published(self, name)
 
     @property
     def state_id_to_path(self) -> dict[int, Path]:

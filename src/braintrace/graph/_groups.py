@@ -51,7 +51,8 @@ class HiddenGroup:
     def name(self) -> str:
         return "{" + ", ".join(dotted(p) for p in self.hidden_paths) + "}"
 
-    __getattr__ = published
+    def __getattr__(self, name: str) -> Any:
+        return published(self, name)
 
     def concat_hidden(self, values: Sequence[Array]) -> Array:
         """Stack the states of the group on a trailing axis: (*varshape, num_state)."""

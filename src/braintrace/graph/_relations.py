@@ -57,4 +57,5 @@ class HiddenParamOpRelation:
 
     path = weight_path
 
-    __getattr__ = published
+    def __getattr__(self, name: str) -> Any:
+        return published(self, name)
