@@ -84,6 +84,19 @@ STEPS = {
     "a product is cut": carries(lambda h: h @ normal(3, N, N)),
     "a diagonal": carries(lambda h: h @ jnp.diag(normal(4, N))),
     "cumulative sum": carries(lambda h: jnp.cumsum(h, axis=1)),
+    "a loop": carries(lambda h: jax.lax.fori_loop(0, 3, lambda i, h: 0.9 * h, h)),
+    "a loop that grows": carries(
+        lambda h: jax.lax.scan(lambda c, a: (0.5 * c + a, c * a), jnp.zeros(B), h.T)[1].T
+    ),
+    "a choice": carries(
+        lambda h: jax.lax.cond(ORDER[0] > 1, jnp.sin, lambda h: jnp.roll(h, 1, 1), h)
+    ),
+    "a choice of zero": carries(lambda h: jax.lax.cond(ORDER[0] > 1, jnp.zeros_like, jnp.sin, h)),
+    "a loop that ends": carries(
+        lambda h: jax.lax.while_loop(
+            lambda c: c[1] < 3, lambda c: (0.9 * jnp.sin(c[0]), c[1] + 1), (h, 0)
+        )[0]
+    ),
     "more axes": carries(lambda h: jnp.roll(h, 1, 1), (B, 2, N)),
     "two delays": delays(2),
     "six delays": delays(6),
@@ -98,7 +111,6 @@ JOINED = {
     "another sample": carries(lambda h: jnp.roll(h, 1, axis=0)),
     "a place of each sample": carries(lambda h: jnp.take_along_axis(h, APART, 1)),
     "samples in one axis": carries(lambda h: (0.5 * h.reshape(-1)).reshape(B, N)),
-    "a loop": carries(lambda h: jax.lax.fori_loop(0, 3, lambda i, h: 0.9 * h, h)),
 }
 
 

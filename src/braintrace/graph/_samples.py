@@ -194,6 +194,7 @@ class _Thinning:
         self.axis: dict[Var, int | None] = {}  # of the tangents
         self.small: dict[tuple[Atom, int], Var] = {}
         self.parts: dict[Var, tuple[Atom, int]] = {}
+        self.original: dict[Equation, Equation] = {}
 
     def part(self, atom: Atom, axis: int) -> Var:
         """A variable for a few samples of a value."""
@@ -216,11 +217,7 @@ class _Thinning:
         tangent, own = self.whole, iter(self.batched)
         entries = tuple(self.source(v, next(own)) for v in tangent.entries)
         taps = tuple(tuple(self.source(v, next(own)) for v in parts) for parts in tangent.taps)
-        equations, original = [], {}
-        for eqn in tangent.program.equations:
-            thinned = self.equation(eqn)
-            equations.append(thinned)
-            original[thinned] = eqn
+        equations = self.equations(tangent.program)
         exits: list[Atom] = []
         components: list[Component] = []
         for component, atom, batched in zip(
@@ -234,7 +231,7 @@ class _Thinning:
             components.append(replace(component, shape=shape))
         shapes = {c.shape for c in tangent.components}
         _must(len({c.shape for c in components}) == len(shapes))  # kinds of units are shapes
-        program = replace(tangent.program, equations=tuple(equations))
+        program = replace(tangent.program, equations=equations)
         few = replace(
             tangent,
             program=program,
@@ -243,12 +240,19 @@ class _Thinning:
             taps=taps,
             exits=tuple(exits),
         )
-        return Samples(tangent, few, self.size, self.few, self.batched, original, self.parts)
+        return Samples(tangent, few, self.size, self.few, self.batched, self.original, self.parts)
+
+    def equations(self, program: Program) -> tuple[Equation, ...]:
+        thinned = [(self.equation(eqn), eqn) for eqn in program.equations]
+        self.original.update(thinned)
+        return tuple(eqn for eqn, _ in thinned)
 
     def equation(self, eqn: Equation) -> Equation:
         tangents = [isinstance(a, Var) and a in self.axis for a in eqn.inputs]
         if not any(tangents):
             return eqn
+        if eqn.bodies:
+            return self.control(eqn)
         if (line := self.line(eqn, tangents)) is None:
             self.axis.update(dict.fromkeys(eqn.outputs))
             return eqn
@@ -271,6 +275,87 @@ class _Thinning:
             _must(len(fits) == 1)
             return fits[0]
         return next((n for n in fits if eqn.outputs[0].shape[n.result] == self.size), None)
+
+    # Of a `cond`, `scan` or `while` the bodies are thinned. The axes of operands and results are in
+    # dicts by number: those without a tangent are not in them, those without samples are None.
+
+    def control(self, eqn: Equation) -> Equation:
+        p = eqn.params
+        if eqn.name == "scan":
+            first, (n_consts, n_carry), bodies = 0, scan_layout(p), eqn.bodies
+        elif eqn.name == "while":
+            first, n_consts, bodies = p["cond_nconsts"], p["body_nconsts"], eqn.bodies[1:]
+            n_carry = len(eqn.outputs)
+        else:
+            first, n_consts, n_carry, bodies = 1, len(eqn.inputs) - 1, 0, eqn.bodies
+        operands = eqn.inputs[first:]
+        # Slices and results of iterations have an axis more outside than inside.
+        before = [k >= n_consts + n_carry for k in range(len(operands))]
+        behind = [eqn.name == "scan" and k >= n_carry for k in range(len(eqn.outputs))]
+        axes = {
+            k: _shifted(self.axis[a], -before[k])
+            for k, a in enumerate(operands)
+            if isinstance(a, Var) and a in self.axis
+        }
+        while True:
+            inside = [self.inside(body.program, axes) for body in bodies]
+            outs = _agreed(*(found for _, found in inside))
+            carried = {n_consts + k: d for k, d in outs.items() if k < n_carry}
+            grown = _agreed(axes, carried)
+            if grown == axes:
+                break
+            axes = grown
+        carried = {k - n_consts: d for k, d in axes.items()}
+        outs = _agreed(outs, {k: d for k, d in carried.items() if 0 <= k < n_carry})
+
+        def thin(atoms: Sequence[Any], axes: Mapping[int, int | None]) -> tuple[Any, ...]:
+            pairs = ((a, axes.get(k)) for k, a in enumerate(atoms))
+            return tuple(a if axis is None else self.part(a, axis) for a, axis in pairs)
+
+        thinned = tuple(
+            replace(
+                body,
+                program=replace(
+                    body.program,
+                    inputs=thin(body.program.inputs, axes),
+                    equations=equations,
+                    outputs=thin(body.program.outputs, outs),
+                ),
+            )
+            for body, (equations, _) in zip(bodies, inside, strict=True)
+        )
+        entering = {k: _shifted(d, before[k]) for k, d in axes.items()}
+        leaving = {k: _shifted(d, behind[k]) for k, d in outs.items()}
+        self.axis.update((eqn.outputs[k], d) for k, d in leaving.items())
+        return replace(
+            eqn,
+            inputs=(*eqn.inputs[:first], *thin(operands, entering)),
+            outputs=thin(eqn.outputs, leaving),
+            bodies=(*eqn.bodies[: len(eqn.bodies) - len(bodies)], *thinned),
+        )
+
+    def inside(
+        self, program: Program, axes: Mapping[int, int | None]
+    ) -> tuple[tuple[Equation, ...], dict[int, int | None]]:
+        """The equations of a body of a few samples, and the axes of its results."""
+        self.axis.update((program.inputs[k], d) for k, d in axes.items())
+        equations = self.equations(program)
+        outputs = enumerate(program.outputs)
+        found = {k: self.axis[o] for k, o in outputs if isinstance(o, Var) and o in self.axis}
+        return equations, found
+
+
+def _shifted(axis: int | None, by: int) -> int | None:
+    _must(axis is None or axis + by >= 0)
+    return None if axis is None else axis + by
+
+
+def _agreed(*some: Mapping[int, int | None]) -> dict[int, int | None]:
+    out: dict[int, int | None] = {}
+    for axes in some:
+        _must(all(out.get(k, d) == d for k, d in axes.items()))
+        out |= axes
+    return out
 
 
 def _put(sizes: Sequence[Any], at: int, value: Any) -> tuple[Any, ...]:
