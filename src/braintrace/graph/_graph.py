@@ -41,7 +41,6 @@ from ._groups import Followed, HiddenGroup, find_groups
 from ._influence import EVERYTHING, MOST_SLOTS, Influence, influence
 from ._links import Links, find_links, influenced
 from ._memory import measured
-from ._moves import summands
 from ._operands import computing, operand_atoms, operands
 from ._pattern import (
     Pattern,
@@ -169,6 +168,7 @@ def analyse(
     policy: ControlFlowPolicy | None = None,
     fold: bool = True,
     unmarked: bool = False,
+    couple_axis: int | None = None,
 ) -> Graph:
     """The groups, relations and recurrent entries of a step.
 
@@ -183,10 +183,12 @@ def analyse(
         policy: which control flow around operators stays closed.
         fold: whether a varying factor of a weight becomes part of its operator.
         unmarked: whether plain JAX that uses a trained value counts as an operator.
+        couple_axis: an axis of states along which elements are one unit: D has a block per unit.
 
     Raises:
         NotSupportedError: the analysis would take more memory than the machine has.
     """
+    step = replace(step, couple_axis=couple_axis)
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
     if (divided := explicit(step.program, step.n_outs, carried)) is not None:
         step = replace(step, program=divided, penalised=True)
@@ -309,7 +311,7 @@ class _Paths:
         self.places = Places(components, self.apart.influence.offsets)
         self.slots = [self.slots_of(i, site) for i, site in enumerate(self.sites)]
 
-    def view(self, k: int, follow: int | None) -> View:
+    def view(self, k: int, follow: float | None) -> View:
         """Cut what mixes, or `follow` sums and products of so many elements."""
         samples = self.samples[k]
         tangent = self.tangents[k] if samples is None else samples.tangent
@@ -354,7 +356,7 @@ class _Paths:
         output elements need not meet."""
         influence = self.apart.influence
         cuts = [influence.cuts[k] for k in sorted(frozenset().union(*influence.lost))]
-        cuts = [c for c in cuts if summands(c.equation) <= MOST_SLOTS]
+        cuts = [c for c in cuts if c.reads <= MOST_SLOTS]
         first = int(influence.offsets[self.tangent.tap_sources(i)[0]])
         return bool(cuts) and not (reached.nnz and meet(cuts, reached, first))
 

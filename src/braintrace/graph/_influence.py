@@ -22,7 +22,7 @@ results of sums indices of their own (*probes*) and looks where they end. The me
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -31,7 +31,7 @@ import numpy as np
 
 from ..program import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
 from ._memory import taken
-from ._moves import fold, is_sum, move, spread, summands
+from ._moves import Width, fold, incidence, width
 from ._rings import assumed, cases
 from ._sets import (
     MOST_SOURCES,
@@ -53,8 +53,7 @@ from ._tangent import Tangent
 
 _FEW_ITERATIONS = 16  # a loop of so many is always walked iteration by iteration
 _MOST_ITERATIONS = 512  # and so is one of so many whose iterations read different sources
-_SUM = "{} adds up units"
-EVERYTHING = 1 << 62
+EVERYTHING = np.inf
 MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
 
 
@@ -62,12 +61,13 @@ MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
 class Cut:
     """An equation whose tangent is dropped, and the indices of the sources that reached it.
 
-    `rows` are the source elements that each result reads, for sums and products of a few.
+    A result reads so many elements; `rows` are the sources of each, for sums and products of a few.
     """
 
     equation: Equation
     sources: frozenset[int]
     reason: str
+    reads: float
     rows: np.ndarray | None = None
 
 
@@ -105,7 +105,7 @@ def influence(
     time_axes: Sequence[tuple[int, ...]],
     facts: Mapping[Var, Fact],
     offends: Offends | None,
-    follow: int | None = EVERYTHING,
+    follow: float | None = EVERYTHING,
     parts: Mapping[Var, tuple[Atom, int]] | None = None,
 ) -> Influence:
     """Walk the tangent program.
@@ -149,7 +149,7 @@ def _is_never_followed(eqn: Equation) -> bool:
 
 
 class _Walk:
-    def __init__(self, tangent: Tangent, time_axes, facts, follow: int | None, parts):
+    def __init__(self, tangent: Tangent, time_axes, facts, follow: float | None, parts):
         self.tangent, self.facts, self.parts = tangent, facts, parts
         self.follow, self.full = follow, follow is not None
         self.sources: dict[Var, np.ndarray] = {}
@@ -168,11 +168,12 @@ class _Walk:
         self.offsets = np.cumsum([0, *sizes])
         self.mixing: set[Equation] = set()  # of earlier walks too
         self.cases = cases(tangent.program)
+        self.coupled = any(c.coupled is not None for c in tangent.components)
 
     def result(self, cut_sums: frozenset[Equation], cut_all: bool = False) -> Influence:
         """Walk once with these sums cut, or all of them."""
         self.cut_sums, self.cut_all = cut_sums, cut_all
-        self.cuts: dict[Equation, tuple[set[int], str]] = {}
+        self.cuts: dict[Equation, tuple[set[int], Width]] = {}
         self.cut_rows: dict[Equation, np.ndarray] = {}
         self.bodies: dict[Equation, tuple[int, ...]] = {}
         self.probes: dict[Equation, tuple[int, int]] = {}
@@ -202,7 +203,8 @@ class _Walk:
         self.rows = tuple(rows)
         plain = tuple(_without(r, self.offsets[-1]) for r in rows)
         cuts = tuple(
-            Cut(e, frozenset(s), why, self.cut_rows.get(e)) for e, (s, why) in self.cuts.items()
+            Cut(e, frozenset(s), what.why, what.reads, self.cut_rows.get(e))
+            for e, (s, what) in self.cuts.items()
         )
         return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
 
@@ -303,45 +305,47 @@ class _Walk:
             rule = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name]
             outs = rule(eqn, values, facts)
             if isinstance(outs, str):
-                return self.cut(eqn, values, lost, outs)
+                return self.cut(eqn, values, lost, Width(np.inf, True, outs))
             self.bodies[eqn] = tuple(k for k, v in enumerate(outs) if v is not None)
             return outs
-        adds = is_sum(eqn, arrays, facts)
+        what = width(eqn, arrays, facts)
+        joins = what.reads > 1
+        # What mixes may end within a unit, too, if units have several elements.
+        adds = joins and not self.full and (not what.fans or self.joins_within(what))
         if eqn in self.cut_sums or (self.cut_all and adds):
-            self.note(eqn, arrays, facts)
-            return self.probed(eqn, self.cut(eqn, values, lost, _SUM.format(eqn.name)))
-        result = _SUM.format(eqn.name) if adds and self.stops(eqn) else move(eqn, arrays, facts)
-        if isinstance(result, str) and self.full and not self.stops(eqn):
-            result = spread(eqn, arrays, facts)
+            self.note(eqn, arrays, facts, what)
+            return self.probed(eqn, self.cut(eqn, values, lost, what))
+        follows = not self.stops(eqn, what) if self.full else adds
+        result = incidence(eqn, arrays, facts) if follows or not joins else what.why
         if not isinstance(result, str) and any(too_many(r.shape[:-1], r.shape[-1]) for r in result):
             result = f"{eqn.name} {TOO_MANY}"
         if isinstance(result, str):
             self.mixing.add(eqn)
-            self.note(eqn, arrays, facts)
-            return self.cut(eqn, values, lost, result)
+            self.note(eqn, arrays, facts, what)
+            return self.cut(eqn, values, lost, replace(what, why=result))
         out: Values = [_Value(array, lost) for array in result]
         if eqn.name == "shard_map":  # values and tangents come out side by side
             out = [v if v and v.sources.shape[-1] else None for v in out]
             self.bodies[eqn] = tuple(k for k, v in enumerate(out) if v is not None)
-        return self.probed(eqn, out) if not self.full and adds else out
+        return self.probed(eqn, out) if adds else out
 
-    def note(self, eqn: Equation, arrays: list[Sources], facts: Facts) -> None:
+    def joins_within(self, what: Width) -> bool:
+        return self.coupled and what.reads <= MOST_SLOTS
+
+    def note(self, eqn: Equation, arrays: list[Sources], facts: Facts, what: Width) -> None:
         """Record what the results of a sum or product of a few elements read."""
-        few = not self.full and not self.cut_all and summands(eqn) <= MOST_SLOTS
+        few = not self.full and not self.cut_all and what.reads <= MOST_SLOTS
         if few and sum(a.size for a in arrays if a is not None) <= MOST_SOURCES // MOST_SLOTS:
-            sets = move(eqn, arrays, facts)
-            (rows,) = spread(eqn, arrays, facts) if isinstance(sets, str) else sets
-            if rows.size:
-                self.cut_rows[eqn] = rows.reshape(-1, rows.shape[-1])
+            found = incidence(eqn, arrays, facts)
+            if not isinstance(found, str) and found[0].size:
+                self.cut_rows[eqn] = found[0].reshape(-1, found[0].shape[-1])
 
-    def stops(self, eqn: Equation) -> bool:
+    def stops(self, eqn: Equation, what: Width) -> bool:
         """Whether a walk that follows what mixes does not follow this."""
-        if _is_never_followed(eqn):
-            return True
-        return self.follow not in (None, EVERYTHING) and summands(eqn) > (self.follow or 0)
+        return _is_never_followed(eqn) or what.reads > (self.follow or 0)
 
-    def cut(self, eqn: Equation, values: Values, lost, reason: str) -> Values:
-        sources, _ = self.cuts.setdefault(eqn, (set(), reason))
+    def cut(self, eqn: Equation, values: Values, lost, what: Width) -> Values:
+        sources, _ = self.cuts.setdefault(eqn, (set(), what))
         sources |= self.source_indices(values)
         return [_Value(empty(v.shape), lost | {eqn}) for v in eqn.outputs]
 

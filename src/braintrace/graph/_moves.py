@@ -1,29 +1,36 @@
-"""What each linear primitive does to the sets of sources of its operands.
+"""What each result of a linear primitive reads: one incidence rule per primitive.
 
 Data movement is executed on the arrays of source indices themselves; an element-wise primitive
 takes the union, and so does a slice or a gather at an index that varies: it may read any place
-along the axis. A rule returns the sets of the outputs, or the reason why the equation mixes
-elements. For `a` with the sets [[0], [1]] and `b` with [[2], [3]]:
+along the axis. For `a` with the sets [[0], [1]] and `b` with [[2], [3]]:
 
     rev(a)             [[1], [0]]           a + b             [[2, 0], [3, 1]]
     a[i:i+1]           [[1, 0]]             pad(a, (1, 0))    [[NONE], [0], [1]]
-    diag(c) @ a        [[0], [1]]           M @ a             "a matrix product mixes units"
+    diag(c) @ a        [[0], [1]]           M @ a             [[1, 0], [1, 0]]
 
-A *sum* (`is_sum`) takes each element to one result, reduce_sum(a) is [1, 0]; whether that mixes
-units depends on where the result goes. `spread` is the rule for what mixes anyway: which elements
-it can mix, M @ a is [[1, 0], [1, 0]]. *Facts* about an operand are what the analysis knows of its
-value at compile time: integers, where a floating value is zero, or nothing (None).
+What that means for units follows from two numbers, the `width` of an equation: how many elements
+a result reads, and whether one goes to several results.
+
+    rev, pad, diag(c) @ a    reads 1               moves elements
+    reduce_sum(a)            reads 2, no fan-out   a sum: it depends on where its results go
+    M @ a                    reads 2, fans out     mixes elements
+
+`width` is cheap, so what mixes is not computed unless it is followed. *Facts* about an operand are
+what the analysis knows of its value at compile time: integers, where a floating value is zero, or
+nothing (None).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import jax
 import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
 
 from ..program import (
     CUMULATIVE,
@@ -58,17 +65,40 @@ from ._sets import (
 )
 
 _EXACT = 1 << 24  # float32 counts so far
+_MOST_SOLVED = 64  # elements that an equation of a solve may join
 _MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
 Rule = Callable[[Equation, list[Sources], Facts], Result]
 
 
-def move(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    default = _elementwise if eqn.name in ELEMENTWISE else _mixing
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How many elements a result reads, whether one goes to several, and what to call it."""
+
+    reads: float
+    fans: bool
+    why: str
+
+
+def width(eqn: Equation, arrays: list[Sources], facts: Facts) -> Width:
+    """The width of an equation with these varying operands."""
+    if eqn.name in _WIDTHS:
+        reads, fans = _WIDTHS[eqn.name](eqn, arrays, facts)
+        return Width(reads, fans, _MIXES.get(eqn.name, _OTHER if fans else _SUM).format(eqn.name))
+    if eqn.name in ELEMENTWISE or eqn.name in _RULES:
+        return Width(1, False, "")
+    return Width(np.inf, True, _MIXES.get(eqn.name, _OTHER).format(eqn.name))
+
+
+def incidence(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
+    """What each result reads; of an equation without a rule, everything."""
+    default = _elementwise if eqn.name in ELEMENTWISE else _everything
     return _RULES.get(eqn.name, default)(eqn, arrays, facts)
 
 
-def _mixing(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    return f"{eqn.name} mixes elements"
+def _everything(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
+    sources = [np.unique(a[a != NONE]) for a in arrays if a is not None]
+    all_of_them = np.unique(np.concatenate(sources))
+    return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
 
 
 def _elementwise(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
@@ -123,28 +153,9 @@ def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
     return [union([wide[part] for part in at])]
 
 
-def is_sum(eqn: Equation, arrays: list[Sources], facts: Facts) -> bool:
-    """Whether an equation takes each varying element to one result, several to the same."""
-    if eqn.name == "reduce_sum" or eqn.name in _WINDOWS:
-        return True
-    side = next(i for i, a in enumerate(arrays) if a is not None)
-    if eqn.name == "dot_general":
-        return contraction(eqn, side, facts).sums
-    return eqn.name == "conv_general_dilated" and side == 0 and kernel(eqn, facts).sums
-
-
-def summands(eqn: Equation) -> float:
-    """How many elements a result of a sum or product reads; infinity for what is neither."""
-    p, shape = eqn.params, eqn.inputs[0].shape
-    if eqn.name == "reduce_sum":
-        sizes = [shape[a] for a in p["axes"]]
-    elif eqn.name in _WINDOWS:
-        sizes = p["window_dimensions"]
-    elif eqn.name == "dot_general":
-        sizes = [shape[a] for a in p["dimension_numbers"][0][0]]
-    else:
-        return np.inf
-    return prod(sizes)
+def _dot_general_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
+    sides = [contraction(eqn, k, facts) for k, a in enumerate(arrays) if a is not None]
+    return max(c.reads for c in sides), any(c.fans for c in sides)
 
 
 def _dot_general(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
@@ -152,43 +163,97 @@ def _dot_general(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     for side, array in enumerate(arrays):
         if array is not None:
             what = contraction(eqn, side, facts)
-            if what.mixes:
-                return "a matrix product mixes units"
-            out.append(product(eqn, array, side, what.table))
+            out.append(product(eqn, array, side, None if what.mixes else what.table))
     return [union(out)]
+
+
+def _conv_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
+    if arrays[0] is None or arrays[1] is not None:
+        return np.inf, True
+    what = kernel(eqn, facts)
+    return what.reads, what.fans
 
 
 def _conv(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     image, weights = arrays
-    if image is None or weights is not None or kernel(eqn, facts).mixes:
-        return "a convolution mixes units"
-    return [convolved(eqn, image, facts)]
+    if image is None or weights is not None:
+        return _everything(eqn, arrays, facts)
+    return [convolved(eqn, image, None if kernel(eqn, facts).mixes else facts)]
+
+
+def _along(axis: Callable[[Equation], int]) -> tuple[Rule, Any]:
+    """Rule and width of an equation whose results read all places along an axis of an operand."""
+
+    def rule(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
+        if any(a is not None for a in arrays[:-1]):
+            return _everything(eqn, arrays, facts)
+        sets = joined(np.asarray(arrays[-1]), [axis(eqn)], keep=True)
+        return [np.broadcast_to(sets, (*eqn.outputs[0].shape, sets.shape[-1]))]
+
+    def width_of(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
+        n = eqn.outputs[0].shape[axis(eqn)]
+        return (np.inf if any(a is not None for a in arrays[:-1]) else n), n > 1
+
+    return rule, width_of
+
+
+def _triangular_axis(eqn: Equation) -> int:
+    return len(eqn.outputs[0].shape) - (2 if eqn.params["left_side"] else 1)
+
+
+def _is_diagonal(eqn: Equation, facts: Facts) -> bool:
+    where = nonzero(facts[0])
+    where = np.ones(eqn.inputs[0].shape, bool) if where is None else where
+    return not (np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)).any()
 
 
 def _triangular(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     """A solve by a diagonal matrix divides each element by a scalar."""
-    matrix, right = arrays
-    if matrix is not None or right is None:
-        return _mixing(eqn, arrays, facts)
-    where = nonzero(facts[0])
-    where = np.ones(eqn.inputs[0].shape, bool) if where is None else where
-    part = np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)
-    return _mixing(eqn, arrays, facts) if part.any() else [right]
+    if arrays[0] is None and _is_diagonal(eqn, facts):
+        return arrays[1:]  # type: ignore[return-value]
+    return _ALONG_MATRIX[0](eqn, arrays, facts)
+
+
+def _triangular_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
+    if arrays[0] is None and _is_diagonal(eqn, facts):
+        return 1, False
+    return _ALONG_MATRIX[1](eqn, arrays, facts)
+
+
+def _coupled_by_solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> np.ndarray | None:
+    """Of `x` with `matvec(x) = b`, a label per element: equal where `matvec` links elements."""
+    n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
+    if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
+        return None
+    size = eqn.outputs[0].size
+    own = np.arange(size).reshape((*eqn.outputs[0].shape, 1))
+    sets = _body(matvec, [*arrays[:n], own], [*facts[:n], None], _MOST_SOLVED)
+    if isinstance(sets, str):
+        return None
+    read = sets[0].reshape(size, -1)
+    row, slot = np.nonzero(read != NONE)
+    pairs = (np.ones(len(row), bool), (row, read[row, slot]))
+    graph = sparse.csr_matrix(pairs, shape=(size, size))
+    return csgraph.connected_components(graph, directed=False)[1]
 
 
 def _solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    """`x` with `matvec(x) = b`: element-wise if `matvec` is."""
-    n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
-    if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
-        return _mixing(eqn, arrays, facts)
-    own = np.arange(eqn.outputs[0].size).reshape((*eqn.outputs[0].shape, 1))
-    sets = _body(matvec, [*arrays[:n], own], [*facts[:n], None])
-    apart = not isinstance(sets, str) and np.array_equal(sets[0], own)
-    return arrays[-1:] if apart else _mixing(eqn, arrays, facts)  # type: ignore[return-value]
+    label, right = _coupled_by_solve(eqn, arrays, facts), arrays[-1]
+    if label is None or right is None:
+        return _everything(eqn, arrays, facts)
+    n = int(label.max(initial=-1)) + 1
+    joint = _collect(label, right.reshape(len(label), -1), n, (n,))
+    return [joint[label].reshape((*eqn.outputs[0].shape, joint.shape[-1]))]
 
 
-def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Fact]) -> Result:
-    """The sets of a function in which nothing mixes or adds up."""
+def _solve_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
+    label = _coupled_by_solve(eqn, arrays, facts)
+    reads = np.inf if label is None else int(np.bincount(label).max(initial=0))
+    return reads, reads > 1
+
+
+def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Fact], most: int = 1) -> Result:
+    """The sets of a function in which no result reads more than `most` elements of another."""
     program, values = flatten(jaxpr)
     fact_of: dict[Atom, Fact] = dict(zip(program.inputs, facts, strict=True))
     fact_of.update(zip(program.consts, values, strict=True))
@@ -201,7 +266,8 @@ def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Fact]) -> Resul
         if all(a is None for a in read):
             fact_of.update(zip(eqn.outputs, fold(eqn, about), strict=True))
             continue
-        outs = "adds up units" if is_sum(eqn, read, about) else move(eqn, read, about)
+        what = width(eqn, read, about)
+        outs = what.why if what.reads > most else incidence(eqn, read, about)
         if isinstance(outs, str):
             return outs
         sets.update(zip(eqn.outputs, outs, strict=True))
@@ -281,7 +347,8 @@ def _zeros(eqn: Equation, facts: Facts) -> Facts:
         ]
         if eqn.name in ("dot_general", "select_n"):
             arrays[1 if eqn.name == "dot_general" else 0] = None
-        sets = move(eqn, arrays, facts)
+        what = width(eqn, arrays, facts)
+        sets = what.why if what.reads > 1 and what.fans else incidence(eqn, arrays, facts)
         if isinstance(sets, str):
             return [None] * len(eqn.outputs)
         where = [(m != NONE).any(-1) for m in sets]
@@ -423,20 +490,6 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
 
 
-def spread(eqn: Equation, arrays: list[Sources], facts: Facts) -> list[np.ndarray]:
-    """The sets of an equation that mixes: precise for products, else everything it reads."""
-    if eqn.name == "dot_general":
-        return [union([product(eqn, a, k, None) for k, a in enumerate(arrays) if a is not None])]
-    if eqn.name in CUMULATIVE and arrays[0] is not None:
-        sets = joined(arrays[0], [eqn.params["axis"]], keep=True)
-        return [np.broadcast_to(sets, (*eqn.outputs[0].shape, sets.shape[-1]))]
-    if eqn.name == "conv_general_dilated" and arrays[0] is not None and arrays[1] is None:
-        return [convolved(eqn, arrays[0], None)]
-    sources = [np.unique(a[a != NONE]) for a in arrays if a is not None]
-    all_of_them = np.unique(np.concatenate(sources))
-    return [np.broadcast_to(all_of_them, (*v.shape, len(all_of_them))) for v in eqn.outputs]
-
-
 _ZERO_AT_ZERO = set(
     """
     abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type device_put
@@ -444,12 +497,19 @@ _ZERO_AT_ZERO = set(
     select_n sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
     """.split()
 )
-_WINDOWS = {"reduce_window_sum", "select_and_gather_add"}
 NO_FORWARD = "custom_vjp_call has a backward rule that is not linear, and no forward derivative"
+_SUM, _OTHER = "{} adds up units", "{} mixes elements"
+_MIXES = {
+    "dot_general": "a matrix product mixes units",
+    "conv_general_dilated": "a convolution mixes units",
+    "custom_vjp_call": NO_FORWARD,
+}
+_ALONG_MATRIX = _along(_triangular_axis)
+_ALONG_CABLE = _along(lambda e: len(e.outputs[0].shape) - 2)
+_ALONG_AXIS = _along(lambda e: e.params["axis"])
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(MOVES, _moved),
-    "custom_vjp_call": lambda eqn, arrays, facts: NO_FORWARD,
     "pad": _pad,
     "reduce_sum": _unary(lambda e, a: [joined(a, e.params["axes"])]),
     "dot_general": _dot_general,
@@ -465,6 +525,19 @@ _RULES: dict[str, Rule] = {
     "conv_general_dilated": _conv,
     "triangular_solve": _triangular,
     "custom_linear_solve": _solve,
+    "tridiagonal_solve": _ALONG_CABLE[0],
+    **dict.fromkeys(CUMULATIVE, _ALONG_AXIS[0]),
     "shard_map": _sharded,
     **{f"scatter{joint}{what}": _accumulate for joint in "-_" for what in ("add", "mul", "sub")},
+}
+_WIDTHS: dict[str, Callable[[Equation, list[Sources], Facts], tuple[float, bool]]] = {
+    "reduce_sum": lambda e, *_: (prod(e.inputs[0].shape[a] for a in e.params["axes"]), False),
+    "reduce_window_sum": lambda e, *_: (prod(e.params["window_dimensions"]), False),
+    "select_and_gather_add": lambda e, *_: (prod(e.params["window_dimensions"]), False),
+    "dot_general": _dot_general_width,
+    "conv_general_dilated": _conv_width,
+    "triangular_solve": _triangular_width,
+    "tridiagonal_solve": _ALONG_CABLE[1],
+    "custom_linear_solve": _solve_width,
+    **dict.fromkeys(CUMULATIVE, _ALONG_AXIS[1]),
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from scipy import sparse
@@ -64,7 +65,10 @@ def rows_of(rows: Sequence[np.ndarray], low: int, high: int) -> tuple[np.ndarray
 
 
 class Places:
-    """Where each state element is: its component, its kind (of shape) and its position."""
+    """Where each state element is: its component, its kind (of shape) and its position.
+
+    Elements along a coupled axis share the position of the first.
+    """
 
     def __init__(self, components: Sequence[Component], offsets: np.ndarray):
         self.offsets = offsets[: len(components) + 1]
@@ -73,9 +77,17 @@ class Places:
         self.n = int(self.offsets[-1])
         self.component = np.repeat(np.arange(len(shapes)), np.diff(self.offsets))
         self.kind = self.kinds[self.component]
-        self.position = np.arange(self.n) - self.offsets[self.component]
+        parts = [np.zeros(0, int), *(_positions(c) for c in components)]
+        self.position = np.concatenate(parts)
         # One index per (shape, position).
         self.unit = self.offsets[self.kind] + self.position
+
+
+def _positions(component: Component) -> np.ndarray:
+    at = np.arange(prod(component.shape)).reshape(component.shape)
+    if component.coupled is not None:
+        at = np.broadcast_to(at.take([0], component.coupled), component.shape)
+    return at.reshape(-1)
 
 
 def kept_edges(places: Places, exits: np.ndarray, sources: np.ndarray) -> np.ndarray:

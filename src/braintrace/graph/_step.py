@@ -14,6 +14,7 @@ from .._errors import dotted
 from ..program import Program, Var
 
 Path = tuple[Any, ...]
+MOST_COUPLED = 64  # elements along an axis that count as one unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Step:
     hidden: tuple[Leaf, ...]
     others: tuple[Leaf, ...]
     penalised: bool = False  # and then the penalty of backward rules that add a constant
+    couple_axis: int | None = None  # elements along this axis of a state count as one unit
 
     def entry(self, leaf: Leaf) -> Var:
         return self.program.inputs[leaf.position]
@@ -70,6 +72,7 @@ class Component:
     shape: tuple[int, ...]
     axis: int = 0
     width: int = 1
+    coupled: int | None = None  # elements along this axis, from the end, are one unit's
 
 
 Parts = tuple[int, int, int]  # an axis from the end, its number of parts, and the width of each
@@ -92,12 +95,21 @@ def components_of(step: Step) -> tuple[Component, ...]:
         if cut:
             at = axis + len(shape)
             shape = (*shape[:at], *([width] if width > 1 else []), *shape[at + 1 :])
+        coupled = _coupled(shape, step.couple_axis)
         out += [
-            Component(i, part, im, shape, axis, width)
+            Component(i, part, im, shape, axis, width, coupled)
             for part in (range(n) if cut else [None])
             for im in ((False, True) if var.is_complex else (False,))
         ]
     return tuple(out)
+
+
+def _coupled(shape: tuple[int, ...], axis: int | None) -> int | None:
+    """The axis, from the end, along which elements of a component count as one unit."""
+    if axis is None or len(shape) < 2 or not -len(shape) <= axis < len(shape):
+        return None
+    axis = axis % len(shape) - len(shape)
+    return axis if 1 < shape[axis] <= MOST_COUPLED else None
 
 
 def split(components: Sequence[Component], leaves: Sequence[Array]) -> list[Array]:
