@@ -68,7 +68,7 @@ def analysed(
     """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
     record, step = rule.record, problem.step
     limits = (rule.crossings, rule.most_entries, problem.policy, record.folds, problem.unmarked)
-    graph = analyse(step, problem.consts, problem.find, extra, *limits)
+    graph = analyse(step, problem.consts, problem.find, extra, *limits, rule.couple_axis)
     words = () if problem.words is None else (problem.words,)
     check_relations(graph, rule, windows, problem.unmarked, *words)
     rule.check_groups(graph.groups)
@@ -111,6 +111,12 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
     """d_rtrl, snap of rising order where it makes more parameters exact, and rtrl."""
     best = _cost(problem, d_rtrl(), "it leaves out nothing of it", forward)
     yield best
+    for axis in _coupling(problem, best):
+        why = "it counts the elements along this axis as one unit"
+        cost = _cost(problem, d_rtrl(couple_axis=axis), why, forward)
+        if len(cost.exact or ()) > len(best.exact or ()):
+            yield cost
+            best = cost
     everything = _cost(problem, rtrl(), "it follows every path", forward)
     for n in range(1, MOST_ORDER + 1):
         if best.exact is not None and best.exact == everything.exact:
@@ -127,6 +133,15 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
         if cost.exact is None or cost.bytes >= everything.bytes:
             break
     yield everything
+
+
+def _coupling(problem: Problem, diagonal: RuleCost) -> list[int]:
+    """The axes along which what d_rtrl leaves out would stay within a unit."""
+    if diagonal.exact is None:
+        return []
+    reports, *_ = _measured(problem, d_rtrl(), 0.0)
+    axes = (d.axis for p in reports.values() for d in p.dropped)
+    return list(dict.fromkeys(a for a in axes if a is not None))
 
 
 def _cost(problem: Problem, rule: LearningRule, why: str, forward: float) -> RuleCost:

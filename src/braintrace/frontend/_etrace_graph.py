@@ -150,9 +150,10 @@ def graph_of(
     crossings: int | None = None,
     most_entries: int = MOST_ENTRIES,
     fold: bool = True,
+    couple_axis: int | None = None,
     unmarked: bool = False,
 ) -> ETraceGraph:
-    """The graph of a traced model; `fold` and `unmarked` as in `analyse`."""
+    """The graph of a traced model; `fold`, `couple_axis` and `unmarked` as in `analyse`."""
     try:
         graph = analyse(
             minfo.step,
@@ -164,6 +165,7 @@ def graph_of(
             minfo.control_flow,
             fold,
             unmarked,
+            couple_axis,
         )
     except (CompilationError, NotSupportedError):
         raise

@@ -19,9 +19,11 @@ from .._errors import dotted
 from ..program import Equation, Var
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
-from ._pattern import matrix
+from ._influence import Cut
+from ._pattern import matrix, short_axis
 from ._reach import bits_of, indices_of, reach, union_of
 from ._relations import HiddenParamOpRelation
+from ._sets import NONE
 from ._sites import Site
 from ._step import Path
 
@@ -46,6 +48,7 @@ class Dropped:
     line: str | None = None
     way: Way | None = field(default=None, compare=False, repr=False)
     do: str | None = field(default=None, compare=False, repr=False)
+    axis: int | None = field(default=None, compare=False, repr=False)  # couple_axis, if that helps
 
     def __str__(self) -> str:
         return f"{self.text} ({self.line})" if self.line else self.text
@@ -150,6 +153,10 @@ class Outside:
     everywhere: tuple[Dropped, ...]
 
 
+_COUPLE = (
+    "if elements along axis {0} are the compartments of one unit, d_rtrl(couple_axis={0}) follows "
+    "them: the traces are as many times as large"
+)
 IN_THE_STEP = "compile the whole step: braintrace.compile(lambda x: ..., rule, x)"
 _RANDOM = "the derivative of the loss by the states: random operands in the reverse pass"
 _NOT_SEEN = Dropped(
@@ -305,14 +312,19 @@ class _Certifier:
         why: str,
         eqn: Equation | None = None,
         via: Site | None = None,
+        axis: int | None = None,
     ) -> Dropped:
-        """What is dropped from a parameter or state to hidden leaves, at an equation."""
+        """What is dropped from a parameter or state to hidden leaves, at an equation.
+
+        `axis` is that of the states along which alone their elements meet there.
+        """
         targets = tuple(dict.fromkeys(self.step.hidden[k].path for k in leaves))
         through = () if via is None else (self.path_of(via),)
         ends = ", ".join(map(dotted, targets))
         text = " -> ".join((*map(dotted, (source, *through)), ends)) + why
         way = Way(source, through[0] if through else None, targets)
-        return Dropped(text, None if eqn is None else eqn.where(), way)
+        do = None if axis is None else _COUPLE.format(axis)
+        return Dropped(text, None if eqn is None else eqn.where(), way, do, axis)
 
     def plainly(self, i: int) -> list[Dropped]:
         """Paths to a state that cross no operator, or enter one as its input."""
@@ -360,10 +372,11 @@ class _Certifier:
             own = {c for c in range(self.n) if components[c].leaf == k}
             path = self.step.hidden[k].path
             out += self.cut_between(own, path, view)
-            for to, source in view.pattern.dropped:
+            for to, source, axis in view.pattern.dropped:
                 if source in own:
                     why = " across steps, from other units"
-                    out.append(self.drop(path, [components[to].leaf], why))
+                    at = view.influence.meetings.get(source)
+                    out.append(self.drop(path, [components[to].leaf], why, at, axis=axis))
             for site in self.graph.sites:
                 inputs, reached = site.equation.inputs, links.through[site.equation]
                 if reached and any(bits_of(a, links.from_leaves) >> k & 1 for a in inputs):
@@ -380,7 +393,21 @@ class _Certifier:
                 if influence.cuts[k].sources & sources:
                     out.setdefault(k, []).append(components[c].leaf)
         by_cut = [(influence.cuts[k], leaves) for k, leaves in out.items()]
-        return [self.drop(path, leaves, f": {cut.reason}", cut.equation) for cut, leaves in by_cut]
+        return [
+            self.drop(path, leaves, f": {cut.reason}", cut.equation, axis=self.axis_of(cut, view))
+            for cut, leaves in by_cut
+        ]
+
+    def axis_of(self, cut: Cut, view: View) -> int | None:
+        """The axis of states along which alone an equation joins elements, if it is short."""
+        rows, offsets = cut.rows, view.influence.offsets
+        if rows is None or rows.shape[-1] < 2 or self.step.couple_axis is not None:
+            return None
+        first, others = np.broadcast_to(rows[:, :1], rows[:, 1:].shape), rows[:, 1:]
+        states = (first != NONE) & (others != NONE) & (np.maximum(first, others) < offsets[self.n])
+        if not states.any():
+            return None
+        return short_axis(view.components, offsets, first[states], others[states])
 
     def beyond(
         self, site: Site, relation: HiddenParamOpRelation | None, through: Sequence[int]

@@ -188,7 +188,7 @@ def dropped(
                 source = leaf_path(s) if s < n else _paths(step, owner[s - n])[0]
                 why = f"{cut.reason} at {where}"
                 lost.setdefault((s < n, source, leaf_path(c), where), why)
-    for to, entry in pattern.dropped:
+    for to, entry, _ in pattern.dropped:
         why = "neighbouring units are added to the own one"
         lost.setdefault((True, leaf_path(entry), leaf_path(to), None), why)
     out = []

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import value_error
 from ..ops import Structure
 from ..program import (
     Equation,
@@ -59,7 +60,7 @@ from ._samples import Samples, samples_are_apart, thin
 from ._sets import NotAlike, facts_of
 from ._sites import Site, find_sites, flow_of
 from ._slots import MOST_ENTRIES, Slots, slots
-from ._step import Component, Leaf, Path, Step
+from ._step import MOST_COUPLED, Component, Leaf, Path, Step
 from ._tangent import Tangent, tangent_program
 from ._while import bind_reversible
 
@@ -71,6 +72,7 @@ class View:
     influence: Influence
     pattern: Pattern
     taps: tuple[TapPattern, ...]
+    components: tuple[Component, ...]
 
     @property
     def cut(self) -> frozenset[Equation]:
@@ -207,6 +209,7 @@ def analyse(
             hidden = tuple(parts.get(i, leaf) for i, leaf in enumerate(step.hidden))
             step = replace(step, hidden=hidden)
             tangents, paths = _paths(step, consts, trained, crossings, most_entries)
+    _check_coupled(step, tangents[-1].components)
     tangent, view, offsets = tangents[-1], paths.views[0], paths.places.offsets
     components = tangent.components
     followed = Followed(
@@ -256,9 +259,22 @@ def analyse(
     )
 
 
+def _check_coupled(step: Step, components: Sequence[Component]) -> None:
+    if step.couple_axis is None or any(c.coupled is not None for c in components):
+        return
+    shapes = ", ".join(f"{leaf.name} {step.entry(leaf).shape}" for leaf in step.hidden)
+    raise value_error(
+        f"couple_axis={step.couple_axis} is no axis of a state.",
+        where=shapes,
+        why="elements along it count as one unit: it is an axis of 2 to "
+        f"{MOST_COUPLED} elements of a state that has others",
+        do="pass the axis of the compartments, or leave couple_axis out",
+    )
+
+
 def _split_up(step: Step, tangent: Tangent, view: View) -> dict[int, Leaf]:
     """The states that are packed into one array, where that makes neighbours of one unit's."""
-    pairs = [[tangent.components[c].leaf for c in pair] for pair in view.pattern.dropped]
+    pairs = [[tangent.components[c].leaf for c in pair] for *pair, _ in view.pattern.dropped]
     lost = {a for a, b in pairs if a == b}
     return {i: leaf for i, leaf in packed(step).items() if i in lost} if lost else {}
 
@@ -328,7 +344,7 @@ class _Paths:
         if samples is not None:
             samples.check(pattern, taps)
             reads = samples.of_whole(reads)
-        return View(reads, pattern, tuple(taps))
+        return View(reads, pattern, tuple(taps), components)
 
     def slots_of(self, i: int, site: Site) -> tuple[Slots | None, int]:
         if not site.steady or site.closed is not None:

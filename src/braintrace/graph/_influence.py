@@ -51,6 +51,7 @@ from ._sets import (
 )
 from ._tangent import Tangent
 
+_LOOKED_AT = 256  # results of an equation that are looked at for a line of the report
 _FEW_ITERATIONS = 16  # a loop of so many is always walked iteration by iteration
 _MOST_ITERATIONS = 512  # and so is one of so many whose iterations read different sources
 EVERYTHING = np.inf
@@ -78,7 +79,8 @@ class Influence:
     `rows[c]` is (size of component c, m): the sources of each exit element. `offsets[s]` is the
     index of the first element of source s (entries, then tap parts; one past the end last).
     `lost[c]` are the cuts on paths that would have reached component c. `bodies` are the kept
-    equations of control flow, with the outputs that are tangents.
+    equations of control flow, with the outputs that are tangents. `meetings[c]` is the first
+    equation whose result reads several elements of entry component c, where nothing adds up.
     """
 
     rows: tuple[np.ndarray, ...]
@@ -86,6 +88,7 @@ class Influence:
     cuts: tuple[Cut, ...]
     lost: tuple[frozenset[int], ...]
     bodies: Mapping[Equation, tuple[int, ...]]
+    meetings: Mapping[int, Equation]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -177,6 +180,7 @@ class _Walk:
         self.cut_rows: dict[Equation, np.ndarray] = {}
         self.bodies: dict[Equation, tuple[int, ...]] = {}
         self.probes: dict[Equation, tuple[int, int]] = {}
+        self.meetings: dict[int, Equation] = {}
         self.last = int(self.offsets[-1])
         self.live = None if cut_all or self.full else self.alive()
         self.held: dict[int, int] = {}  # bytes of the sets of all variables, by array
@@ -206,7 +210,8 @@ class _Walk:
             Cut(e, frozenset(s), what.why, what.reads, self.cut_rows.get(e))
             for e, (s, what) in self.cuts.items()
         )
-        return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies))
+        found = dict(self.meetings)
+        return Influence(plain, self.offsets, cuts, tuple(lost), dict(self.bodies), found)
 
     def alive(self) -> set[Atom]:
         """The values with a path to an exit that meets nothing of what is cut for certain."""
@@ -323,11 +328,24 @@ class _Walk:
             self.mixing.add(eqn)
             self.note(eqn, arrays, facts, what)
             return self.cut(eqn, values, lost, replace(what, why=result))
+        if not joins:
+            self.meet(eqn, arrays, result[0])
         out: Values = [_Value(array, lost) for array in result]
         if eqn.name == "shard_map":  # values and tangents come out side by side
             out = [v if v and v.sources.shape[-1] else None for v in out]
             self.bodies[eqn] = tuple(k for k, v in enumerate(out) if v is not None)
         return self.probed(eqn, out) if adds else out
+
+    def meet(self, eqn: Equation, arrays: list[Sources], result: np.ndarray) -> None:
+        """Note the components of which several elements meet in a result, of the first of them."""
+        if result.shape[-1] <= max(a.shape[-1] for a in arrays if a is not None):
+            return
+        some = np.sort(result.reshape(-1, result.shape[-1])[:_LOOKED_AT], -1)
+        component = np.searchsorted(self.offsets, some, side="right") - 1
+        same = (component[:, 1:] == component[:, :-1]) & (some[:, :-1] != NONE)
+        same &= some[:, 1:] < self.offsets[len(self.tangent.entries)]
+        for c in np.unique(component[:, 1:][same]).tolist():
+            self.meetings.setdefault(c, eqn)
 
     def joins_within(self, what: Width) -> bool:
         return self.coupled and what.reads <= MOST_SLOTS

@@ -18,7 +18,7 @@ from scipy import sparse
 
 from ._influence import Influence
 from ._sets import distinct, varies
-from ._step import Component
+from ._step import MOST_COUPLED, Component
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,13 +42,13 @@ class Pattern:
     """Edges of the kept Jacobian between state elements, counted through all components.
 
     `kept` are (exit element, entry element) pairs, `edges` all of them. `dropped` are (exit
-    component, entry component) pairs that lost neighbouring units.
+    component, entry component, axis) where neighbours were lost: along this axis alone, or None.
     """
 
     kept: np.ndarray
     edges: np.ndarray
     colouring: Colouring
-    dropped: tuple[tuple[int, int], ...]
+    dropped: tuple[tuple[int, int, int | None], ...]
 
 
 def rows_of(rows: Sequence[np.ndarray], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
@@ -112,10 +112,29 @@ def state_pattern(influence: Influence, components: Sequence[Component], crossin
     places = Places(components, influence.offsets)
     exits, sources = rows_of(influence.rows, 0, places.n)
     keep = np.ones(len(exits), bool) if crossing else kept_edges(places, exits, sources)
-    lost = _pairs(places.component[exits[~keep]], places.component[sources[~keep]])
+    left, right = exits[~keep], sources[~keep]
+    lost = []
+    for pair in _pairs(places.component[left], places.component[right]):
+        here = (places.component[left] == pair[0]) & (places.component[right] == pair[1])
+        lost.append((*pair, short_axis(components, places.offsets, left[here], right[here])))
     edges = np.stack([exits, sources], axis=1)
     blocks = (places.component, places.component)
     return Pattern(edges[keep], edges, colour(edges, *blocks), tuple(lost))
+
+
+def short_axis(
+    components: Sequence[Component], offsets: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> int | None:
+    """The axis, from the end, along which alone pairs of elements of one shape differ, if short."""
+    of_a, of_b = (np.searchsorted(offsets, x, side="right") - 1 for x in (a, b))
+    shapes = {components[c].shape for c in {*of_a.tolist(), *of_b.tolist()}}
+    if len(shapes) != 1 or len(shape := shapes.pop()) < 2:
+        return None
+    at = [np.array(np.unravel_index(x - offsets[c], shape)) for x, c in ((a, of_a), (b, of_b))]
+    axes = np.flatnonzero((at[0] != at[1]).any(1))
+    if len(axes) != 1 or shape[axes[0]] > MOST_COUPLED:
+        return None
+    return int(axes[0]) - len(shape)
 
 
 def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:

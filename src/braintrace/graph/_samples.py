@@ -59,7 +59,8 @@ class Samples:
         original = self.original
         cuts = [replace(c, equation=original.get(c.equation, c.equation)) for c in influence.cuts]
         bodies = {original.get(e, e): outs for e, outs in influence.bodies.items()}
-        return replace(influence, cuts=tuple(cuts), bodies=bodies)
+        meetings = {c: original.get(e, e) for c, e in influence.meetings.items()}
+        return replace(influence, cuts=tuple(cuts), bodies=bodies, meetings=meetings)
 
     def check(self, pattern: Pattern, taps: Sequence[TapPattern]) -> None:
         """Every sample must be read by the same derivatives."""

@@ -128,6 +128,7 @@ class ETraceAlgorithm(
             rule.most_entries,
             control_flow,
             rule.record.folds,
+            rule.couple_axis,
         )
         self.memory_limit = check_limit(rule.memory_limit if memory_limit is None else memory_limit)
         self.model4compile = model

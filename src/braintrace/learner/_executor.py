@@ -62,6 +62,7 @@ class ETraceGraphExecutor:
         snap_max_jacobian_elements: how many entries the Jacobian of one relation may have.
         control_flow: which control flow the analysis leaves alone, none by default.
         fold: follow weights with a factor that varies.
+        couple_axis: an axis of states along which elements are one unit.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class ETraceGraphExecutor:
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         control_flow: ControlFlowPolicy | None = None,
         fold: bool = True,
+        couple_axis: int | None = None,
     ):
         crossings = check_mixing(include_recurrent_mixing, sparse_n)
-        self._options = (crossings, snap_max_jacobian_elements, fold)
+        self._options = (crossings, snap_max_jacobian_elements, fold, couple_axis)
         self.control_flow = check_policy(control_flow)
         if not isinstance(model, brainstate.nn.Module):
             raise type_error(
@@ -202,8 +204,9 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
         snap_max_jacobian_elements: int = MOST_ENTRIES,
         control_flow: ControlFlowPolicy | None = None,
         fold: bool = True,
+        couple_axis: int | None = None,
     ):
-        limits = (sparse_n, snap_max_jacobian_elements, control_flow, fold)
+        limits = (sparse_n, snap_max_jacobian_elements, control_flow, fold, couple_axis)
         super().__init__(model, include_recurrent_mixing, *limits)
         self.vjp_method = check_vjp_method(vjp_method)
 

@@ -10,7 +10,15 @@ from .._errors import value_error
 from ._config import ETraceConfig
 from ._full_influence import full_influence
 from ._learning_rule import LearningRule, learning_rule, stated
-from ._options import TraceDtype, check_choice, check_count, check_fraction, check_limit, decay_of
+from ._options import (
+    TraceDtype,
+    check_axis,
+    check_choice,
+    check_count,
+    check_fraction,
+    check_limit,
+    decay_of,
+)
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -18,13 +26,18 @@ NO_PAIRING = "the pairing of a sensitivity with later inputs is no derivative of
 
 
 @stated
-def d_rtrl(*, trace_dtype: TraceDtype = None) -> LearningRule:
+def d_rtrl(*, trace_dtype: TraceDtype = None, couple_axis: int | None = None) -> LearningRule:
     """Diagonal real-time recurrent learning: a trace per weight, element-wise Jacobian.
 
     Args:
         trace_dtype: storage type of the traces, e.g. `jnp.bfloat16`.
+        couple_axis: an axis of the states (of those with several) along which elements are the
+            compartments of one unit, e.g. -1 for dendrites of shape (neurons, compartments): the
+            Jacobian has a block per unit. It may have up to 64 elements K, and traces of the units
+            whose elements meet are K times as large.
     """
-    return learning_rule(ETraceConfig(), how={"trace_dtype": trace_dtype})
+    check_axis(couple_axis)
+    return learning_rule(ETraceConfig(), how={"trace_dtype": trace_dtype}, couple_axis=couple_axis)
 
 
 @stated

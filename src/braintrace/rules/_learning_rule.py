@@ -42,6 +42,7 @@ class LearningRule:
         crossings: operators that a trace is followed through; None keeps to paths without any.
         memory_limit: bytes that its traces may take, None for no limit.
         most_entries: entries that the Jacobian of one operator's trace may have.
+        couple_axis: the axis of states along which elements are one unit, None for none.
         takes: keyword arguments of a call that are for the rule.
         no_windows: why it refuses windows, None if it does not.
         signal: its own signal of one hidden group, see `by_group`; None if it takes the loss's.
@@ -58,6 +59,7 @@ class LearningRule:
     crossings: int | None = None
     memory_limit: int | None = None
     most_entries: int = MOST_ENTRIES
+    couple_axis: int | None = None
     takes: tuple[str, ...] = ()
     no_windows: str | None = None
     signal: OfGroup | None = None

@@ -34,6 +34,15 @@ def check_count(name: str, value: Any, what: str) -> int:
     return int(value)
 
 
+def check_axis(axis: Any) -> int | None:
+    """An axis, or None."""
+    integer = isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
+    if axis is not None and not integer:
+        why = "it is the axis of states along which elements are one unit"
+        raise _refusal(False, "couple_axis", axis, why, "pass an integer such as -1, or None")
+    return None if axis is None else int(axis)
+
+
 def check_limit(limit: Any) -> int | None:
     """A number of bytes, or None."""
     integer = isinstance(limit, (int, np.integer)) and not isinstance(limit, bool)
