@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..program import Atom, Body, Equation, Line, Program, Var, lines, parameters, scan_layout
+from ..program import Atom, Equation, Line, Program, Var, lines, parameters, scan_layout
 from ._influence import Influence
 from ._pattern import Pattern, TapPattern
 from ._relations import HiddenParamOpRelation
@@ -33,8 +33,6 @@ from ._slots import Cell, Pick, Slots, Table
 from ._slots import pick as as_pick
 from ._step import Component, Step
 from ._tangent import Tangent, tangent_program
-
-Axes = Sequence[int | None]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -390,67 +388,5 @@ def samples_are_apart(
     shared = all(0 in r.operator.free_axes(k) for r in relations for k in r.keys)
     if not shared or any(op.x is not None and not op.maps_rows for op in operators):
         return False
-    tangent = tangent_program(step, consts, sites, crossing=True)
-    # Through loops, a tap has axes of iterations before those of the output.
-    levels = [0] * len(tangent.entries)
-    levels += [len(s.lengths) for s, parts in zip(sites, tangent.taps, strict=True) for _ in parts]
-    axes: dict[Atom, int] = dict(zip(tangent.sources, levels, strict=True))
-    try:
-        found = _followed(tangent.program, axes)
-    except NotAlike:
-        return False
-    return all(found.get(atom, 0) == 0 for atom in tangent.exits)
-
-
-def _followed(program: Program, axes: Mapping[Atom, int]) -> dict[Atom, int]:
-    """The axis of samples of every value that depends on those whose axis is given."""
-    along = dict(axes)
-    for eqn in program.equations:
-        own = [along.get(a) for a in eqn.inputs]
-        if all(d is None for d in own):
-            continue
-        if eqn.bodies:
-            outs = _through_bodies(eqn, own)
-        else:
-            fits = (n.result for n in lines(eqn) if _fits(own, n.operands))
-            outs = [next(fits, None)] * len(eqn.outputs)
-            _must(None not in outs)
-        along.update((v, d) for v, d in zip(eqn.outputs, outs, strict=True) if d is not None)
-    return along
-
-
-def _fits(own: Axes, operands: Axes) -> bool:
-    return all(d in (None, a) for d, a in zip(own, operands, strict=True))
-
-
-def _through_bodies(eqn: Equation, own: Axes) -> list[int | None]:
-    """The axes of the results of a `cond` or `scan`; in the test of a `while` samples may meet."""
-    if eqn.name == "cond":
-        _must(own[0] is None)
-        branches = [_through(body, own[1:]) for body in eqn.bodies]
-        return [_either(*column) for column in zip(*branches, strict=True)]
-    _must(eqn.name == "scan")
-    (body,) = eqn.bodies
-    first, n_carry = scan_layout(eqn.params)
-    _must(0 not in own[first + n_carry :])  # that is the axis of the iterations
-    slices = [None if d is None else d - 1 for d in own[first + n_carry :]]
-    carry = list(own[first : first + n_carry])
-    while True:
-        outs = _through(body, [*own[:first], *carry, *slices])
-        grown = [_either(a, b) for a, b in zip(carry, outs[:n_carry], strict=True)]
-        if grown == carry:
-            return [*carry, *(None if d is None else d + 1 for d in outs[n_carry:])]
-        carry = grown
-
-
-def _through(body: Body, own: Axes) -> list[int | None]:
-    pairs = zip(body.program.inputs, own, strict=True)
-    found = _followed(body.program, {v: d for v, d in pairs if d is not None})
-    return [found.get(o) for o in body.program.outputs]
-
-
-def _either(*axes: int | None) -> int | None:
-    """The axis of a value that is one of several; those without one depend on no sample."""
-    found = {d for d in axes if d is not None}
-    _must(len(found) <= 1)
-    return found.pop() if found else None
+    samples = thin(tangent_program(step, consts, sites, crossing=True))
+    return samples is not None and samples.few == 1
