@@ -35,7 +35,7 @@ from braintrace.checkpoint import _container
 Fault = Callable[[random.Random, Path], str]  # what was survived; AssertionError if it was not
 SHARES = {"killed": 3, "raced": 2, "starved": 3, "damaged": 10, "forged": 15, "interrupted": 4,
           "recordings": 10, "words": 3}  # fmt: skip
-LIMIT_S = 20.0  # of a process
+LIMIT_S = 60.0  # of a process
 
 
 # ------------------------------------------------------------------------------------- writers

@@ -64,8 +64,9 @@ class NamedPath(tuple):
 
 
 def dotted(path: Iterable[Any]) -> str:
-    """A path of keys as one name."""
-    return path.shown if isinstance(path, NamedPath) else ".".join(str(key) for key in path)
+    """A path of keys as one name; what a terminal would act on, or no file can hold, is escaped."""
+    name = path.shown if isinstance(path, NamedPath) else ".".join(str(key) for key in path)
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def message(what: str, *, where: str | None = None, why: str, do: str) -> str:

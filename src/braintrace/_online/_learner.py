@@ -36,6 +36,7 @@ from ._blocks import nbytes
 from ._calls import Call
 from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
 from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
+from ._fork import check_process
 from ._loop import (
     Options,
     Position,
@@ -300,6 +301,7 @@ class Online:
                 function each time.
             *inputs: inputs of one step; shapes and types count, values do not.
         """
+        check_process()
         self._states.forget()
         if is_function(state):
             plan, arrays = self._plan(params, started(state, params), inputs)
@@ -507,6 +509,7 @@ class Online:
     def _sequence(
         self, params: PyTree, carry: Carry, xs: PyTree, targets: PyTree, mask: PyTree, extra: PyTree
     ) -> tuple[Plan, _Arrays]:
+        check_process()
         inputs = self._outside.inputs(xs if type(xs) is tuple else (xs,))  # a named one is an input
         length = length_of((inputs, targets, extra))
         first = jax.tree.map(lambda a: a[0], inputs)
@@ -522,6 +525,7 @@ class Online:
         self, params: PyTree, carry: Carry, inputs: tuple[Array, ...], extra: dict[str, PyTree]
     ) -> tuple[Plan, _Arrays, dict[str, PyTree]]:
         """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
+        check_process()
         if not isinstance(carry, Carry):
             raise type_error(
                 f"the carry has type {type(carry).__name__}.",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..engine import OWN, BlockResult, TimeAxes, Values, map_steps, run_block
+from ..engine import COUNTED, OWN, BlockResult, TimeAxes, Values, map_steps, run_block
 from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
 from ..program import PyTree, trace
@@ -68,7 +68,8 @@ def run_steps(
     ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))
-    return ran, Position(states, ran.traces, lax.stop_gradient(at.count + length))
+    count = jnp.minimum(at.count + length, COUNTED)
+    return ran, Position(states, ran.traces, lax.stop_gradient(count))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from ._recurrence import StepValues as StepValues
 from ._recurrence import evaluate_all_steps as evaluate_all_steps
 from ._recurrence import needed as needed
 from ._recurrence import unroll as unroll
+from ._rule import COUNTED as COUNTED
 from ._rule import Arrived as Arrived
 from ._rule import ExitCotangents as ExitCotangents
 from ._rule import Feedback as Feedback

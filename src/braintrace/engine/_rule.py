@@ -28,6 +28,8 @@ Trace = Any
 Fresh = Array | bool | None  # whether traces are zero; None if uncertain
 Grads = dict[str, Array]
 
+COUNTED = 2**30  # steps; more are not counted, since an int32 of them would begin anew below zero
+
 
 class Steps(NamedTuple):
     """What one relation did in a block of steps; `prepared` is what the rule made of it.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..engine import (
+    COUNTED,
     ExitCotangents,
     Feedback,
     Fresh,
@@ -85,7 +86,7 @@ def factors(
             f, _ = s.prepared
             length = s.f.shape[0]
             one = _ones(decay_x, eps["one"], length)[-1]
-            new = {"f": f, "one": one, "steps": eps["steps"] + length}
+            new = {"f": f, "one": one, "steps": jnp.minimum(eps["steps"] + length, COUNTED)}
             if s.x is not None:
                 seen = _all_seen(r, s.x)
                 weight = decay_x ** jnp.arange(length - 1, -1, -1, dtype=seen.real.dtype)

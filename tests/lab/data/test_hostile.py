@@ -3,6 +3,7 @@
 import os
 import struct
 import tracemalloc
+import zlib
 
 import h5py
 import numpy as np
@@ -69,6 +70,35 @@ def test_small_file_that_declares_many_recordings_is_refused(tmp_path):
         empty(file, "labels", np.uint16, (10**9,))
     refused(data.read_shd, path, "has 1000000000 recordings")
     refused(data.read_shd, path, "bytes say that they are", max_recordings=10**10)
+
+
+@pytest.mark.parametrize("storage", [{}, {"chunks": (2,)}, {"chunks": (2,), "compression": "gzip",
+                                                           "shuffle": True}])  # fmt: skip
+def test_length_that_the_file_cannot_hold_is_refused(storage, tmp_path):
+    """HDF5 itself takes 8 GB for it."""
+    path = write_shd(tmp_path / "a.h5")
+    kind = h5py.vlen_dtype(np.float16)
+    with h5py.File(path, "a") as file:
+        rows = file["spikes/times"][:]
+        del file["spikes/times"]
+        file.create_dataset("spikes/times", data=rows, dtype=kind, **storage)
+    with h5py.File(path) as file:
+        first, content, times = 0, None, file["spikes/times"]
+        if storage:
+            first, content = 2, times.id.read_direct_chunk((2,))[1]
+        offset = times.id.get_chunk_info(1).byte_offset if storage else times.id.get_offset()
+    assert [len(e.times) for e in data.read_shd(path)] == [4] * 3
+    if "compression" in storage:
+        shuffled = bytearray(zlib.decompress(content))
+        shuffled[6] = 255
+        with h5py.File(path, "a") as file:
+            file["spikes/times"].id.write_direct_chunk((2,), zlib.compress(bytes(shuffled)))
+    else:
+        with open(path, "r+b") as file:
+            file.seek(offset + 3)
+            file.write(b"\xff")
+    said = rf"recording {first} of spikes/times says it has \d{{10}} spikes"
+    refused(data.read_shd, path, said)
 
 
 def test_parts_that_unpack_to_much_more_are_refused(tmp_path):

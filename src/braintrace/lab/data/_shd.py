@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,9 @@ def recordings(
             )
         within(path, "recordings", len(labels), max_recordings, "max_recordings")
         _check_size(path, "recordings", len(labels), size)
+        with _readable(path, "the lengths"):
+            for key, lists in zip(_KEYS, (times, units), strict=False):
+                _check_lengths(h5py, path, lists, key, size)
         events = 0
         for i in range(len(labels)) if indices is None else indices:
             with _readable(path, f"recording {i}"):
@@ -152,6 +157,51 @@ def _dataset(h5py: Any, path: Name, file: Any, key: str) -> Any:
             path, f"{key} is stored in parts of {data.chunks}.", f"a part has up to {CHUNK} bytes"
         )
     return data
+
+
+def _check_lengths(h5py: Any, path: Path, data: Any, key: str, size: int) -> None:
+    """Refuse an array that is said to be longer than the file: HDF5 makes room before it looks."""
+    item = h5py.check_vlen_dtype(data.dtype).itemsize
+    step = 8 + data.file.id.get_create_plist().get_sizes()[0]  # a length, an address, a number
+    for first, raw in _references(h5py, path, data, key, step):
+        lengths = np.frombuffer(raw, np.uint8).reshape(-1, step)[:, :4].copy().view("<u4")[:, 0]
+        for i in np.flatnonzero(lengths.astype(np.int64) * item > size)[:1]:
+            raise layout_error(
+                path,
+                f"recording {first + i} of {key} says it has {lengths[i]} spikes.",
+                f"the file has {size} bytes",
+            )
+
+
+def _references(
+    h5py: Any, path: Path, data: Any, key: str, step: int
+) -> Iterator[tuple[int, bytes]]:
+    """The list itself, by parts: for each array a length (4 bytes), and where its numbers are."""
+    if data.chunks is None:
+        offset = data.id.get_offset()
+        if offset is not None:  # else nothing was ever written
+            with open(path, "rb") as file:
+                file.seek(offset)
+                yield 0, file.read(len(data) * step)
+        elif len(data) and data.id.get_storage_size():
+            raise layout_error(path, f"{key} is stored in a header.", "long lists are not")
+        return
+    plist = data.id.get_create_plist()
+    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    if not {*filters} <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE}:
+        raise layout_error(path, f"{key} is compressed in its own way.", "gzip can be read")
+    full = data.chunks[0] * step
+    for n in range(data.id.get_num_chunks()):
+        (first,) = data.id.get_chunk_info(n).chunk_offset
+        mask, raw = data.id.read_direct_chunk((first,))
+        for i, code in reversed([*enumerate(filters)]):
+            if mask >> i & 1:
+                continue
+            if code == h5py.h5z.FILTER_DEFLATE:
+                raw = zlib.decompressobj().decompress(raw, full)
+            else:
+                raw = np.frombuffer(raw, np.uint8).reshape(step, -1).T.tobytes()
+        yield first, raw[: len(raw) // step * step]
 
 
 def _recording(path: Name, i: int, times: np.ndarray, units: np.ndarray, label: int) -> Events:
