@@ -443,6 +443,20 @@ OTHER = [
         "Differentiate the model itself if you need this gradient.",
     ),
     left_out(
+        "Low-rank and normalised weights that change within a sequence",
+        """
+        def low_rank(x, h, w, u):
+            return 0.9 * h + matmul(x, w[:, :1] @ u[:1])
+
+
+        certify(learn(low_rank), "w")
+        """,
+        "Their traces are those of the weight that is computed, pulled back at the present "
+        "parameters. For updates within a sequence use `rtrl`, whose traces are those of the "
+        "parameters, or update after whole sequences; a linear or element-wise function of one "
+        "parameter is followed exactly.",
+    ),
+    left_out(
         "Rules without blocks",
         """
         for rule in ("d_rtrl", "eprop", "snap", "rtrl", "uoro", "kf_rtrl"):

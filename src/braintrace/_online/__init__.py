@@ -10,6 +10,7 @@ from ._checks import Wording as Wording
 from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask
 from ._checks import check_memory as check_memory
+from ._checks import check_moving as check_moving
 from ._checks import check_relations as check_relations
 from ._finite import LossWatch as LossWatch
 from ._learner import Carry as Carry

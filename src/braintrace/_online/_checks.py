@@ -110,6 +110,24 @@ def check_exact(
         )
 
 
+def check_moving(parameters: Iterable[ParameterReport], rule: str, how: str) -> None:
+    """Refuse updates within a sequence where the gradient is exact for constant weights only."""
+    bad = [p for p in parameters if p.while_constant]
+    if bad:
+        raise CompilationError(
+            message(
+                f"strict=True, and {rule} learns {len(bad)} parameter(s) exactly only while the "
+                f"weights are constant; {how} changes them at every update.",
+                where=next((op for p in bad for op in p.operators), None),
+                why="their traces are those of a weight that is computed from them, pulled back at "
+                "the present parameters: " + "; ".join(str(p).splitlines()[0] for p in bad),
+                do="use rtrl, whose traces are those of parameters; update after whole sequences "
+                "(grad); make the weight a linear or an element-wise function of one parameter; or "
+                "leave out strict=True",
+            )
+        )
+
+
 def check_memory(
     limit: int | None, graph: Graph, traces: PyTree, rule: str, do: str = _USE_LESS_MEMORY
 ) -> None:

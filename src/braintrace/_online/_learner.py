@@ -34,7 +34,15 @@ from ..rules import (
 )
 from ._blocks import nbytes
 from ._calls import Call
-from ._checks import check_exact, check_loss, check_mask, check_shared, check_traces, length_of
+from ._checks import (
+    check_exact,
+    check_loss,
+    check_mask,
+    check_moving,
+    check_shared,
+    check_traces,
+    length_of,
+)
 from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
 from ._fork import check_process
 from ._loop import (
@@ -469,6 +477,8 @@ class Online:
             **extra,
         ) -> PyTree:
             plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
+            if self.strict:
+                check_moving(plan.report().parameters.values(), self.rule.name, "train")
             layout = _layouts(plan).params
             if self.placement is not None:
                 trained = layout.only_trained(arrays.weights.trained)

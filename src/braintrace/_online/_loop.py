@@ -420,5 +420,4 @@ def _waiting(body: Body, steps: int) -> int:
     """How many updates, of so many steps each, wait before the traces are rewritten."""
     if not body.relations or body.record.pending is None or steps > WAITING // 2:
         return 1
-    fits = all(r.slots.table is None and r.operator.is_affine for r in body.relations)
-    return WAITING // steps if fits else 1
+    return WAITING // steps if body.record.pending.fits(body.relations) else 1

@@ -222,12 +222,13 @@ class Pending(NamedTuple):
     """Traces that are rewritten only now and then, with the steps since beside them.
 
     Attributes:
+        fits: whether these relations can have it.
         open: `(relations, traces, size) -> traces` with room for `size` steps.
         rule: the rule for these.
-        fold: `(relations, traces) -> traces` as they were, all steps in them; for operators that
-            are affine in their weights.
+        fold: `(relations, traces) -> traces` as they were, all steps in them.
     """
 
+    fits: Callable[[Sequence[Any]], bool]
     open: Callable[[Sequence[Any], Sequence[Trace], int], list[Trace]]
     rule: Rule
     fold: Callable[[Sequence[Any], Sequence[Trace]], list[Trace]]

@@ -77,6 +77,10 @@ class ParameterReport:
         silent: why it never learns, None if it does: no gradient of what the step returns can
             arrive under this rule, which `exact` does not tell. A loss that reads the parameter
             itself (a penalty) always brings one.
+        while_constant: whether that holds for weights that stay as they are within a sequence only:
+            its trace is that of a weight which is computed from it, and is no linear or
+            element-wise function of it. If weights change between two steps, such a trace is
+            pulled back at the present ones.
     """
 
     path: Path
@@ -88,6 +92,7 @@ class ParameterReport:
     trace_shapes: tuple[tuple[int, ...], ...]
     trace_bytes: int
     silent: Silent | None = None
+    while_constant: bool = False
 
     def __str__(self) -> str:
         what = f"{dotted(self.path)}: {self.how}"
@@ -100,7 +105,8 @@ class ParameterReport:
             what += f", stored {shapes}, {self.trace_bytes:,} bytes"
         silent = [] if self.silent is None else [f"  {self.silent}"]
         if self.exact:
-            return "\n".join([f"{what}; exact", *silent])
+            exact = "exact while the weights are constant" if self.while_constant else "exact"
+            return "\n".join([f"{what}; {exact}", *silent])
         left_out = [f"  - {d}" for d in self.dropped]
         left_out += [f"  {do}" for do in dict.fromkeys(d.do for d in self.dropped) if do]
         return "\n".join([f"{what}; not exact, it leaves out", *left_out, *silent])
@@ -200,6 +206,7 @@ def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:
         tuple(s for leaf in leaves for s in leaf.trace_shapes),
         sum(leaf.trace_bytes for leaf in leaves),
         _all_silent([leaf.silent for leaf in leaves if leaf.how != "none" or leaf.silent]),
+        any(leaf.while_constant for leaf in leaves),
     )
 
 
@@ -263,6 +270,17 @@ class _Certifier:
             tuple(s.shape for s in shapes),
             sum(prod(s.shape) * s.dtype.itemsize for s in shapes),
             self.arrival.silent(i, leaves),
+            traced and not listed and self.follows_a_weight(i),
+        )
+
+    def follows_a_weight(self, i: int) -> bool:
+        """Whether a trace of parameter leaf i is that of a weight, in the weight's coordinates."""
+        if self.traces.per_parameter:
+            return False
+        return any(
+            i in leaves and k in r.mapped and r.mapped[k] is None
+            for r in self.graph.relations
+            for k, leaves in r.site.leaves.items()
         )
 
     def from_relations(

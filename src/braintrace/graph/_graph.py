@@ -26,6 +26,7 @@ from ..program import (
 )
 from ._affine import explicit
 from ._channels import meet, stays_apart
+from ._coordinates import coordinates, slopes
 from ._diagnostics import CompilationRecord
 from ._expand import expanded
 from ._explain import (
@@ -159,6 +160,10 @@ class Graph:
             out.append(r.operator.effective({**trained, **zeros}))
         return out
 
+    def slopes(self, consts: Sequence[Any], params: Sequence[Any]) -> list[dict[str, Any]]:
+        """Per relation, the slopes of weights that are element-wise functions of one parameter."""
+        return slopes(self.operands, [r.mapped for r in self.relations], consts, params)
+
 
 def analyse(
     step: Step,
@@ -237,7 +242,7 @@ def analyse(
         records += dropped(step, tangent, view.influence, view.pattern, trained)
 
     operators = {s.equation: -1 for s in trained} | {r.site.equation: r.index for r in relations}
-    return Graph(
+    graph = Graph(
         step=step,
         tangent=tangent,
         views=tuple(paths.views),
@@ -257,6 +262,9 @@ def analyse(
         records=tuple(records),
         memory=memory.peak,
     )
+    mapped = coordinates(step, graph.operands, [r.keys for r in relations])
+    pairs = zip(relations, mapped, strict=True)
+    return replace(graph, relations=tuple(replace(r, mapped=of) for r, of in pairs))
 
 
 def _check_coupled(step: Step, components: Sequence[Component]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from .._published import published
 from ..ops import ETPPrimitive, Operator
+from ._coordinates import Mapped
 from ._groups import HiddenGroup
 from ._sites import Site
 from ._slots import Slots
@@ -40,6 +41,18 @@ class HiddenParamOpRelation:
     trainable_leaf_indices: Mapping[str, int]
     path_classification: Mapping[Path, PathClassification]
     trainable_param_states: Mapping[str, Any]
+    # Weights that are no linear functions of parameters; None where not element by element.
+    mapped: Mapping[str, Mapped | None] = field(default_factory=dict)
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the output is the weight itself, element by element: it has no other trace."""
+        op = self.operator
+        if op.record is not None or len(self.keys) != 1:
+            return False
+        (key,) = self.keys
+        shape = tuple(op.shapes[key].shape)
+        return op.y.shape == shape and op.ties[key] == tuple((a, a) for a in range(len(shape)))
 
     @property
     def operator(self) -> Operator:

@@ -18,6 +18,7 @@ from .._online import (
     RunInfo,
     Stream,
     check_mask,
+    check_moving,
     check_on_update,
     sized_options,
     ticking,
@@ -204,6 +205,9 @@ class SequenceDriverMixin:
                 do="make it a multiple",
             )
         length, stream = self._checked(sequences, step_fn, mask, chunk, "etrace_train")
+        if self._learner.strict:
+            report, rule = self._learner.report, type(self._learner).__name__
+            check_moving(report.parameters.values(), rule, "etrace_train")
         check_choice("reduction", reduction, ("mean", "sum"))
         weights = weights_of(weights, self.param_states)
         check_on_update(on_update, (stream, values_of(weights)))

@@ -106,9 +106,12 @@ def with_deposits(
     for k in r.keys:
         spread = None if D is None else op.spread(k, D, lead)
 
-        def total(eps: Array, D: Array | None, deposit: Array, dtype: Any = dtypes[k]) -> Array:
+        def total(
+            eps: Array, D: Array | None, deposit: Array, k: str = k, dtype: Any = dtypes[k]
+        ) -> Array:
             real = not jnp.issubdtype(dtype, jnp.complexfloating)
             deposit = (deposit.real if real else deposit).astype(dtype)
+            deposit = deposit * block.slopes[k][..., None] if k in block.slopes else deposit
             past = None if D is None else moved(D, eps.astype(dtype))
             new = jnp.broadcast_to(deposit, eps.shape) if past is None else past + deposit
             return finish(new)
@@ -117,9 +120,10 @@ def with_deposits(
             out[k] = total(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
             continue
         past = None if D is None else (D, eps[k].astype(dtypes[k]), moved)
-        both = op.sum_steps(k, x, v, past)  # with D eps in it
+        at_once = k not in block.slopes
+        both = op.sum_steps(k, x, v, past if at_once else None)  # with D eps in it
         if both is not None:
-            out[k] = total(eps[k], None, both)
+            out[k] = total(eps[k], None if at_once else spread, both)
             continue
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
@@ -130,7 +134,8 @@ def with_deposits(
 
         one = jax.eval_shape(of, first)
         if _is_product(one.shape, axes):
-            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, total)
+            split = at_once and in_parts(eps[k])
+            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, total, split)
         else:
             shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
             zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
@@ -150,16 +155,22 @@ Total = Callable[[Array, Array | None, Array], Array]  # (trace, D, deposit) -> 
 
 
 def _products_added(
-    eps: Array, D: Array | None, features: Array, tail: Array, lead: int, total: Total
+    eps: Array,
+    D: Array | None,
+    features: Array,
+    tail: Array,
+    lead: int,
+    total: Total,
+    split: bool,
 ) -> Array:
-    """A trace with `_product` added: where that is large, in parts, in the memory of the trace.
+    """A trace with `_product` added; if `split`, in parts, in the memory of the trace.
 
     Then no second array of the size of the trace is needed; a part is some of the samples, usually.
     """
     own = np.broadcast_shapes(features.shape[1:], tail.shape[1 + lead : -1])
     shape = (*tail.shape[1 : 1 + lead], *own, tail.shape[-1])
     axis = next((a for a in range(lead, len(shape) - 1) if shape[a] > 1), None)
-    if D is None or axis is None or shape != eps.shape or not in_parts(eps):
+    if D is None or axis is None or shape != eps.shape or not split:
         return total(eps, D, _product(features, tail, lead).reshape(shape))
     count = shape[axis]
     size = max(n for n in range(1, -(-count // PARTS) + 1) if count % n == 0)

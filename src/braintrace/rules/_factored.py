@@ -102,7 +102,7 @@ def factors(
         filtered = _filtered(decay_x, blocks, signals, cs)
         out = []
         for (block, got), c, h in zip(each, cs, filtered, strict=True):
-            r, eps, s, w, _ = block
+            r, eps, s, w, *_ = block
             if h is None:
                 grads = _pulled_one_by_one(decay_x, block, c, got)
             else:
@@ -206,7 +206,7 @@ def _pulled(
     block: RelationBlock, cotangents: tuple[Array, Array], masked: bool, fresh: Fresh
 ) -> Grads:
     """Gradients from the input's trace and the inputs, and their filtered cotangents."""
-    r, eps, s, weights, _ = block
+    r, eps, s, weights, *_ = block
     first, filtered = cotangents
     seen, flat = _all_seen(r, s.x), folded(r, filtered)
     if running_placement() is not None and fresh is not True:  # one sum over all samples, not two
@@ -226,7 +226,7 @@ def _pulled(
 
 def _pulled_one_by_one(decay: float, block: RelationBlock, c: Array, got: Signals) -> Grads:
     """Gradients from filtered inputs and cotangents."""
-    r, eps, s, weights, _ = block
+    r, eps, s, weights, *_ = block
     x = None
     if s.x is not None:
         seen = _all_seen(r, s.x)

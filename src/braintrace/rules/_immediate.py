@@ -42,7 +42,7 @@ def untraced() -> Rule:
 
 
 def _within(block: RelationBlock, ct: Array, masked: bool) -> Grads:
-    r, _, s, weights, _ = block
+    r, _, s, weights, *_ = block
     c = folded(r, ct)
     return pull(r, taken(r, folded(r, s.x), masked, c), c, weights)
 

@@ -98,7 +98,7 @@ def per_weight(
             # The operator is affine, so its derivative by the weights reads none of them. That
             # derivatives are finite is not known here.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
-            v, block = folded(r, p["v"]), RelationBlock(r, p, _NO_STEPS, w, True)
+            v, block = folded(r, p["v"]), RelationBlock(r, p, _NO_STEPS, w, True, {})
             x, D = _waiting_inputs(r, p, v), gathered(r, p["M"], 2)
             out.append(with_deposits(block, x, v, p["base"], D, finish))
         return out
@@ -113,10 +113,11 @@ def per_weight(
         feedback=feedback,
         one_by_one=most is not None,
         folds=True,
+        of_parameters=True,
         approximates=_words(kept, kappa),
     )
     waiting = relation_rule(RelationFunctions(init, _wait, _credit_waiting(placed)), **how)
-    pending = Pending(_open, waiting, fold) if most is None else None
+    pending = Pending(_fits, _open, waiting, fold) if most is None else None
     functions = RelationFunctions(init, advance, _credit(placed))
     return relation_rule(functions, pending=pending, **how)
 
@@ -140,8 +141,9 @@ class _Read(NamedTuple):
 
     def deposits(self, x: Any, c: Array) -> Grads:
         """The gradient of what the steps have deposited."""
-        w = self.block.weights
+        w, slopes = self.block.weights, self.block.slopes
         grads = pull(self.block.relation, x, c, w)
+        grads |= {k: grads[k] * slope for k, slope in slopes.items()}
         return {k: g.astype(w[k].dtype) for k, g in grads.items()}
 
     def both(self, x: Any, c: Array, trace: Grads, at_trace: Array) -> Grads:
@@ -189,6 +191,13 @@ def _credit(placed: Callable[[Signals], Signals]):
 
 
 # ------------------------------------------------------------------------- steps beside the trace
+
+
+def _fits(relations: Sequence[Relation]) -> bool:
+    """Whether a deposit can wait as (x, v): nothing else of the weights at its time is in it."""
+    moves = lambda r: any(m is not None for m in r.mapped.values()) and not r.is_weight
+    alike = lambda r: r.slots.table is None and r.operator.is_affine and not moves(r)
+    return all(map(alike, relations))
 
 
 def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> list[dict]:

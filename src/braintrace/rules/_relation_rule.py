@@ -43,6 +43,7 @@ class RelationBlock(NamedTuple):
     steps: Steps
     weights: Grads
     singular: bool  # whether derivatives within the step may be infinite
+    slopes: Grads  # of weights whose trace is in the coordinates of their parameter
 
     @property
     def table(self) -> bool:
@@ -82,6 +83,7 @@ def relation_rule(
     functions: RelationFunctions,
     *,
     kept: Kept | None = None,
+    of_parameters: bool = False,
     takes_signal: bool = True,
     one_by_one: bool = False,
     **facts: Any,
@@ -92,6 +94,8 @@ def relation_rule(
         functions: what it does with them.
         kept: `(relation, steps) -> steps` with another Jacobian in place of the step's own, or more
             slots.
+        of_parameters: whether the traces of weights that are element-wise functions of a parameter
+            belong to that: gradients of these are its own.
         takes_signal, one_by_one, **facts: see `Rule`.
     """
     init, advance, credit, prepare = functions
@@ -104,8 +108,10 @@ def relation_rule(
         steps = observe_block(graph, block)
         if kept is not None:
             steps = [kept(r, s) for r, s in zip(graph.relations, steps, strict=True)]
+        at_outputs = _slopes(graph, block.consts, block.path.params)[0]
+        steps = [_steeper(s, slope) for s, slope in zip(steps, at_outputs, strict=True)]
         if prepare is not None:
-            prepared = prepare(_blocks(graph, traces, steps, [{}] * len(steps)))
+            prepared = prepare(_blocks(graph, traces, steps, *[[{}] * len(steps)] * 2))
             steps = [s._replace(prepared=p) for s, p in zip(steps, prepared, strict=True)]
         return steps
 
@@ -113,9 +119,10 @@ def relation_rule(
         graph: Graph, block: Block, traces: Sequence[Trace], steps: list[Steps], fresh: Fresh
     ) -> list[Trace]:
         weights = graph.operands(block.consts, block.path.params)
+        slopes = _slopes(graph, block.consts, block.path.params)[1]
 
         def run(traces: Sequence[Trace], steps: Sequence[Steps], fresh: Fresh) -> list[Trace]:
-            return advance(_blocks(graph, traces, steps, weights), fresh)
+            return advance(_blocks(graph, traces, steps, weights, slopes), fresh)
 
         if not one_by_one or not steps:
             return run(traces, steps, fresh)
@@ -128,7 +135,20 @@ def relation_rule(
         steps = arrived.observed
         signals = signals_of(graph, arrived, steps)
         weights, pull = operands_pulled(graph, arrived.consts, arrived.params)
-        return pull(credit(_blocks(graph, arrived.traces, steps, weights), signals, arrived.fresh))
+        at_outputs, slopes = _slopes(graph, arrived.consts, arrived.params)
+        pairs = zip(signals, at_outputs, strict=True)
+        signals = [s if slope is None else s._replace(ct=s.ct * slope) for s, slope in pairs]
+        blocks = _blocks(graph, arrived.traces, steps, weights, slopes)
+        grads = credit(blocks, signals, arrived.fresh)
+        return _pulled_back(graph, grads, pull) if of_parameters else pull(grads)
+
+    def _slopes(graph: Graph, consts: Any, params: Any) -> tuple[list[Array | None], list[Grads]]:
+        """Slopes that meet the outputs of an operator, which are its weight, and the others."""
+        if not of_parameters:
+            return [None for _ in graph.relations], [{} for _ in graph.relations]
+        pairs = list(zip(graph.relations, graph.slopes(consts, params), strict=True))
+        at_outputs = [next(iter(of.values()), None) if r.is_weight else None for r, of in pairs]
+        return at_outputs, [{} if r.is_weight else of for r, of in pairs]
 
     return Rule(
         init_all,
@@ -143,7 +163,29 @@ def relation_rule(
     )
 
 
+def _steeper(steps: Steps, slope: Array | None) -> Steps:
+    """Tails from a parameter in place of those from the output that is made of it."""
+    if slope is None:
+        return steps
+    slots = None if steps.slots is None else tuple(a * slope for a in steps.slots)
+    return steps._replace(f=steps.f * slope[..., None], slots=slots)
+
+
+def _pulled_back(graph: Graph, grads: list[Grads], pull: Callable[[Any], Any]) -> Any:
+    """Gradients of the parameters; those that are in their coordinates already are added."""
+    direct: list[tuple[Any, Array]] = []
+    of_weights: list[Grads] = []
+    for r, of in zip(graph.relations, grads, strict=True):
+        own = {k: mapped for k, mapped in r.mapped.items() if mapped is not None}
+        direct += [(mapped, of[k]) for k, mapped in own.items()]
+        of_weights.append({k: jnp.zeros_like(g) if k in own else g for k, g in of.items()})
+    out = list(pull(of_weights))
+    for mapped, gradient in direct:
+        out[mapped.leaf] += mapped.total(gradient, out[mapped.leaf])
+    return tuple(out)
+
+
 def _blocks(graph: Graph, *arrays: Sequence) -> list[RelationBlock]:
     infinite = singular(graph)
     each: Any = zip(graph.relations, *arrays, strict=True)
-    return [RelationBlock(r, trace, s, w, infinite) for r, trace, s, w in each]
+    return [RelationBlock(r, t, s, w, infinite, slopes) for r, t, s, w, slopes in each]

@@ -1,0 +1,123 @@
+"""Traces in the coordinates of a parameter, for weights computed from one element by element.
+
+A trace of the operand w = W(theta) says how the states changed with w. Pulled back at the present
+theta it is exact as long as theta stays, or W is linear; if theta moves between steps, what was
+deposited before has to be multiplied with the slope at that time. With one weight and two steps,
+
+    h_2 = d h_1 + W(theta_2) x_2,   h_1 = W(theta_1) x_1
+    dh_2/dtheta = d W'(theta_1) x_1 + W'(theta_2) x_2      not  W'(theta_2) (d x_1 + x_2)
+
+Where W is element-wise the slope is an array like theta, and a deposit is multiplied with it. Where
+W is linear in theta with constant coefficients there is nothing to do. Other maps (weight norm, low
+rank) would need a trace per pair of elements: theirs is exact while the weights are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..program import ELEMENTWISE, Program, Var, bind, prune, shape_of, trace
+from ._step import Step
+
+_MOVES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "rev"}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Mapped:
+    """A weight of which each element is a function of one element of one parameter.
+
+    `places` are these elements, counted through the parameter: a broadcast repeats them.
+    """
+
+    leaf: int
+    places: np.ndarray
+
+    def total(self, gradient: Array, like: Array) -> Array:
+        """The gradient of the parameter from one per element of the weight."""
+        flat, n = self.places.reshape(-1), like.size
+        if np.array_equal(flat, np.arange(n)):
+            return gradient.reshape(like.shape).astype(like.dtype)
+        zeros = jnp.zeros(n, like.dtype)
+        return zeros.at[flat].add(gradient.reshape(-1).astype(like.dtype)).reshape(like.shape)
+
+
+Operands = Callable[[Sequence[Any], Sequence[Any]], list[dict[str, Any]]]
+
+
+def coordinates(step: Step, operands: Operands, keys: Sequence[Sequence[str]]) -> list[dict]:
+    """Per relation and key how a weight is mapped element by element, None for other maps.
+
+    Keys of operands that are linear in the parameters are left out.
+    """
+    params = [step.entry(leaf) for leaf in step.params]
+    inexact = [i for i, v in enumerate(params) if v.is_inexact]
+    shapes = [shape_of(v) for v in params]
+    names = [(i, k) for i, of in enumerate(keys) for k in of]
+
+    def moved(consts, fixed, directions):
+        def of(values):
+            full = list(fixed)
+            for i, value in zip(inexact, values, strict=True):
+                full[i] = value
+            weights = operands(consts, full)
+            return [weights[i][k] for i, k in names]
+
+        return jax.jvp(of, ([fixed[i] for i in inexact],), (list(directions),))[1]
+
+    consts = [shape_of(v) for v in step.program.consts]
+    program, _ = trace(moved, consts, shapes, [shapes[i] for i in inexact])
+    values = set(program.inputs[len(consts) : len(consts) + len(params)])
+    directions = dict(zip(program.inputs[-len(inexact) :], inexact, strict=True)) if inexact else {}
+    out: list[dict] = [{} for _ in keys]
+    for (i, k), tangent in zip(names, program.outputs, strict=True):
+        part = prune(program, [tangent])
+        read = {a for e in part.equations for a in e.inputs if isinstance(a, Var)}
+        if read & values:
+            out[i][k] = _mapped(part, {v: directions[v] for v in read if v in directions})
+    return out
+
+
+def _mapped(part: Program, directions: dict[Any, int]) -> Mapped | None:
+    """How the output of a tangent program is mapped, if each element reads one of one parameter."""
+    if len(directions) != 1:
+        return None
+    ((source, leaf),) = directions.items()
+    places = {source: np.arange(source.size).reshape(source.shape)}
+    for eqn in part.equations:
+        moved = [places[a] for a in eqn.inputs if isinstance(a, Var) and a in places]
+        if not moved:
+            continue
+        out, (first, *others) = eqn.outputs[0], moved
+        if source.is_complex or out.dtype != source.dtype:
+            return None
+        if eqn.name in _MOVES:
+            with jax.ensure_compile_time_eval():
+                first = np.asarray(bind(eqn, [jnp.asarray(first)])[0])
+        elif eqn.name not in ELEMENTWISE or out.shape != first.shape:
+            return None
+        if any(not np.array_equal(first, other) for other in others):
+            return None
+        places[out] = first
+    at = places.get(part.outputs[0])
+    return None if at is None else Mapped(leaf, at)
+
+
+def slopes(
+    operands: Operands, mapped: Sequence[dict], consts: Sequence[Any], params: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """W'(theta) of every operand that is mapped element by element, per relation."""
+    out: list[dict[str, Any]] = [{} for _ in mapped]
+    for leaf in sorted({m.leaf for of in mapped for m in of.values() if m is not None}):
+        of = lambda p, leaf=leaf: operands(consts, [*params[:leaf], p, *params[leaf + 1 :]])
+        ones = jnp.ones_like(params[leaf])
+        moved = jax.jvp(of, (params[leaf],), (ones,))[1]
+        for i, keys in enumerate(mapped):
+            out[i] |= {k: moved[i][k] for k, m in keys.items() if m is not None and m.leaf == leaf}
+    return out
