@@ -16,7 +16,7 @@ from ..program import PyTree, is_traced
 from ._container import DTYPES, Container, Json, write
 from ._names import EXTRA, PYTHON, SEPARATOR, Named, group, packed, unpacked
 from ._optimizer import OPTIMIZER, check_passed, part_of
-from ._processes import fetched, write_once
+from ._processes import fetched, together, write_once
 from ._swap import Assignment, swap
 
 WEIGHTS, STATES = "weights", "states"
@@ -245,8 +245,9 @@ def save_values(
         "optimizer": optimizer,
         "extra": packed(extra, values),
     }
-    arrays = {name: _fetched(name, value) for name, value in values.items()}
-    write_once(path, lambda: write(path, header, arrays))
+    with together(path):
+        arrays = {name: _fetched(name, value) for name, value in values.items()}
+        write_once(path, lambda: write(path, header, arrays))
 
 
 def _fetched(name: str, value: Any) -> Any:

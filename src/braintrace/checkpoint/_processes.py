@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,6 +13,23 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._errors import error
+
+
+@contextlib.contextmanager
+def together(path: str | os.PathLike) -> Iterator[None]:
+    """Say what is left if another process ends while all of them work on a file."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as cause:
+        if jax.process_count() == 1:
+            raise
+        raise error(OSError)(
+            f"process {jax.process_index()} of {jax.process_count()} has lost another one.",
+            where=f"while {os.fspath(path)} was saved",
+            why=f"it has ended, or cannot be reached: {str(cause).splitlines()[0][:300]}",
+            do="the file of before is whole, if there was one: start all processes again, and "
+            "learner.load(path)",
+        ) from cause
 
 
 def fetched(array: Any) -> Any:
