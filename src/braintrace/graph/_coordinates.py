@@ -14,7 +14,7 @@ rank) would need a trace per pair of elements: theirs is exact while the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,10 @@ def _mapped(part: Program, directions: dict[Any, int]) -> Mapped | None:
 
 
 def slopes(
-    operands: Operands, mapped: Sequence[dict], consts: Sequence[Any], params: Sequence[Any]
+    operands: Operands,
+    mapped: Sequence[Mapping[str, Mapped | None]],
+    consts: Sequence[Any],
+    params: Sequence[Any],
 ) -> list[dict[str, Any]]:
     """W'(theta) of every operand that is mapped element by element, per relation."""
     out: list[dict[str, Any]] = [{} for _ in mapped]
