@@ -307,6 +307,17 @@ class _Paths:
     state is reached) and the number of their view.
     """
 
+    # What is followed, for `h' = 0.9 * h + mean(h) + x @ w` with two units and one sample of many:
+    #
+    #     apart       h' reads h at its own place, the mean is cut: D-RTRL, w has one slot
+    #     views[0]    the same, or with `crossings` the mean and operators are followed: D is full,
+    #                 and `reached` grows by one crossing at a time
+    #     views[1]    made only if something of up to 64 elements is cut behind an operator:
+    #                 followed there for operators whose output elements never meet (`_channels`);
+    #                 those of w do meet in the mean, so w stays with views[0]
+    #
+    # All of this on the samples of `thin`; if one of its proofs fails on the way (`NotAlike`: the
+    # samples differ in what they read), everything is done again with the whole batch.
     def __init__(
         self,
         tangents: Sequence[Tangent],

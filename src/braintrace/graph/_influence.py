@@ -152,6 +152,22 @@ def _is_never_followed(eqn: Equation) -> bool:
 
 
 class _Walk:
+    # One walk gives the sets of all values; which sums are kept is not known before it. With h of
+    # two units (sources 0, 1) and `s = sum(h)`, `h' = h - s`, s is probed:
+    #
+    #     s     [0, 1, 2]               2 is its probe: the source "result of this sum"
+    #     h'    [[0, 1, 2], [0, 1, 2]]  2 ends in two units, so the sum is among `cut_sums`
+    #     h'    [[0, 2], [1, 2]]        of the next walk: s is a constant with a probe
+    #
+    # A loop is walked in one of these ways, the first that applies (`each_iteration`, else
+    # `until_stable`). For `length` iterations with the carry c_t and the slices x_t:
+    #
+    #     not alike       the x_t read different sources: every iteration, up to 512 of them
+    #     many            they are alike and there are more than 16: every iteration, until
+    #       search          a carry comes again, c_t = c_s: from there all repeats (unless the body
+    #                       reads a counter: `repeats` walks the cycle again without the facts)
+    #       grown           or sets grew in more than 32 iterations: given up
+    #     otherwise       the union over iterations, again until it no longer grows
     def __init__(self, tangent: Tangent, time_axes, facts, follow: float | None, parts):
         self.tangent, self.facts, self.parts = tangent, facts, parts
         self.follow, self.full = follow, follow is not None

@@ -400,6 +400,15 @@ def _overwrite(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
 _INDICES = {1: slice(2, None), 2: slice(1, 2)}  # where the places are, by where the updates are
 
 
+# A write at an unknown place i of `a` (sources 0, 1, 2) with the update u (source 3), one element:
+#
+#     sets       [[3]]                  the updates, joined over all that may go to one place
+#     landing    [[3], [3], [3]]        written at the first place, joined along the varying axis
+#                                       and repeated: every place may hold it
+#     result     [[0, 3], [1, 3], [2, 3]]    or what was there before
+#
+# With updates of shape (2, n) at two unknown rows of (k, n), axis 0 varies and axis 1 stays in
+# place: the two rows are joined element by element, and so are the k rows where they may land.
 def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: Facts, update: int) -> Result:
     operand, updates = arrays[0], arrays[update]
     parts = [] if operand is None else [operand]

@@ -210,6 +210,18 @@ def slots(
     return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, table)
 
 
+# For y0 that reaches the state elements 0, 4 and 2, where 0 and 4 meet in the kept Jacobian and 2
+# meets neither, and y1 that reaches 1, with labels of what meets (0, 4: a; 1: b; 2: c):
+#
+#     y              0 0 0 1
+#     label          a a c b
+#     new_lane       1 0 1 1     another y, or another label
+#     group          0 0 1 2     entries of one lane of one y
+#     first_group    0 0 0 2     the first group of the own y
+#     lane           0 0 1 0     group - first_group
+#     slot           0 1 0 0     the place within the group
+#
+# so destination[lane, y, slot] is [[0, 4], [1, NONE]] in lane 0 and [[2, NONE], [NONE, NONE]] in 1.
 def _lanes(y: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lane and slot of each (y, label)-sorted entry."""
     new_y = np.r_[True, y[1:] != y[:-1]]
