@@ -92,7 +92,7 @@ def test_samples_of_a_batch_are_not_compartments():
     each = jax.vmap(step, (None, 0, 0))
     many = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), state)
     xs = jnp.stack([XS, -XS], 1)
-    found, reports, learner = gradients(each, params, many, bt.rules.d_rtrl(couple_axis=-1), xs)
+    found, reports, _ = gradients(each, params, many, bt.rules.d_rtrl(couple_axis=-1), xs)
     assert distance(found, bptt(each, params, many, xs)) < 1e-9
     # A weight of one compartment reaches all of its unit and the soma, in its own sample.
     assert reports["w"].trace_shapes == ((2, 2, N * K, K + 1),)
