@@ -366,11 +366,11 @@ WORDS += " 10000000000000 nan snap:n=2 a=b , [] --help=3 -- \x1b[2J"
 
 def words(draw: random.Random, folder: Path) -> str:
     """A command line of random words, in a process without anything to compile."""
+    from braintrace.lab.cli import _train, main  # before the fork: it takes a second
+
     line = [draw.choice(WORDS.split(" ")) for _ in range(draw.randint(0, 6))]
 
     def calling() -> None:
-        from braintrace.lab.cli import _train, main
-
         os.chdir(folder)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
