@@ -248,7 +248,7 @@ def forged(saved: Saved) -> Fault:
             if draw.random() < 0.2:
                 del inside[key]
             else:
-                inside[key] = draw.choice(JUNK)
+                inside[key] = copy.deepcopy(draw.choice(JUNK))
             if not header:
                 break
         text = json.dumps(header).encode()
