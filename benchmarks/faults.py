@@ -280,7 +280,7 @@ def interrupted(saved: Saved) -> Fault:
         before = signal.signal(signal.SIGALRM, stop)
         end = "in time"
         try:
-            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.06))
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.012))
             saved.learner.load(saved.path)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:

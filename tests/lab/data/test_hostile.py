@@ -101,6 +101,33 @@ def test_length_that_the_file_cannot_hold_is_refused(storage, tmp_path):
     refused(data.read_shd, path, said)
 
 
+@pytest.mark.parametrize("options", [{}, {"userblock_size": 512}, {"libver": "latest"}])
+def test_recordings_of_all_lengths_are_read(options, tmp_path):
+    lengths = [0, 1, 3, 2000, 0, 50_000, 7, *range(300)]
+    with h5py.File(tmp_path / "a.h5", "w", **options) as file:
+        for key, kind in (("times", np.float16), ("units", np.uint16)):
+            rows = np.empty(len(lengths), object)
+            for i, n in enumerate(lengths):
+                rows[i] = (np.arange(n) % 700).astype(kind)
+            file.create_dataset(f"spikes/{key}", data=rows, dtype=h5py.vlen_dtype(kind))
+        file["labels"] = np.zeros(len(lengths), np.uint16)
+    assert [len(e.times) for e in data.read_shd(tmp_path / "a.h5")] == lengths
+    assert len(data.read_shd(tmp_path / "a.h5", [5])[0].times) == 50_000
+    refused(data.read_shd, tmp_path / "a.h5", "recording 999 cannot be read", indices=[999])
+
+
+def test_heap_whose_sizes_are_wrong_is_refused(tmp_path):
+    """HDF5 itself would read it for ever."""
+    path = write_shd(tmp_path / "a.h5")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"GCOL") + 16
+    for byte, what in ((9, "do not fit|is not where"), (0, "is not where|do not fit")):
+        changed = bytearray(content)
+        changed[at + byte] ^= 4
+        path.write_bytes(changed)
+        refused(data.read_shd, path, what)
+
+
 def test_parts_that_unpack_to_much_more_are_refused(tmp_path):
     path = write_shd(tmp_path / "a.h5")
     with h5py.File(path, "a") as file:

@@ -48,8 +48,7 @@ def read_shd(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file has another layout, or more than the limits.
-        IndexError: there is no such recording.
+        ValueError: the file has another layout, no such recording, or more than the limits.
     """
     limits = {"max_events": max_events, "max_recordings": max_recordings}
     return list(recordings(path, indices, **limits))
@@ -94,12 +93,15 @@ def recordings(
             )
         within(path, "recordings", len(labels), max_recordings, "max_recordings")
         _check_size(path, "recordings", len(labels), size)
+        heaps: dict[str, _Heap] = {}
         with _readable(path, "the lengths"):
             for key, lists in zip(_KEYS, (times, units), strict=False):
-                _check_lengths(h5py, path, lists, key, size)
+                heaps[key] = _Heap(h5py, path, lists, key, size)
         events = 0
         for i in range(len(labels)) if indices is None else indices:
             with _readable(path, f"recording {i}"):
+                for heap in heaps.values():
+                    heap.check(i)
                 recording = times[i], units[i], int(labels[i])
             events += len(recording[0])
             within(path, "spikes", events, max_events, "max_events")
@@ -159,18 +161,69 @@ def _dataset(h5py: Any, path: Name, file: Any, key: str) -> Any:
     return data
 
 
-def _check_lengths(h5py: Any, path: Path, data: Any, key: str, size: int) -> None:
-    """Refuse an array that is said to be longer than the file: HDF5 makes room before it looks."""
-    item = h5py.check_vlen_dtype(data.dtype).itemsize
-    step = 8 + data.file.id.get_create_plist().get_sizes()[0]  # a length, an address, a number
-    for first, raw in _references(h5py, path, data, key, step):
-        lengths = np.frombuffer(raw, np.uint8).reshape(-1, step)[:, :4].copy().view("<u4")[:, 0]
-        for i in np.flatnonzero(lengths.astype(np.int64) * item > size)[:1]:
+class _Heap:
+    """Where the arrays of a list are, to look at it before HDF5 does.
+
+    HDF5 makes room for an array before it looks whether the file has it, and may read for ever in a
+    collection of arrays that do not fit into it. A reference is a length (4 bytes), the address of
+    a collection, and a number in that; a collection is `GCOL`, a version, its size (8 bytes at 8),
+    and from 16 on its arrays: a number (2 bytes), 6 others, a size (8 bytes), and the bytes, padded
+    to 8. Number 0 is the free space at its end.
+    """
+
+    def __init__(self, h5py: Any, path: Path, data: Any, key: str, size: int):
+        self.path, self.key, self.size = path, key, size
+        self.item = h5py.check_vlen_dtype(data.dtype).itemsize
+        step = 8 + data.file.id.get_create_plist().get_sizes()[0]
+        self.first = data.file.userblock_size  # where addresses begin
+        self.references = np.zeros((len(data), step), np.uint8)
+        for first, raw in _references(h5py, path, data, key, step):
+            part = np.frombuffer(raw, np.uint8).reshape(-1, step)[: len(data) - first]
+            self.references[first : first + len(part)] = part
+        self.collections: dict[int, dict[int, int]] = {}  # sizes by number, by address
+
+    def check(self, i: int) -> None:
+        """Refuse an array that the file does not have."""
+        raw = self.references[i].tobytes()
+        length, address, number = (
+            int.from_bytes(part, "little") for part in (raw[:4], raw[4:-4], raw[-4:])
+        )
+        if length * self.item > self.size:
             raise layout_error(
-                path,
-                f"recording {first + i} of {key} says it has {lengths[i]} spikes.",
-                f"the file has {size} bytes",
+                self.path,
+                f"recording {i} of {self.key} says it has {length} spikes.",
+                f"the file has {self.size} bytes",
             )
+        if length and address not in self.collections:
+            self.collections = {address: self._collection(address)}
+        if length and self.collections[address].get(number) != length * self.item:
+            raise self._wrong(f"recording {i} of {self.key} is not where it should be")
+
+    def _collection(self, address: int) -> dict[int, int]:
+        """The sizes of the arrays in a collection, by number."""
+        with open(self.path, "rb") as file:
+            file.seek(self.first + address)
+            head = file.read(16)
+            end = int.from_bytes(head[8:], "little")
+            if head[:5] != b"GCOL\1" or not 16 <= end <= self.size - address:
+                raise self._wrong(f"there are no arrays at byte {address}")
+            sizes, at = {}, 16
+            while at + 16 <= end:
+                file.seek(self.first + address + at)
+                head = file.read(16)
+                number, size = (int.from_bytes(p, "little") for p in (head[:2], head[8:]))
+                if number == 0:
+                    if at + size != end:
+                        raise self._wrong(f"the arrays at byte {address} do not fit")
+                    break
+                at += 16 + size + -size % 8
+                if at > end or number in sizes:
+                    raise self._wrong(f"the arrays at byte {address} do not fit")
+                sizes[number] = size
+        return sizes
+
+    def _wrong(self, what: str) -> ValueError:
+        return layout_error(self.path, f"{what}.", "it is damaged, or was never complete")
 
 
 def _references(
