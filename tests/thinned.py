@@ -65,7 +65,7 @@ FEW = {
         "test_sequences_of_another_length_with_the_same_learner": 1,
         "test_side_effects_happen_once_per_step_and_in_order": 1,
         "test_traces_that_are_not_kept_are_zero": 2,
-        "test_what_cannot_run_in_blocks_runs_step_by_step": 4,
+        "test_loops_through_the_step_function_run_in_blocks": 4,
         "test_what_is_around_the_learner_runs_in_blocks": 4,
     },
     "learner/test_blocks_cost.py": {
@@ -97,8 +97,6 @@ FEW = {
     },
     "learner/test_outside.py": {
         "test_a_jitted_call_works_in_a_driver_and_outside": 1,
-        "test_an_encoder_in_step_fn_is_named_and_the_same_for_every_block_size": 1,
-        "test_feedback_through_a_state_of_step_fn_is_named": 1,
         "test_whatever_is_called_exact_is_exact": 5,
     },
     "learner/test_programs.py": {
@@ -142,7 +140,7 @@ FEW = {
         "test_training_of_an_operator_that_is_not_linear_in_its_weight": 1,
         "test_training_of_chosen_weights": 1,
         "test_training_of_every_kind_of_model": 1,
-        "test_what_cannot_run_in_blocks_is_trained_step_by_step": 1,
+        "test_loops_through_the_step_function_are_trained": 1,
         "test_what_is_around_the_learner_is_trained": 1,
     },
     "limits/test_limits.py": {

@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 def prepared(learner: Any) -> Any:
     """A learner, before it is compiled, that recognises plain operators if they are in use."""
-    learner.executor.unmarked = not marked[0]
+    learner.unmarked = not marked[0]
     return learner
 
 

@@ -340,50 +340,7 @@ def another_learner_after(algo):
     return lambda x, y: jnp.sum((algo.other(algo(x)) - y) ** 2)
 
 
-def weight_written_before(algo):
-    v = algo.model4compile.v
-
-    def step(x, y):
-        v.value = 0.8 * v.value
-        return jnp.sum((algo(x) - y) ** 2)
-
-    return step
-
-
-def weight_written_after(algo):
-    v = algo.model4compile.v
-
-    def step(x, y):
-        loss = jnp.sum((algo(x) - y) ** 2)
-        v.value = 0.8 * v.value
-        return loss
-
-    return step
-
-
-def counted_by_the_learner(algo):
-    return lambda x, y: jnp.sum((algo(x) - y) ** 2) * (1 + algo.running_index.value)
-
-
-def traces_read(algo):
-    def step(x, y):
-        loss = jnp.sum((algo(x) - y) ** 2)
-        leaves = jax.tree.leaves([t.value for t in algo.etraces.values()])
-        return loss + lax.stop_gradient(sum(jnp.sum(a**2) for a in leaves))
-
-    return step
-
-
-def traces_reset(algo):
-    def step(x, y):
-        for t in algo.etraces.values():
-            t.value = jax.tree.map(lambda a: jnp.where(y[0] > 0, 0.0, a), t.value)
-        return jnp.sum((algo(x) - y) ** 2)
-
-    return step
-
-
-STEP_BY_STEP = {
+IN_A_LOOP = {
     "closed_loop": (closed_loop, None),
     "loop_through_an_own_state": (loop_through_an_own_state, None),
     "running_loss": (running_loss, None),
@@ -392,11 +349,6 @@ STEP_BY_STEP = {
     "episodes": (episodes, None),
     "reset_after": (reset_after, None),
     "another_learner_after": (another_learner_after, ("other.model4compile.w",)),
-    "weight_written_before": (weight_written_before, ("model4compile.w",)),
-    "weight_written_after": (weight_written_after, ("model4compile.w",)),
-    "counted_by_the_learner": (counted_by_the_learner, None),
-    "traces_read": (traces_read, None),
-    "traces_reset": (traces_reset, None),
 }
 
 

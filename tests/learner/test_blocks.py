@@ -12,9 +12,9 @@ from thinned import some
 from .block_models import CASES
 from .blocks import (
     AROUND,
+    IN_A_LOOP,
     OTHERS,
     RULES,
-    STEP_BY_STEP,
     XS,
     YS,
     Clocked,
@@ -57,7 +57,7 @@ def test_what_is_around_the_learner_runs_in_blocks(name):
 
 def test_noise_of_the_model_and_of_the_loss_are_the_draws_of_single_steps():
     around(plain, model=Noisy)
-    around(noise_after_the_call, model=Noisy, blocks=False)  # one source, used on both sides
+    around(noise_after_the_call, model=Noisy)  # one source, used on both sides
 
 
 def test_noise_is_different_at_every_step():
@@ -69,10 +69,10 @@ def test_noise_is_different_at_every_step():
     assert len(np.unique(jax.random.key_data(aux), axis=0)) == 5
 
 
-@pytest.mark.parametrize("name", some(STEP_BY_STEP, 2))
-def test_what_cannot_run_in_blocks_runs_step_by_step(name):
-    step, chosen = STEP_BY_STEP[name]
-    around(step, chosen, blocks=False)
+@pytest.mark.parametrize("name", some(IN_A_LOOP, 2))
+def test_loops_through_the_step_function_run_in_blocks(name):
+    step, chosen = IN_A_LOOP[name]
+    around(step, chosen)
 
 
 @pytest.mark.parametrize("kind, chunk", [("debug", None), ("io", None), ("debug", 2)])

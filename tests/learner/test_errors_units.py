@@ -67,16 +67,15 @@ def test_state_that_changes_the_scale_of_its_unit_is_refused_or_converted():
         assert_close(model.h.value.to_decimal(u.mV), X @ normal(0, 2, 3))
 
 
-def test_windows_of_a_mapped_learner_are_refused():
-    mapped = braintrace.compile(
-        Leaky(), "d_rtrl", jnp.ones((3, 2)), batch_size=3, vmap=True, vjp_method="multi-step"
-    )
-    with pytest.raises(braintrace.NotSupportedError) as error:
-        mapped.etrace_grad(jnp.ones((4, 3, 2)), step_fn=lambda x: x, chunk_size=2)
-    assert_designed(error, "takes no windows")
-    with pytest.raises(braintrace.NotSupportedError) as error:
-        mapped(braintrace.MultiStepData(jnp.ones((4, 3, 2))))
-    assert_designed(error, "takes no windows")
+def test_windows_of_a_mapped_learner_are_those_of_a_batch():
+    options = {"batch_size": 3, "vjp_method": "multi-step"}
+    make = lambda **more: braintrace.compile(Leaky(), "d_rtrl", jnp.ones((3, 2)), **options, **more)
+    mapped, batch = make(vmap=True), make()
+    xs = jnp.arange(24.0).reshape((4, 3, 2)) / 24
+    loss = lambda net: lambda x: (net(braintrace.MultiStepData(x)) ** 2).sum((1, 2))
+    found, want = (n.etrace_grad(xs, step_fn=loss(n), chunk_size=2) for n in (mapped, batch))
+    assert_close(dict(found), dict(want))
+    assert_close(*(n(braintrace.MultiStepData(xs)) for n in (mapped, batch)))
 
 
 def test_value_of_a_side_effect_that_reaches_a_state_is_refused():

@@ -77,7 +77,7 @@ def same(got, want):
 
 
 def left(learner):
-    states = {k: s.value for k, s in learner.states().items() if k[-1] != "mode"}
+    states = {k: s.value for k, s in learner.states().items()}
     return jax.tree.leaves(states)
 
 

@@ -22,6 +22,7 @@ from .reference import (
     online,
     recurrent,
     squares,
+    traces_of,
     values,
 )
 
@@ -238,4 +239,4 @@ def test_etrace_evolve_in_windows_equals_steps(chunk):
     want = a.etrace_evolve(XS, return_outputs=True)
     assert_close(b.etrace_evolve(XS, chunk_size=chunk, return_outputs=True), want)
     assert_close(values(b)[H], values(a)[H])
-    assert_close(values(b)[("etraces", "0:w")], values(a)[("etraces", "0:w")])
+    assert_close(traces_of(b), traces_of(a))

@@ -110,9 +110,9 @@ def lif():
 @pytest.mark.parametrize("make", [Weak, lif])
 def test_weakly_typed_states_compile_once(make, monkeypatch):
     analyses = []
-    analyse = braintrace.learner._executor.graph_of
+    analyse = braintrace.learner._learner.plan_of
     counted = lambda *args: analyses.append(None) or analyse(*args)
-    monkeypatch.setattr(braintrace.learner._executor, "graph_of", counted)
+    monkeypatch.setattr(braintrace.learner._learner, "plan_of", counted)
     with brainstate.environ.context(dt=1.0 * u.ms):
         fresh = make()
         brainstate.nn.init_all_states(fresh)

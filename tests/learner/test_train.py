@@ -22,7 +22,6 @@ from .blocks import (
     assert_same,
     called_twice,
     closed_loop,
-    counted_by_the_learner,
     counter,
     designed,
     encoder_with_memory,
@@ -363,12 +362,12 @@ def test_noise_of_the_model_while_training():
     check(lambda: learner(model=Noisy), every=2)
 
 
-STEP_BY_STEP = [(closed_loop, 1), (running_loss, 4), (called_twice, 2), (counted_by_the_learner, 4)]
+LOOPS = [(closed_loop, 1), (running_loss, 4), (called_twice, 2)]
 
 
-@pytest.mark.parametrize("step, every", some(STEP_BY_STEP, 2))
-def test_what_cannot_run_in_blocks_is_trained_step_by_step(step, every):
-    check(step=step, every=every, blocks=False, optimizer=optax.sgd(1e-4))
+@pytest.mark.parametrize("step, every", some(LOOPS, 2))
+def test_loops_through_the_step_function_are_trained(step, every):
+    check(step=step, every=every, optimizer=optax.sgd(1e-4))
 
 
 def test_training_of_a_mapped_learner():

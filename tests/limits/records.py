@@ -169,16 +169,6 @@ REFUSED = [
         "the limit if there is enough memory.",
     ),
     refused(
-        "Windows of a mapped learner",
-        """
-        xs = jnp.ones((5, 4, 2))
-        options = {"batch_size": 4, "vmap": True, "vjp_method": "multi-step"}
-        learner = braintrace.compile(Cell(leaky), "d_rtrl", xs[0], **options)
-        learner.etrace_grad(xs, step_fn=lambda x: 0.0, chunk_size=5)
-        """,
-        "Write the step for a batch and compile with `batch_size=` alone.",
-    ),
-    refused(
         "Windows of a rule whose signal is no derivative",
         """
         learn(leaky, "three_factor", vjp_method="multi-step")
@@ -327,7 +317,10 @@ LEFT_OUT = [
         """,
         "The kept part of the Jacobian is chosen per shape of the states: next to a unit's own "
         "position, neighbours of the same shape are dropped. Give `g` another shape, or store it "
-        "in the order of `h`.",
+        "in the order of `h`. Where the neighbours are the compartments of one unit, a state of "
+        "shape (neurons, compartments), the rule `d_rtrl(couple_axis=-1)` has a block of the "
+        "Jacobian per unit and leaves nothing out; "
+        "its traces are as many times as large as a unit has compartments (64 at most).",
     ),
     left_out(
         "A sum over many elements of a channel",
@@ -399,30 +392,6 @@ LEFT_OUT = [
         "its effect within the current step is included. Windows keep these paths inside the "
         "window.",
     ),
-    left_out(
-        "Parameters and states that `step_fn` uses outside the learner call",
-        """
-        learner = learn(leaky)
-        learner.gain = brainstate.ParamState(jnp.ones(2))
-        learner.last = brainstate.ShortTermState(jnp.zeros(2))
-
-
-        def loss(x):
-            y = learner(learner.gain.value * x + learner.last.value)
-            learner.last.value = y[:2]
-            return y.sum()
-
-
-        weights = {("gain",): learner.gain, **learner.param_states}
-        learner.etrace_grad(jnp.stack([x, x]), step_fn=loss, weights=weights)
-        certify(learner, "gain")
-        certify(learner, "w")
-        """,
-        "The analysis covers `update`. For the rest of `step_fn` the gradient is that of single "
-        "steps, under every rule and for every block size. The report lists it after the first "
-        "call, and `strict=True` makes it an error. Give the whole step to `compile` instead. A "
-        "read-out after the learner call is exact.",
-    ),
 ]
 
 OTHER = [
@@ -463,8 +432,7 @@ OTHER = [
             print(f"{rule:8} blocks: {not learn(leaky, rule).rule.one_by_one}")
         """,
         "They are evaluated step by step: the same results, without the speed of blocks. The same "
-        "holds for DNI, for OTPE with `trace_clip_abs`, "
-        "and for a `step_fn` that feeds the learner from the model's own states.",
+        "holds for DNI, and for OTPE with `trace_clip_abs`.",
     ),
 ]
 

@@ -6,6 +6,7 @@ from ._advice import traces_of as traces_of
 from ._blocks import StepBytes as StepBytes
 from ._blocks import step_bytes as step_bytes
 from ._blocks import stored_bytes as stored_bytes
+from ._calls import Call as Call
 from ._checks import Wording as Wording
 from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask
@@ -34,7 +35,13 @@ from ._loop import window_sizes as window_sizes
 from ._on_update import OnUpdate as OnUpdate
 from ._on_update import check_on_update as check_on_update
 from ._on_update import run_reported as run_reported
+from ._plan import Attach as Attach
+from ._plan import Passed as Passed
+from ._plan import Plan as Plan
+from ._plan import plan_of as plan_of
 from ._progress import ticking as ticking
+from ._sequence import Arrays as Arrays
+from ._silence import warn_if_silent as warn_if_silent
 from ._tree import Untrained as Untrained
 from ._tree import split as split
 from ._tree import strong as strong

@@ -63,7 +63,22 @@ class Call:
         at = replace(self.at, traces=None)
         with named_errors():
             results = call(self.weights, at, self.stream, own, self.at.traces)
-        return results, RunInfo(True, loops=call.__wrapped__.loops)
+        reason = self._one_by_one
+        return results, RunInfo(reason is None, reason, loops=call.__wrapped__.loops)
+
+    @property
+    def _one_by_one(self) -> str | None:
+        """Why steps are taken one by one; None if many are at once."""
+        plan, record = self.plan, self.plan.rule.record
+        if plan.attach is not None:
+            return f"{plan.rule.name} looks at the end of every call"
+        if plan.passed is not None and plan.passed.reads_states:
+            return f"what the step passes to {plan.rule.name} depends on a state"
+        if record.one_by_one:
+            return "a step of the rule needs the trace of the step before"
+        if self.stream.mask is not None and record.per_parameter:
+            return "the rule goes back through all steps of a block"
+        return None
 
     def one(self, window: int | None) -> tuple[Position, list[Array]]:
         """One step; its results."""

@@ -91,6 +91,7 @@ class Options:
         norms: whether results are (results, norm of the update's gradient for each step).
         nonfinite: what an update that is not finite does, see `NONFINITE`; unless it warns, the
             optimizer's arrays are `Guarded`.
+        only: the numbers of the weights whose gradients are wanted; None for all.
     """
 
     window: int | None = None
@@ -105,6 +106,11 @@ class Options:
     per_call: frozenset[int] = frozenset()
     norms: bool = False
     nonfinite: str = "warn"
+    only: tuple[int, ...] | None = None
+
+    def wanted(self, weights: Sequence[Any]) -> list[Any]:
+        """Of something for each weight, what belongs to a gradient that is wanted."""
+        return list(weights) if self.only is None else [weights[i] for i in self.only]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +233,7 @@ def run_gradient(
     at = replace(at, count=jnp.asarray(at.count))
     totals: list[Array] = []
     out: list[Array] = []
+    places = None if options.places is None else tuple(options.wanted(options.places))
     parts = _parts(stream, options.window)
     for part, window in parts:
         if out and window is not None:  # the last window is after all others: effects have an order
@@ -237,7 +244,7 @@ def run_gradient(
         keep = options.keep or not single  # one block of which no trace is wanted builds none
 
         if not single and not totals:
-            totals = [jnp.zeros_like(p) for p in weights.trained]
+            totals = [jnp.zeros_like(p) for p in options.wanted(weights.trained)]
 
         def block(carry, part, body=body, keep=keep, single=single):
             totals, at = carry
@@ -245,17 +252,18 @@ def run_gradient(
             fresh = at.count == 0 if fresh is False else fresh
             rule = body.record if record is None else record
             grads, at, results = block_gradient(body, rule, weights, at, part, keep, fresh)
+            grads = options.wanted(grads)
             if options.tick is not None:
                 jax.debug.callback(options.tick, part.length)
             if totals:
                 grads = [t + g for t, g in zip(totals, grads, strict=True)]
-            return (left_at(grads, options.places), at), results
+            return (left_at(grads, places), at), results
 
         (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
         out.append(_in_time(results, window, options))
     if options.mean:
         totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
-    return left_at(totals, options.places), at, joined(out)
+    return left_at(totals, places), at, joined(out)
 
 
 def run_updates(

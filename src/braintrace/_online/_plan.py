@@ -13,10 +13,31 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
-from ..engine import Engine, Placement, recorded
-from ..graph import ControlFlowPolicy, Graph, Leaf, Step, certify, warn_of_zero_derivatives
+from ..engine import Engine, Placement, TimeAxes, Values, map_steps, recorded
+from ..graph import (
+    CompilationRecord,
+    ControlFlowPolicy,
+    Graph,
+    Leaf,
+    Step,
+    bits_of,
+    certify,
+    reach,
+    warn_of_zero_derivatives,
+)
 from ..ops import compiled as jitted
-from ..program import PyTree, failing_line, flatten, is_traced, prune, trace_of, zeros_of
+from ..program import (
+    Atom,
+    Program,
+    PyTree,
+    evaluate,
+    failing_line,
+    flatten,
+    is_traced,
+    prune,
+    trace_of,
+    zeros_of,
+)
 from ..report import CompilationReport, uses_of
 from ..rules import LearningRule
 from ._advice import Problem, advise, analysed, traces_of
@@ -30,6 +51,7 @@ from ._checks import (
     check_traces,
     state_records,
 )
+from ._loop import Weights
 from ._outside import Outside
 from ._start import run_started
 from ._tree import Layout
@@ -46,6 +68,50 @@ class Signature:
     state: Layout
     inputs: PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+
+# (graph, values, axes, what the rule reads, results) -> results with another derivative
+Attach = Callable[[Graph, Values, TimeAxes, PyTree, list[Array]], list[Array]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Passed:
+    """What a step computes for its rule, a modulator say: outputs of its program.
+
+    Before the steps of a block are run it is evaluated for all of them; if it reads a state, that
+    state must be known, and steps are taken one by one.
+    """
+
+    program: Program
+    tree: PyTreeDef
+    reads_states: bool
+
+    @classmethod
+    def of(cls, step: Step, outputs: Sequence[Atom], tree: PyTreeDef) -> Passed | None:
+        """These outputs of a step; None for none."""
+        if not outputs:
+            return None
+        program = prune(step.program, outputs)
+        states = {step.entry(leaf): 1 for leaf in (*step.hidden, *step.others)}
+        read = reach(program, states, differentiable=False)
+        return cls(program, tree, any(bits_of(a, read) for a in program.outputs))
+
+    def __call__(
+        self, step: Step, weights: Weights, states: PyTree, inputs: Sequence[Array], steps: int
+    ) -> PyTree:
+        """Its values in a block, with a leading axis of steps."""
+        kinds = zip(
+            (step.params, step.hidden, step.others), (weights.trained, *states), strict=True
+        )
+        known = {a.position: v for of, vs in kinds for a, v in zip(of, vs, strict=True)}
+
+        def one(inputs: Sequence[Array]) -> PyTree:
+            values = dict(enumerate((*inputs, *weights.fixed))) | known
+            flat = [values[i] for i in range(len(self.program.inputs))]
+            outs = evaluate(self.program, weights.consts, flat)
+            return jax.tree.unflatten(self.tree, jax.lax.stop_gradient(outs))
+
+        return map_steps(steps, one, inputs)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,6 +133,8 @@ class Plan:
     engine: Engine = Engine.AUTO
     placement: Placement | None = None
     signature: Signature | None = None  # of a step of pytrees
+    passed: Passed | None = None  # what the step computes for its rule
+    attach: Attach | None = None  # changes the derivative of a call's results
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
     names: list[PyTree] = field(default_factory=list)  # of the traces, once they are asked for
 
@@ -130,6 +198,15 @@ class Plan:
         # A count of zero says that all traces are zero.
         return replace(carry, traces=traces, steps=jnp.maximum(carry.steps, 1))
 
+    def traces_of(self, named: Mapping[str, PyTree]) -> list[PyTree]:
+        """The traces with these parts; `parts` is the inverse."""
+        names, tree = jax.tree.flatten(self._names)
+        return jax.tree.unflatten(tree, [named[name] for name in names])
+
+    def parts(self, traces: list[PyTree]) -> dict[str, PyTree]:
+        """The parts of traces by name."""
+        return dict(self._parts(traces))
+
     def _parts(self, traces: list[PyTree]) -> list[tuple[str, PyTree]]:
         parts: dict[str, PyTree] = {}
         jax.tree.map(parts.__setitem__, self._names, traces)
@@ -184,14 +261,31 @@ def make_plan(
     traced = _traced(step, signature)
     consts = outside.closed_over(traced.consts, step)
     problem = Problem(traced.step, consts, policy, unmarked)
-    graph, shapes = analysed(problem, rule, state_records(traced.step), windows)
+    records, last = state_records(traced.step), (windows, engine, placement)
+    about = (traced.out_tree, name_of(step), memory_limit)
+    return replace(plan_of(problem, rule, records, *about, *last), signature=signature)
+
+
+def plan_of(
+    problem: Problem,
+    rule: LearningRule,
+    records: Sequence[CompilationRecord],
+    out_tree: PyTreeDef,
+    name: str,
+    memory_limit: int | None,
+    windows: bool,
+    engine: Engine,
+    placement: Placement | None,
+    do: str | None = None,
+) -> Plan:
+    """Analyse a traced step; `do` is what to do about traces that are too large."""
+    graph, shapes = analysed(problem, rule, records, windows)
     warn_of_zero_derivatives(graph)
     limit = rule.memory_limit if memory_limit is None else memory_limit
-    check_memory(limit, graph, shapes, rule.name)
+    check_memory(limit, graph, shapes, rule.name, *(() if do is None else (do,)))
     if placement is not None:
         placement.check(graph)
-    how = (windows, engine, placement)
-    return Plan(problem, graph, rule, traced.out_tree, shapes, name_of(step), *how, signature)
+    return Plan(problem, graph, rule, out_tree, shapes, name, windows, engine, placement)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

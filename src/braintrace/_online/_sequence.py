@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,9 @@ def run_steps(
     hidden, others = map(tuple, at.states)
     values = Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves)
     ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
+    if plan.attach is not None:
+        attach = partial(plan.attach, plan.graph, values, axes, weights.of_rule)
+        ran = replace(ran, outs=attach(ran.outs), credited=(attach(ran.credited[0]), values))
     last = lambda arrays: tuple(a[-1] for a in arrays)
     states = (last(ran.after.hidden), last(ran.after.others))
     count = jnp.minimum(at.count + length, COUNTED)
@@ -86,7 +89,12 @@ class PlanBody:
     @property
     def one_by_one(self) -> bool:
         # What does not count must not be met in the reverse pass, and RTRL's goes through it all.
-        return self.masked and self.record.per_parameter
+        if (self.masked and self.record.per_parameter) or self.plan.attach is not None:
+            return True
+        graph, passed = self.plan.graph, self.plan.passed
+        if self.window is not None and (graph.effects or graph.unmapped):
+            return True  # windows are mapped, and these happen in order
+        return passed is not None and passed.reads_states
 
     @property
     def own_signal(self) -> bool:
@@ -124,6 +132,11 @@ class PlanBody:
         steps = calls * size
         if self.window is not None:
             arrays = jax.tree.map(lambda a: a.reshape((steps, *a.shape[2:])), arrays)
+        passed = self.plan.passed
+        if passed is not None:
+            step = self.plan.problem.step
+            extra = passed(step, weights, at.states, arrays.inputs, steps)
+            arrays = replace(arrays, extra=extra)
         ran, new = run_steps(self.plan, record, weights, at, arrays, self.window, mode)
         if self.loss is None:
             results: PyTree = ran.outs

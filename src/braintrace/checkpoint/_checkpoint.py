@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, Self
 
@@ -78,6 +78,10 @@ class CheckpointMixin:
         vars(new).update(vars(self))
         return new
 
+    def expect(self, names: Mapping[str, Any]) -> Callable[[], None]:
+        """Make room for arrays of these names, that are to be loaded; returns how to undo it."""
+        return lambda: None
+
     def save(
         self: Any,
         path: str | os.PathLike,
@@ -140,23 +144,33 @@ class CheckpointMixin:
             ValueError: it is no checkpoint, is damaged, or belongs to another model, rule or
                 optimizer; the differences are listed.
         """
-        old, own = _parted(_concrete(self.named_arrays()))
+        _concrete(self.named_arrays())
         with Container(path) as file:
-            head = _head(file)
-            part = part_of(self, own if head["optimizer"] else None, optimizer, saving=False)
-            if optimizer is not False:
-                check_passed(path, head["optimizer"], part is not None)
-            places = {**old, **(part.values if part else {})}
-            left = {EXTRA, OPTIMIZER} if optimizer is False else {EXTRA}
-            given = {name: v for name, v in file.values.items() if group(name) not in left}
-            if wrong := _options(head["learner"], self.identity()) + misfits(given, places, "file"):
-                raise value_error(
-                    f"{os.fspath(path)} belongs to another learner." + _listed(wrong),
-                    why="every value must find its place; nothing was changed",
-                    do="build model, learner and optimizer as they were when it was saved: sizes, "
-                    "rule, options, batch size, precision",
-                )
-            values = file.read()
+            undo = self.expect(file.values)
+            try:
+                return self._loaded(file, optimizer)
+            except BaseException:
+                undo()
+                raise
+
+    def _loaded(self: Any, file: Container, optimizer: Any) -> Checkpoint:
+        """Assign what a file holds."""
+        path, head = file.path, _head(file)
+        old, own = _parted(_concrete(self.named_arrays()))
+        part = part_of(self, own if head["optimizer"] else None, optimizer, saving=False)
+        if optimizer is not False:
+            check_passed(path, head["optimizer"], part is not None)
+        places = {**old, **(part.values if part else {})}
+        left = {EXTRA, OPTIMIZER} if optimizer is False else {EXTRA}
+        given = {name: v for name, v in file.values.items() if group(name) not in left}
+        if wrong := _options(head["learner"], self.identity()) + misfits(given, places, "file"):
+            raise value_error(
+                f"{os.fspath(path)} belongs to another learner." + _listed(wrong),
+                why="every value must find its place; nothing was changed",
+                do="build model, learner and optimizer as they were when it was saved: sizes, "
+                "rule, options, batch size, precision",
+            )
+        values = file.read()
         extra = _extra(file, head["extra"], values)
         result: list[Any] = [None]
         mine = lambda names: {name: values[name] for name in names}
@@ -208,11 +222,14 @@ class CheckpointMixin:
         Raises:
             ValueError: names, shapes or types differ; all differences are listed.
         """
-        places, given = _concrete(self.named_arrays()), _concrete(_flat(tree, ()))
+        given = _concrete(_flat(tree, ()))
+        undo = self.expect(given) if not weights_only else lambda: None
+        places = _concrete(self.named_arrays())
         if weights_only:
             both = (places, given)
             places, given = ({k: v for k, v in n.items() if group(k) == WEIGHTS} for n in both)
         if wrong := misfits(given, places, "tree"):
+            undo()
             raise value_error(
                 "the tree belongs to another learner." + _listed(wrong),
                 why="every value must find its place; nothing was changed",

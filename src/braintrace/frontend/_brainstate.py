@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import brainstate
@@ -51,6 +51,7 @@ class ModuleInfo:
     records: tuple[CompilationRecord, ...]
     stateful_model: brainstate.nn.Module
     control_flow: ControlFlowPolicy | None = None
+    fixed: tuple[tuple[Path, int], ...] = ()  # arrays of parameters that are last arguments
 
     def __getattr__(self, name: str) -> Any:
         return published(self, name)
@@ -70,7 +71,45 @@ class ModuleInfo:
             out.append(flat[leaf.path][leaf.index])
         return tuple(out)
 
-    def write(self, kind: str, arrays: tuple[jax.Array, ...]) -> None:
+    def fixed_arrays(self) -> tuple[jax.Array, ...]:
+        """Current arrays of the parameters that are not trained."""
+        return tuple(jax.tree.leaves(self.states[path].value)[i] for path, i in self.fixed)
+
+    def trained(self, states: Collection[int]) -> ModuleInfo:
+        """The same with floating arrays of these states as parameters, by id; others arguments."""
+        step = self.step
+        mine = lambda leaf: id(self.states[leaf.path]) in states and step.entry(leaf).is_inexact
+        params = [leaf for leaf in step.params if mine(leaf)]
+        fixed = [leaf for leaf in step.params if not mine(leaf)]
+        if not fixed:
+            return self
+        n, total = step.n_args, len(step.program.inputs)
+        last = {leaf.position for leaf in fixed}
+        order = [*range(n), *sorted(last), *(i for i in range(n, total) if i not in last)]
+        new = {old: i for i, old in enumerate(order)}
+        moved = lambda leaves: tuple(replace(a, position=new[a.position]) for a in leaves)
+        program = replace(step.program, inputs=tuple(step.program.inputs[i] for i in order))
+        fixed.sort(key=lambda leaf: leaf.position)
+        return replace(
+            self,
+            step=Step(
+                program,
+                n + len(fixed),
+                step.n_outs,
+                moved(params),
+                moved(step.hidden),
+                moved(step.others),
+            ),
+            fixed=tuple((leaf.path, leaf.index) for leaf in fixed),
+        )
+
+    def of_model(self, model: brainstate.nn.Module) -> ModuleInfo:
+        """The same of a copy of the model."""
+        copies = brainstate.graph.states(model)
+        states = {path: copies.get(path, state) for path, state in self.states.items()}
+        return replace(self, model=model, states=states)
+
+    def write(self, kind: str, arrays: Sequence[jax.Array]) -> None:
         """Store new arrays in the states of the `hidden` or `others` slots."""
         leaves = getattr(self.step, kind)
         write_leaves([(self.states[leaf.path], leaf.index) for leaf in leaves], arrays)
@@ -111,6 +150,7 @@ def extract_module_info(
     model: brainstate.nn.Module,
     *args: PyTree,
     control_flow: ControlFlowPolicy | None = None,
+    called: Callable[..., PyTree] | None = None,
     **kwargs: PyTree,
 ) -> ModuleInfo:
     """Trace one call of a model and sort its states into parameters, hidden states and others.
@@ -119,6 +159,7 @@ def extract_module_info(
         model: a module with initialised states.
         *args: arguments of one step.
         control_flow: which control flow the analysis leaves alone, none by default.
+        called: what is called, if it is not the model: the model mapped over samples.
         **kwargs: keyword arguments of one step.
 
     Raises:
@@ -135,14 +176,42 @@ def extract_module_info(
     check_policy(control_flow)
     if isinstance(model, StepFunction):
         model.check_arguments(args, kwargs)
-    every = named_states(model)
+    info = _touched(called or model, model, args, kwargs, control_flow)
+    return replace(info, records=(*info.records, *_unused(named_states(model), info.states)))
+
+
+def step_info(
+    function: Callable[..., PyTree],
+    arguments: tuple[PyTree, ...],
+    model: brainstate.nn.Module,
+    names: Mapping[int, Path],
+    control_flow: ControlFlowPolicy | None = None,
+) -> ModuleInfo:
+    """Trace a function around calls of a model: its states by their path in the model, or `names`.
+
+    Raises:
+        NotSupportedError: the function writes a parameter.
+        ValueError: a state leaves it with another shape, type or unit.
+    """
+    return _touched(function, model, arguments, {}, control_flow, names)
+
+
+def _touched(
+    function: Callable[..., PyTree],
+    model: brainstate.nn.Module,
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
+    control_flow: ControlFlowPolicy | None,
+    names: Mapping[int, Path] | None = None,
+) -> ModuleInfo:
+    """One traced call of a function with the states that it touches."""
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
-    structures = {path: jax.tree.structure(s.value) for path, s in every.items()}
+    structures = {p: jax.tree.structure(s.value) for p, s in named_states(model).items()}
 
     def call(*a, **k):
         try:
-            out = model(*a, **k)
+            out = function(*a, **k)
             _check_structure(model, structures)
             return out
         except Exception as error:
@@ -153,7 +222,8 @@ def extract_module_info(
     try:
         stateful.make_jaxpr(*args, **kwargs)
     except Exception as error:
-        error.add_note(_failed(model, args, kwargs, next(iter(lines), None)))
+        if names is None:
+            error.add_note(_failed(model, args, kwargs, next(iter(lines), None)))
         raise
     key = stateful.get_arg_cache_key(*args, **kwargs)
     trace = stateful.get_state_trace_by_cache(key)
@@ -161,20 +231,19 @@ def extract_module_info(
     program, consts = flatten(stateful.get_jaxpr_by_cache(key))
     program = prune(program)
 
-    if isinstance(model, StepFunction):
+    if names is None and isinstance(model, StepFunction):
         model.add(trace.states)
-        every = named_states(model)
-    paths = {id(state): path for path, state in every.items()}
+    paths = {**(names or {}), **{id(s): path for path, s in named_states(model).items()}}
     states: dict[Path, brainstate.State] = {}
     for i, state in enumerate(trace.states):
         path = paths.get(id(state))
         if path is None:
-            path = (f"_unknown_path_{i}",)
-            records.append(_mismatch(state, path))
+            kind = "_unknown_path" if names is None else type(state).__name__
+            path = (f"{kind}_{i}",)
+            records += [_mismatch(state, path)] if names is None else []
         states[path] = state
     args_flat, arg_tree = jax.tree.flatten((args, kwargs))
     step = _sort(program, states, trace.been_writen, len(args_flat), out_shapes)
-    records += _unused(every, states)
     return ModuleInfo(
         model,
         step,

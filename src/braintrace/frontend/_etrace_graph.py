@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -26,17 +27,15 @@ from ..graph import (
     Graph,
     HiddenGroup,
     HiddenParamOpRelation,
-    Outside,
     Traces,
     analyse,
     certify,
     unused,
-    with_step,
 )
 from ..program import failing_line
-from ..report import Advice, CompilationReport, uses_of
+from ..report import CompilationReport, uses_of
 from ._brainstate import ModuleInfo, Path
-from ._step_function import StepFunction
+from ._step_function import title_of
 
 
 class ETraceGraph(NamedTuple):
@@ -64,16 +63,7 @@ class ETraceGraph(NamedTuple):
             }
             for r in self.hidden_param_op_relations
         ]
-        return self.report_on(Traces(shapes))
-
-    def report_on(
-        self,
-        traces: Traces,
-        outside: Outside | None = None,
-        rule: str = "",
-        advise: Callable[[], Advice] | None = None,
-    ) -> CompilationReport:
-        """A readable summary, for what a rule stores and a step function does."""
+        traces = Traces(shapes)
         parameters, model = certify(self.analysis, traces), self.module_info.model
         for path in brainstate.graph.states(model, brainstate.ParamState).keys():
             if path not in parameters:
@@ -83,12 +73,10 @@ class ETraceGraph(NamedTuple):
             self.hidden_param_op_relations,
             self.diagnostics,
             [leaf.path for leaf in self.module_info.step.others],
-            with_step(parameters, outside),
+            parameters,
             uses_of(self.analysis, traces.per_parameter),
-            rule,
-            advise,
-            model.title if isinstance(model, StepFunction) else type(model).__name__,
-            self.analysis.memory,
+            model=title_of(model),
+            analysis_bytes=self.analysis.memory,
         )
 
     def explain(
@@ -154,23 +142,25 @@ def graph_of(
     unmarked: bool = False,
 ) -> ETraceGraph:
     """The graph of a traced model; `fold`, `couple_axis` and `unmarked` as in `analyse`."""
+    limits = (crossings, most_entries, minfo.control_flow, fold, unmarked, couple_axis)
+    with analysing(minfo):
+        graph = analyse(minfo.step, minfo.consts, minfo.states.get, minfo.records, *limits)
+    return etrace_graph(minfo, graph)
+
+
+@contextmanager
+def analysing(minfo: ModuleInfo) -> Iterator[None]:
+    """Explain what goes wrong in the analysis of a step that runs."""
     try:
-        graph = analyse(
-            minfo.step,
-            minfo.consts,
-            minfo.states.get,
-            minfo.records,
-            crossings,
-            most_entries,
-            minfo.control_flow,
-            fold,
-            unmarked,
-            couple_axis,
-        )
-    except (CompilationError, NotSupportedError):
+        yield
+    except (CompilationError, NotSupportedError, TypeError, ValueError):
         raise
     except Exception as error:
         raise CompilationError(_not_analysed(minfo, error)) from error
+
+
+def etrace_graph(minfo: ModuleInfo, graph: Graph) -> ETraceGraph:
+    """An analysed step with the call that it was traced from."""
     return ETraceGraph(
         minfo,
         graph.groups,

@@ -42,7 +42,7 @@ class StepFunction(brainstate.nn.Module):
         self._function, self._original = function, id(self)
         self._initial: list[tuple[State, PyTree]] | None = None  # of states in no module
         self.title = getattr(inspect.unwrap(function), "__qualname__", type(function).__name__)
-        for name, item in _models_of(function).items():
+        for name, item in models_of(function).items():
             setattr(self, f"{name}_" if hasattr(self, name) else name, item)
 
     @property
@@ -111,7 +111,7 @@ def title_of(model: brainstate.nn.Module) -> str:
     return model.title if isinstance(model, StepFunction) else type(model).__name__
 
 
-def _models_of(function: Any) -> dict[str, Any]:
+def models_of(function: Any) -> dict[str, Any]:
     """Modules and states that a function refers to, by name; functions it calls count as it."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -148,3 +148,13 @@ def _models_in(item: Any, inside: bool = False) -> Any:
         parts = getattr(item, "__dict__", {})
     models = {str(k): _models_in(v, True) for k, v in parts.items()}
     return {k: v for k, v in models.items() if v is not None} or None
+
+
+def states_named(models: Any, path: tuple = ()) -> dict[tuple, State]:
+    """The states in what `models_of` returns, by their paths."""
+    if isinstance(models, brainstate.State):
+        return {path: models}
+    if isinstance(models, dict):
+        parts = [states_named(part, (*path, name)) for name, part in models.items()]
+        return {key: state for part in parts for key, state in part.items()}
+    return {(*path, *key): state for key, state in brainstate.graph.states(models).items()}

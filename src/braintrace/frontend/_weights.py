@@ -113,10 +113,14 @@ def named_states(weights: StateTree, paths: States) -> dict[Path, brainstate.Sta
 
 def leaves_of(weights: StateTree, tree: PyTree) -> list[PyTree]:
     """The arrays of something shaped like the values of `weights`, in the order of the states."""
+    return [a for part in states_in(weights, tree) for a in jax.tree.leaves(part)]
+
+
+def states_in(weights: StateTree, tree: PyTree) -> list[PyTree]:
+    """The parts of something shaped like the values of `weights`, one for each state."""
     if isinstance(weights, brainstate.State):
-        return jax.tree.leaves(tree)
-    parts = tree if isinstance(weights, (list, tuple)) else [tree[k] for k in weights]
-    return [a for part in parts for a in jax.tree.leaves(part)]
+        return [tree]
+    return list(tree) if isinstance(weights, (list, tuple)) else [tree[k] for k in weights]
 
 
 def tree_of(weights: StateTree, leaves: Sequence[Array]) -> PyTree:

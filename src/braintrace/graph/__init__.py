@@ -5,14 +5,11 @@ from ._affine import explicit as explicit
 from ._arrival import Credit as Credit
 from ._arrival import Silent as Silent
 from ._arrival import warn_of_zero_derivatives as warn_of_zero_derivatives
-from ._certificate import IN_THE_STEP as IN_THE_STEP
 from ._certificate import Dropped as Dropped
-from ._certificate import Outside as Outside
 from ._certificate import ParameterReport as ParameterReport
 from ._certificate import Traces as Traces
 from ._certificate import certify as certify
 from ._certificate import unused as unused
-from ._certificate import with_step as with_step
 from ._diagnostics import CompilationRecord as CompilationRecord
 from ._diagnostics import DiagnosticKind as DiagnosticKind
 from ._diagnostics import DiagnosticLevel as DiagnosticLevel

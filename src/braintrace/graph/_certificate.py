@@ -7,7 +7,7 @@ to later states is in the trace's D. Whatever else there is, is listed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -64,11 +64,10 @@ class ParameterReport:
     Attributes:
         path: the parameter.
         how: 'trace' (it has memory), 'within-step' (the exact gradient of the step alone) or 'none'
-            (nothing that `update` computes depends on it, nor what the last step function does: its
-            gradient is zero).
+            (nothing that the step computes depends on it: its gradient is zero).
         exact: whether the summed online gradient is the gradient of the whole sequence, for losses
-            of what the step returns and of the states it leaves behind. What a step function does
-            outside the learner call is counted once a driver (`etrace_grad`, ...) has run it.
+            of what the step returns and of the states it leaves behind. After a driver
+            (`etrace_grad`, ...) the step is all that its step function does.
         dropped: what it leaves out; empty if exact.
         operators: the operators that consume it, with their lines.
         states: the states its traces belong to.
@@ -142,52 +141,15 @@ def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
 
 
 def unused(path: Path) -> ParameterReport:
-    """The report on a parameter that `update` never reads."""
+    """The report on a parameter that the step never reads."""
     return ParameterReport(path, "none", True, (), (), (), (), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What a step function does outside the learner call.
-
-    `used` are the parameters its loss depends on there, `dropped` what the gradient of each leaves
-    out, `everywhere` what is left out of the gradient of all that `update` uses.
-    """
-
-    used: frozenset[Path]
-    dropped: Mapping[Path, tuple[Dropped, ...]]
-    everywhere: tuple[Dropped, ...]
 
 
 _COUPLE = (
     "if elements along axis {0} are the compartments of one unit, d_rtrl(couple_axis={0}) follows "
     "them: the traces are as many times as large"
 )
-IN_THE_STEP = "compile the whole step: braintrace.compile(lambda x: ..., rule, x)"
 _RANDOM = "the derivative of the loss by the states: random operands in the reverse pass"
-_NOT_SEEN = Dropped(
-    "whatever a step function computes from it before the learner call (`update` does not use it; "
-    "such a gradient is of the step alone)",
-    do=IN_THE_STEP,
-)
-
-
-def with_step(
-    parameters: Mapping[Path, ParameterReport], outside: Outside | None
-) -> dict[Path, ParameterReport]:
-    """The reports on a model's `update`, and on what is around it; None if nothing ran yet."""
-    reports = dict(parameters)
-    for path in (*outside.used, *outside.dropped) if outside else ():
-        reports.setdefault(path, unused(path))
-    return {path: _with_step(p, outside) for path, p in reports.items()}
-
-
-def _with_step(p: ParameterReport, outside: Outside | None) -> ParameterReport:
-    if outside is None:
-        return replace(p, exact=False, dropped=(_NOT_SEEN,)) if p.how == "none" else p
-    how = "within-step" if p.how == "none" and p.path in outside.used else p.how
-    more = outside.dropped.get(p.path, ()) + outside.everywhere * (p.how != "none")
-    return replace(p, how=how, exact=p.exact and not more, dropped=p.dropped + more)
 
 
 def _joined(path: Path, leaves: Sequence[ParameterReport]) -> ParameterReport:

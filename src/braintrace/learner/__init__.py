@@ -4,16 +4,16 @@ from .._precision import brainstate as _loaded  # noqa: F401
 from ..checkpoint import Checkpoint as Checkpoint
 from ..frontend import floating as floating
 from ..rules import ETraceConfig as ETraceConfig
-from ._algorithm import ETraceAlgorithm as ETraceAlgorithm
-from ._algorithm import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ._compile import ETraceVmap as ETraceVmap
 from ._compile import compile as compile
 from ._data import MultiStepData as MultiStepData
 from ._data import SingleStepData as SingleStepData
 from ._dni import DNI as DNI
-from ._drivers import SequenceDriverMixin as SequenceDriverMixin
-from ._executor import ETraceGraphExecutor as ETraceGraphExecutor
-from ._executor import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
+from ._driver import SequenceDriverMixin as SequenceDriverMixin
+from ._executors import ETraceGraphExecutor as ETraceGraphExecutor
+from ._executors import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
+from ._learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
+from ._learner import Learner as Learner
 from ._nnx import ModuleLearner as ModuleLearner
 from ._presets import D_RTRL as D_RTRL
 from ._presets import DECOLLE as DECOLLE
@@ -41,4 +41,6 @@ from ._rule_learner import RuleLearner as RuleLearner
 from ._sequences import length_of as length_of
 from ._synthetic import SyntheticGradient as SyntheticGradient
 from ._synthetic import train_synthetic_gradient as train_synthetic_gradient
-from ._views import EligibilityTrace as EligibilityTrace
+from ._traces import EligibilityTrace as EligibilityTrace
+
+ETraceAlgorithm = Learner  # the published name

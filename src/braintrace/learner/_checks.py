@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import CompilationError, dotted, message, not_supported, type_error, value_error
+from .._errors import (
+    OWN_CELL,
+    CompilationError,
+    dotted,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._online import Wording
 from .._online import check_exact as refuse_inexact
 from ..graph import Graph
@@ -128,14 +136,29 @@ def check_layout(graph: Graph, compiled: Graph) -> None:
         for a, b in zip(graph.relations, compiled.relations, strict=True)
     )
     if not same:
-        raise CompilationError(
-            message(
-                "the model's weights reach other states than when it was compiled.",
-                why="a Python-side switch or attribute changed the structure of `update`; the "
-                "stored traces belong to the old one",
-                do="build a new learner after changing the model's structure",
-            )
+        raise changed_structure()
+
+
+def changed_structure() -> CompilationError:
+    """The error of a step whose weights have other traces than the stored ones."""
+    return CompilationError(
+        message(
+            "the model's weights reach other states than when it was compiled.",
+            why="a Python-side switch or attribute changed the structure of `update`; the stored "
+            "traces belong to the old one",
+            do="build a new learner after changing the model's structure",
         )
+    )
+
+
+def called_early(learner: Any) -> ValueError:
+    """The error of a call of a learner that is not compiled."""
+    return value_error(
+        f"{type(learner).__name__} is called before it is compiled.",
+        why="the traces have no shape yet",
+        do="call learner.compile_graph(*example_inputs) first, or build the learner with "
+        "braintrace.compile(model, rule, *example_inputs)",
+    )
 
 
 def shape_of(x: PyTree) -> jax.ShapeDtypeStruct:
@@ -176,3 +199,33 @@ def _describe_one(value: PyTree) -> str:
         unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
         parts.append(f"{x.dtype}{list(x.shape)}{unit}")
     return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
+
+
+def check_vjp_method(vjp_method: str) -> str:
+    """Accept 'single-step' and 'multi-step'."""
+    if vjp_method not in ("single-step", "multi-step"):
+        raise value_error(
+            f"unknown vjp_method {vjp_method!r}.",
+            why="a gradient is taken per step or per window",
+            do="choose 'single-step' or 'multi-step'",
+        )
+    return vjp_method
+
+
+def not_a_module(model: Any) -> TypeError:
+    """The error of a model that is no module."""
+    return type_error(
+        f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+        why="the step of a learner is the `update` of a module",
+        do="write one step of the network in the `update` of such a module, or give a "
+        f"function to braintrace.compile; {OWN_CELL}",
+    )
+
+
+def not_compiled() -> ValueError:
+    """The error of asking for the graph before there is one."""
+    return value_error(
+        "the graph is not compiled yet.",
+        why="shapes come from example inputs",
+        do="call compile_graph(*example_inputs) first",
+    )

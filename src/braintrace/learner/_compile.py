@@ -7,40 +7,34 @@ import copy
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._errors import dotted, not_supported, type_error, value_error
-from .._online import RunInfo
-from ..checkpoint import CheckpointMixin
 from ..engine import Engine, Placement, check_engine, check_placement
-from ..frontend import ETraceGraph, StepFunction
+from ..frontend import StepFunction
 from ..program import PyTree
-from ..report import CompilationReport
-from ..rules import BY_NAME, ETraceConfig, LearningRule, check_options
+from ..rules import BY_NAME, ETraceConfig, LearningRule, check_count, check_options
 from . import _presets
-from ._algorithm import ETraceAlgorithm
 from ._checks import check_exact
-from ._data import MultiStepData, SingleStepData, first_entry
+from ._data import MultiStepData, SingleStepData
 from ._dni import DNI
-from ._drivers import SequenceDriverMixin
+from ._learner import Learner
 from ._nnx import ModuleLearner, is_nnx
-from ._reset import LAST, check_batch_size, reinitialise
+from ._reset import check_batch_size
 from ._rule_learner import RuleLearner
-from ._saved import SavedStates
 
-RULES: dict[str, type[ETraceAlgorithm]] = {
+RULES: dict[str, type[Learner]] = {
     name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
     for name, row in BY_NAME.items()
 }
 
 
-def class_of(config: ETraceConfig) -> type[ETraceAlgorithm]:
+def class_of(config: ETraceConfig) -> type[Learner]:
     """The learner class for a rule with these coordinates."""
     by_signal = {
         "modulatory": _presets.ThreeFactor,
@@ -72,116 +66,51 @@ def options_of(config: ETraceConfig) -> dict[str, PyTree]:
     return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
 
 
-class ETraceVmap(SavedStates, CheckpointMixin, SequenceDriverMixin, brainstate.nn.Vmap):
-    """A learner compiled for one sample and mapped over a batch; `module` is that learner."""
+class ETraceVmap(brainstate.nn.Module):
+    """A learner of a model that is mapped over samples; `module` is that learner.
 
-    vmapped_fn: Any
-    _n_samples: int
+    It has all of the learner's methods; axis 0 of all inputs counts the samples.
+    """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
-        # The mapped function holds on to the learner of its construction.
-        new = ETraceVmap(copy.deepcopy(self.module, memo), vmap_states="new")
-        new.remember_samples(self._n_samples)
-        return new
+    def __init__(self, learner: Learner):
+        super().__init__()
+        self.module = learner
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} over {self._n_samples} samples of\n{self.module!r}"
+        return f"{type(self).__name__} over {self.module.samples} samples of\n{self.module!r}"
 
-    @property
-    def report(self) -> CompilationReport:
-        """The compilation report of one sample."""
-        return self.module.report
+    def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
+        return ETraceVmap(copy.deepcopy(self.module, memo))
 
-    @property
-    def graph(self) -> ETraceGraph:
-        """The compiled graph of one sample."""
-        return self.module.graph
+    def __copy__(self) -> ETraceVmap:
+        return ETraceVmap(self.module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "module":
+            raise AttributeError(name)
+        return getattr(self.module, name)
 
     def update(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """One step of every sample; axis 0 of all inputs counts the samples."""
-        wrapped = (SingleStepData, MultiStepData)
-        nodes = jax.tree.leaves((args, kwargs), is_leaf=lambda n: isinstance(n, wrapped))
-        self._check_windows(2 if any(isinstance(n, MultiStepData) for n in nodes) else 1)
-        everyone = lambda a: jnp.broadcast_to(a, (self._n_samples,)) if jnp.ndim(a) == 0 else a
-        for k in self.module.takes:  # one number for the rule is the same for all samples
-            if k in kwargs:
-                kwargs[k] = jax.tree.map(everyone, kwargs[k])
-        _check_samples((args, kwargs), self._n_samples)
-        with self.module.named(tuple(kwargs)):
-            return super().update(*args, *kwargs.values())
-
-    def _check_windows(self, chunk: int) -> None:
-        if chunk > 1:
-            raise not_supported(
-                "a learner mapped over samples takes no windows.",
-                why="axis 0 of its inputs counts the samples, not the steps",
-                do="compile with an explicit batch (vmap=False, batch_size=...)",
-            )
-
-    @property
-    def last_run(self) -> RunInfo | None:
-        """How the last sequence was run: in blocks, or why not."""
-        return self.module.last_run
-
-    @property
-    def _learner(self) -> ETraceAlgorithm:
-        return self.module
-
-    @contextlib.contextmanager
-    def _placing(self, called: list[bool]) -> Iterator[None]:
-        # A mapped function remembers which states a call touches; a placeholder touches no traces.
-        real = self.vmapped_fn
-        self.vmapped_fn = brainstate.nn.Vmap(self.module, vmap_states="new").vmapped_fn
-        try:
-            with self.module._placing(called, mappable=True):
-                yield
-        finally:
-            self.vmapped_fn = real
-
-    def forget_past(self) -> None:
-        """Zero the traces of every sample."""
-        self.module.running_index.value = jnp.zeros_like(self.module.running_index.value)
-        self.module.reset_traces()
+        """One step of every sample."""
+        return self.module(*args, **kwargs)
 
     def reset(self) -> None:
         """Reset the model's states and the traces of every sample: do this between sequences.
 
         Initial states drawn at random are drawn once and shared by all samples.
         """
-        reinitialise(self.module.model4compile)
-        brainstate.nn.reset_all_states(self)
-
-    # Last of all `reset_state`s: the model has reset its states as if there were one sample.
-    @brainstate.nn.call_order(LAST, check_order_boundary=False)
-    def reset_state(self, *args: PyTree, **kwargs: PyTree) -> None:
-        """Give every sample its copy of the reset states."""
-        for state, shapes in self._sample_shapes:
-            leaves, tree = jax.tree.flatten(state.value)
-            full = [
-                jnp.broadcast_to(a, (self._n_samples, *a.shape)) if jnp.shape(a) == shape else a
-                for a, shape in zip(leaves, shapes, strict=True)
-            ]
-            state.value = jax.tree.unflatten(tree, full)
-
-    def remember_samples(self, n_samples: int) -> None:
-        """Note which states have one entry per sample."""
-        self._n_samples = n_samples
-        states = [
-            s for s in brainstate.graph.states(self.module).values() if "new" in (s.tag or ())
-        ]
-        self._sample_shapes = [
-            (s, [jnp.shape(a)[1:] for a in jax.tree.leaves(s.value)]) for s in states
-        ]
+        self.module.reset()
 
 
 def compile(
     model: Any,
-    algorithm: str | LearningRule | ETraceConfig | type[ETraceAlgorithm],
+    algorithm: str | LearningRule | ETraceConfig | type[Learner],
     *example_inputs: PyTree,
     batch_size: int | None = None,
     seed: int | None = None,
     verbose: int = 0,
     vmap: bool = False,
+    window: int | None = None,
     strict: bool = False,
     unmarked: bool = False,
     engine: str = "auto",
@@ -190,7 +119,7 @@ def compile(
     units: str | None = None,
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
-) -> Any:
+) -> Learner | ModuleLearner | ETraceVmap:
     """Initialise a model's states and turn it into an online learner.
 
     The step is the `update` of a module, or a function that calls modules, such as encoder, network
@@ -210,6 +139,8 @@ def compile(
         seed: seed of the state initialisation.
         verbose: 1 prints the report, 2 adds warnings.
         vmap: compile for one sample and map over the batch axis of the inputs.
+        window: steps in which nothing is cut, for sequences: `vjp_method='multi-step'`, and the
+            `chunk_size` of `etrace_grad` and `etrace_train`; None takes single steps.
         strict: refuse a model with a parameter whose gradient is not exact, naming all of them.
         unmarked: recognise plain JAX (`x @ w`, `h * a`, a convolution) as operators; by default
             only operators of braintrace are followed.
@@ -218,8 +149,7 @@ def compile(
         batch: the axis of the mesh that samples are split over.
         units: the axis of the mesh that units are split over.
         kwargs: keyword arguments of one step, examples like the inputs.
-        **options: arguments of the rule, e.g. `vjp_method='multi-step'`; for a module of nnx those
-            of `braintrace.online`, e.g. `window=10`.
+        **options: arguments of the rule; for a module of nnx those of `braintrace.online`.
 
     Returns:
         The learner, an `ETraceVmap` when `vmap` is set, a `ModuleLearner` of a module of nnx.
@@ -255,7 +185,7 @@ def compile(
     if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
         spread = {"mesh": mesh, "batch": batch, "units": units}
-        options = {"strict": strict, "engine": engine, **spread, **options}
+        options = {"strict": strict, "engine": engine, "window": window, **spread, **options}
         learner = ModuleLearner(model, algorithm, example_inputs, options)
     else:
         if not isinstance(model, brainstate.nn.Module):
@@ -263,6 +193,8 @@ def compile(
         check_batch_size(batch_size)
         placement = check_placement(mesh, batch, units)
         how = (unmarked, check_engine(engine), placement)
+        if window is not None:
+            options = {"vjp_method": "multi-step", **options}
         new_learner = _maker(model, algorithm, options, *how)
         seeded = contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed)
         if vmap and placement is not None:
@@ -281,6 +213,7 @@ def compile(
             learner.compile_graph(*example_inputs, **(kwargs or {}))
             learner.batch_size = batch_size if learner.batch_size is None else learner.batch_size
             learner._place()
+        learner.window = None if window is None else check_count("window", window, "steps")
         if strict:
             check_exact(learner.report, _rule(algorithm).__name__)
             (learner.module if vmap else learner).strict = True
@@ -296,7 +229,7 @@ def _maker(
     unmarked: bool,
     engine: Engine,
     placement: Placement | None,
-) -> Callable[[], ETraceAlgorithm]:
+) -> Callable[[], Learner]:
     """What makes a learner of a model by a rule."""
     make: Any
     rule = make = _rule(algorithm)
@@ -306,10 +239,9 @@ def _maker(
         rule, make = RuleLearner, functools.partial(rule.of, rule=algorithm)
     _check_options(rule, options)
 
-    def new_learner() -> ETraceAlgorithm:
+    def new_learner() -> Learner:
         learner = make(model, **options)
-        learner.executor.unmarked, learner.executor.engine = unmarked, engine
-        learner.executor.placement = placement
+        learner.unmarked, learner.engine, learner.placement = unmarked, engine, placement
         return learner
 
     return new_learner
@@ -332,7 +264,7 @@ def _step_of(function: Callable[..., PyTree]) -> StepFunction:
     """A function as a module."""
     step = StepFunction(function)
     for path, node in brainstate.graph.nodes(step).items():
-        if isinstance(node, SequenceDriverMixin):
+        if isinstance(node, (Learner, ETraceVmap)):
             raise value_error(
                 f"{step.title} calls the learner {dotted(path)}.",
                 where=step.line,
@@ -343,7 +275,7 @@ def _step_of(function: Callable[..., PyTree]) -> StepFunction:
 
 
 def _mapped(
-    new_learner: Callable[[], ETraceAlgorithm],
+    new_learner: Callable[[], Learner],
     model: brainstate.nn.Module,
     inputs: tuple[PyTree, ...],
     kwargs: Mapping[str, PyTree] | None,
@@ -364,17 +296,15 @@ def _mapped(
     bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
     _check_samples(bare, batch_size)
     learner = new_learner()
-    one = jax.tree.map(first_entry, tuple(bare))
 
     @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)
     def new_states():
         brainstate.nn.init_all_states(model)
-        learner.compile_graph(*one)
 
     new_states()
-    mapped = ETraceVmap(learner, vmap_states="new")
-    mapped.remember_samples(batch_size)
-    return mapped
+    learner.map_over(batch_size)
+    learner.compile_graph(*bare)
+    return ETraceVmap(learner)
 
 
 def _check_not_given(**arguments: Any) -> None:
@@ -399,7 +329,7 @@ def _check_samples(inputs: PyTree, n_samples: int) -> None:
             )
 
 
-def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
+def _rule(algorithm: Any) -> type[Learner]:
     if isinstance(algorithm, str):
         name = algorithm.strip().lower()
         if name not in RULES:
@@ -415,7 +345,7 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
         return RULES.get(algorithm.name, RuleLearner)
     if isinstance(algorithm, ETraceConfig):
         return class_of(algorithm)
-    if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
+    if isinstance(algorithm, type) and issubclass(algorithm, Learner):
         return algorithm
     kind = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
     raise type_error(
@@ -426,7 +356,7 @@ def _rule(algorithm: Any) -> type[ETraceAlgorithm]:
     )
 
 
-def parameters_of(rule: type[ETraceAlgorithm]) -> list[inspect.Parameter]:
+def parameters_of(rule: type[Learner]) -> list[inspect.Parameter]:
     """The options of a rule; also those that its base class takes."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in rule.__mro__:
@@ -441,5 +371,5 @@ def parameters_of(rule: type[ETraceAlgorithm]) -> list[inspect.Parameter]:
     return [p for p in parameters.values() if p.name not in own and p.kind not in several]
 
 
-def _check_options(rule: type[ETraceAlgorithm], options: dict[str, Any]) -> None:
+def _check_options(rule: type[Learner], options: dict[str, Any]) -> None:
     check_options(rule.__name__, parameters_of(rule), options, " to braintrace.compile")

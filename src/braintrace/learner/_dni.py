@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.tree_util import PyTreeDef
 
-from ..engine import Values
+from .._online import Attach, Plan
+from ..engine import TimeAxes, Values
 from ..graph import Graph
 from ..program import PyTree
 from ..rules import ETraceConfig, LearningRule
-from ._data import Call
 from ._presets import ParamDimVjpAlgorithm
 from ._synthetic import SyntheticGradient, guessed, no_synthesizer, run_window
 
@@ -45,16 +44,11 @@ class DNI(
 
     synthesizer: SyntheticGradient | None
     signals = ("bootstrapped",)
-    calls_in_blocks = False  # each adds the guess at its own end
 
     def _rule_of(self, arguments: dict[str, Any]) -> LearningRule:
         return super()._rule_of(
             {**arguments, "config": ETraceConfig(learning_signal="bootstrapped")}
         )
-
-    @property
-    def _has_own_signal(self) -> bool:
-        return True
 
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Use this one from now on."""
@@ -64,36 +58,41 @@ class DNI(
         """The `group_shapes` of a `SyntheticGradient` for this learner."""
         return {g.index: (*g.varshape, g.num_state) for g in self.graph.hidden_groups}
 
-    def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+    @property
+    def _synthetic(self) -> Any:
+        return self.synthesizer
+
+    def _of_rule(self) -> dict[str, PyTree]:
         if self.synthesizer is None:
-            return kwargs, {}
-        return kwargs, {"synthesizer": self.synthesizer.param_values()}
+            return super()._of_rule()
+        return {**super()._of_rule(), "synthesizer": self.synthesizer.param_values()}
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
-        if not extra:
+        if self.synthesizer is None:
             raise no_synthesizer()
 
-    def _run(self, graph: Graph, call: Call, extra: tuple[bool, ...], names: PyTreeDef):
-        assert self.synthesizer is not None
-        plain, synthesizer = super()._run(graph, call, extra, names), self.synthesizer
-        traced = {i for r in graph.relations for v in r.site.leaves.values() for i in v}
+    def _attach(self, plan: Plan) -> Attach | None:
+        """What later losses are expected to say about the states at the end of a call."""
+        synthesizer = self.synthesizer
+        if synthesizer is None:
+            return None
+        used = {i for r in plan.graph.relations for v in r.site.leaves.values() for i in v}
 
-        def run(values: Values, traces: list[PyTree]):
-            outs, last, traces = plain(values, traces)
+        def attach(
+            graph: Graph, values: Values, axes: TimeAxes, of_rule: PyTree, outs: list[Array]
+        ) -> list[Array]:
+            params = enumerate(values.params)
             constant = replace(
                 values,
-                params=tuple(
-                    lax.stop_gradient(p) if i in traced else p for i, p in enumerate(values.params)
-                ),
+                params=tuple(lax.stop_gradient(p) if i in used else p for i, p in params),
                 hidden=lax.stop_gradient(values.hidden),
             )
-            exits = run_window(graph, constant, call)[1].hidden
-            theta = jax.tree.unflatten(names, values.extra)["synthesizer"]
+            exits = run_window(graph, constant, axes.args, axes.length)[1].hidden
+            theta = of_rule["synthesizer"]
             guess = guessed(graph.groups, synthesizer, theta, lax.stop_gradient(exits))
-            return expecting(outs, exits, guess), last, traces
+            return expecting(outs, exits, guess)
 
-        key = ("dni", id(synthesizer), graph, call.timed, call.length, extra, names)
-        return self.executor.compiled(key, run)
+        return attach
 
 
 def expecting(outs: list[Array], exits: PyTree, guess: PyTree) -> list[Array]:

@@ -10,7 +10,7 @@ import brainstate
 import jax
 
 from .._errors import type_error, value_error, warn
-from ..frontend import StateTree, leaves_of, states_of, trace_function, tree_of, values_of
+from ..frontend import StateTree, leaves_of, states_in, states_of, tree_of, values_of
 from ..program import Program, evaluate, is_traced, trace
 
 Array = jax.Array
@@ -116,24 +116,31 @@ def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
     if not getattr(optimizer, "param_states", None):
         optimizer.register_trainable_weights(rebuild(states))
     grads = values_of(weights)
-    traced = trace_function(optimizer.update, grads)
-    order = [(id(s), i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
-    place = {(id(leaf.state), leaf.index): leaf for leaf in traced.leaves}
-    if any(key not in place for key in order):
+    stateful = brainstate.transform.StatefulFunction(optimizer.update, return_only_write=False)
+    touched, updated = stateful.get_states(grads), {id(s) for s in states}
+    if not updated <= {id(s) for s in touched}:
         raise value_error(
             "the optimizer does not update all these weights.",
             why="it was registered with other weights",
             do="register it with learner.param_states, or pass weights=...",
         )
-    own = [i for i, s in enumerate(traced.leaves) if (id(s.state), s.index) not in order]
-    leaves = [*(place[key] for key in order), *(traced.leaves[i] for i in own)]
-    flat = leaves_of(weights, jax.tree.unflatten(jax.tree.structure(grads), traced.arguments))
-    program = Program(
-        traced.program.consts,
-        (*flat, *(leaf.entry for leaf in leaves)),
-        traced.program.equations,
-        tuple(leaf.exit for leaf in leaves),
-    )
-    values = traced.values()
-    write = lambda arrays: traced.write(own, arrays)
-    return Optimizer(program, traced.consts, [values[i] for i in own], write)
+    own = [s for s in touched if id(s) not in updated]
+    leaves, tree = jax.tree.flatten([s.value for s in own])
+    n = len(leaves_of(weights, grads))
+
+    def update(*flat):
+        grads, params = (tree_of(weights, flat[i * n : i * n + n]) for i in (0, 1))
+        values = dict(zip(map(id, own), jax.tree.unflatten(tree, flat[2 * n :]), strict=True))
+        values |= dict(zip(map(id, states), states_in(weights, params), strict=True))
+        new, _ = stateful.jaxpr_call([values[id(s)] for s in touched], grads)
+        after = dict(zip(map(id, touched), new, strict=True))
+        moved = [a for s in states for a in jax.tree.leaves(after[id(s)])]
+        return [*moved, *jax.tree.leaves([after[id(s)] for s in own])]
+
+    def write(arrays: Sequence[Array]) -> None:
+        for state, value in zip(own, jax.tree.unflatten(tree, list(arrays)), strict=True):
+            state.value = value
+
+    flat = leaves_of(weights, grads)
+    program, consts = trace(update, *flat, *flat, *leaves)
+    return Optimizer(program, consts, leaves, write)

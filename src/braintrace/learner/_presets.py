@@ -293,8 +293,7 @@ class OSTTP(
         self.B_list = list(rule.values["B_list"])
         super()._set_up(model, rule, arguments)
 
-    def _unnamed(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
-        args, kwargs = super()._unnamed(args, kwargs)
+    def _arguments(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
         if self.is_compiled and len(args) == len(self._example[0]) + 1 and "y_target" not in kwargs:
             args, kwargs = args[:-1], {**kwargs, "y_target": args[-1]}
         return args, kwargs

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import value_error
-from ..frontend import ETraceGraph
-from ..graph import Path
+from ..graph import Graph, Path, Step
 from ..program import PyTree
 
 Module: Any = brainstate.nn.Module
@@ -22,13 +21,13 @@ Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the
 LAST = 1 << 20  # the order of a `reset_state` that comes after those of the model
 
 
-def shared_batch(graph: ETraceGraph, example: PyTree) -> int | None:
+def shared_batch(graph: Graph, example: PyTree) -> int | None:
     """The leading axis that inputs and hidden states share, if the operators take a batch."""
-    step = graph.module_info.step
+    step = graph.step
     shapes = [step.entry(leaf).shape for leaf in step.hidden]
     shapes += [leaf.shape for leaf in jax.tree.leaves(example) if leaf.shape]
     leading = {s[0] if s else None for s in shapes}
-    fed = [r for r in graph.hidden_param_op_relations if r.operator.x is not None]
+    fed = [r for r in graph.relations if r.operator.x is not None]
     if len(leading) != 1 or not all(r.primitive.batched for r in fed):
         return None
     return leading.pop()
@@ -80,10 +79,9 @@ def resized_states(states: Mapping[tuple, brainstate.State], old: int, new: int)
             state.value = before[path]
 
 
-def state_shapes(graph: ETraceGraph) -> Shapes:
+def state_shapes(step: Step) -> Shapes:
     """The shapes of the leaves of every hidden state that carry a derivative."""
     out: Shapes = {}
-    step = graph.module_info.step
     for leaf in step.hidden:
         out.setdefault(leaf.path, {})[leaf.index] = step.entry(leaf).shape
     return out

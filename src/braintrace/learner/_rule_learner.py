@@ -25,7 +25,7 @@ from ..rules import (
     trace_type,
     with_signal,
 )
-from ._algorithm import ETraceVjpAlgorithm
+from ._learner import ETraceVjpAlgorithm
 
 # The arguments that learners have beside their rule's: default and documentation.
 _ARGUMENTS: dict[str, tuple[Any, str]] = {

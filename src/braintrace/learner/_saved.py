@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import brainstate
+import jax.numpy as jnp
 
 from .._errors import value_error
 from ..checkpoint import (
@@ -17,6 +19,7 @@ from ..checkpoint import (
     swap_states,
 )
 from ..rules import rule_identity
+from ._traces import EligibilityTrace
 
 
 class SavedStates:
@@ -41,6 +44,30 @@ class SavedStates:
             if wanted := {k: values[k] for k in named(name, state.value) if k in values}:
                 states[name] = (state, renewed(name, state.value, wanted))
         swap_states({k: s for k, (s, _) in states.items()}, {k: v for k, (_, v) in states.items()})
+
+    def expect(self, names: Mapping[str, Any]) -> Callable[[], None]:
+        """Have the traces of step functions that are among the names of arrays; returns the undo.
+
+        Those that a file has and the learner has not are made, those of which it has none are
+        zero when they are next needed.
+        """
+        held, plan = self._learner.etraces, self._learner._compiled().plan
+        before, own = dict(held), plan.parts(plan.trace_shapes)
+        start = f"{STATES}/learner/etraces/"
+        found: dict[str, Any] = {}
+        for name in (name for name in names if name.startswith(start)):
+            trace, _, part = name.removeprefix(start).rpartition("/")
+            zeros = jnp.zeros(names[name].shape, names[name].dtype)
+            found[trace or part] = {**found.get(trace, {}), part: zeros} if trace else zeros
+        for name in [name for name in held if name not in own and name not in found]:
+            del held[name]
+        held |= {k: EligibilityTrace(v) for k, v in found.items() if k not in held}
+
+        def undo() -> None:
+            held.clear()
+            held.update(before)
+
+        return undo
 
     def identity(self) -> dict[str, Any]:
         """The rule, how it is run, and the samples it is mapped over."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from .._errors import type_error, value_error
-from ..engine import OWN
 from ..graph import HiddenGroup
 from ..program import PyTree
 from ..rules import LearningRule
-from ._executor import ETraceVjpGraphExecutor
 
 Array = jax.Array
 
@@ -25,8 +23,7 @@ class SignalMixin:
     windows: str | None = None  # why windows are refused, if they are
     vjp_method: str
     learning_rule: LearningRule
-    executor: ETraceVjpGraphExecutor
-    _names: tuple[str, ...] = ()
+    _compiled: Callable[[], Any]
 
     @property
     def _overrides_signal(self) -> bool:
@@ -35,10 +32,6 @@ class SignalMixin:
     @property
     def _has_signal(self) -> bool:
         return self._overrides_signal or self.learning_rule.record.signal is not None
-
-    @property
-    def _has_own_signal(self) -> bool:
-        return self._has_signal
 
     def _check_signal(self) -> None:
         """Refuse windows and signals that the rule has no place for."""
@@ -58,26 +51,17 @@ class SignalMixin:
                 do="make it from D_RTRL, pp_prop or SnAp",
             )
 
-    def _rule_inputs(self, extra: dict[str, PyTree]) -> dict[str, PyTree]:
-        """The rule's inputs at a call."""
-        return {**extra, OWN: self.signal_values()} if self._has_signal else extra
+    def _of_rule(self) -> dict[str, PyTree]:
+        """The arrays that the rule reads, the same at every step."""
+        return self.signal_values() if self._has_signal else {}
 
-    @contextmanager
-    def named(self, names: tuple[str, ...]) -> Iterator[None]:
-        """Take the last arguments of calls as keywords of these names: a mapped call has none."""
-        self._names = names
-        try:
-            yield
-        finally:
-            self._names = ()
-
-    def _unnamed(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
-        n = len(args) - len(self._names)
-        return args[:n], {**kwargs, **dict(zip(self._names, args[n:], strict=True))}
+    def _arguments(self, args: tuple, kwargs: dict[str, PyTree]) -> tuple[tuple, dict[str, PyTree]]:
+        """The arguments of a call as the model and the rule take them."""
+        return args, kwargs
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
         """Refuse a call without what the rule needs."""
-        self.learning_rule.check_call(self.executor.graph.hidden_groups, extra)
+        self.learning_rule.check_call(self._compiled().plan.graph.groups, extra)
 
     def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """The keyword arguments of the model, and those that are for the rule."""

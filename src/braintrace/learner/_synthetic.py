@@ -16,7 +16,7 @@ from .._errors import message, value_error
 from ..engine import Values, evaluate_plain
 from ..graph import Graph, HiddenGroup
 from ..program import PyTree
-from ._data import Call, MultiStepData, unwrap
+from ._data import MultiStepData, unwrap
 
 Array = jax.Array
 
@@ -87,12 +87,17 @@ def no_synthesizer() -> RuntimeError:
     )
 
 
-def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Array], Values]:
-    """Results of a step or window, stacked if it is one, and the values after it."""
+def run_window(
+    graph: Graph, values: Values, timed: Sequence[bool], length: int
+) -> tuple[list[Array], Values]:
+    """Results of the steps of a window, stacked, and the values after it.
 
-    def step(states, timed):
-        rest = iter(timed)
-        args = tuple(next(rest) if t else a for a, t in zip(values.args, call.timed, strict=True))
+    `timed` says which arguments have a leading axis of steps.
+    """
+
+    def step(states, arrays):
+        rest = iter(arrays)
+        args = tuple(next(rest) if t else a for a, t in zip(values.args, timed, strict=True))
         now = replace(values, args=args, hidden=states[0], others=states[1])
         outs = evaluate_plain(graph, now)
         kinds = (graph.step.hidden, graph.step.others)
@@ -100,11 +105,8 @@ def run_window(graph: Graph, values: Values, call: Call) -> tuple[list[Array], V
         return new, outs[: graph.step.n_outs]
 
     start = (tuple(values.hidden), tuple(values.others))
-    timed = [a for a, t in zip(values.args, call.timed, strict=True) if t]
-    if call.length is None:
-        (hidden, others), outs = step(start, [])
-    else:
-        (hidden, others), outs = lax.scan(step, start, timed, call.length)
+    arrays = [a for a, t in zip(values.args, timed, strict=True) if t]
+    (hidden, others), outs = lax.scan(step, start, arrays, length)
     return outs, replace(values, hidden=hidden, others=others)
 
 
@@ -195,12 +197,15 @@ def train_synthetic_gradient(
         for start in range(0, length, chunk_size):
             window = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
             call = unwrap((tuple(MultiStepData(a) for a in window), {}))
-            info, graph = learner.executor.trace(*call.step[0])
+            prepared = learner._prepared_own(*call.step)
+            info, graph = prepared.info, prepared.plan.graph
             if graph not in compiled:
                 loss_at = lambda outs, tree=info.out_tree: loss_of(jax.tree.unflatten(tree, outs))
-                compiled[graph] = jax.jit(partial(_target, graph, call, synthesizer, loss_at))
+                target_of = partial(_target, graph, (call.timed, call.length), synthesizer, loss_at)
+                compiled[graph] = jax.jit(target_of)
             states = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
-            last, target = compiled[graph](theta, Values(info.consts, call.leaves, *states))
+            args = (*call.leaves, *info.fixed_arrays())
+            last, target = compiled[graph](theta, Values(info.consts, args, *states))
             theta, own, loss = learn(theta, own, states[1], target)
             losses.append(loss)
             info.write("hidden", last.hidden)
@@ -215,11 +220,13 @@ def train_synthetic_gradient(
     return out
 
 
-def _target(graph, call, synthesizer, loss_at, theta, values) -> tuple[Values, Any]:
+def _target(graph, window, synthesizer, loss_at, theta, values) -> tuple[Values, Any]:
     """The values after a window, and what its loss and the guess at its end say about its entry."""
 
     def later(hidden):
-        outs, last = run_window(graph, replace(values, hidden=hidden), call)
+        timed, length = window
+        fixed = (False,) * (len(values.args) - len(timed))
+        outs, last = run_window(graph, replace(values, hidden=hidden), (*timed, *fixed), length)
         constant = lax.stop_gradient(last.hidden)
         pairs = zip(guessed(graph.groups, synthesizer, theta, constant), last.hidden, strict=True)
         return loss_at(outs) + sum((jnp.sum(g * h) for g, h in pairs), jnp.zeros(())), last

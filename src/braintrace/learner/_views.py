@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._errors import message
-from ..graph import HiddenGroup, HiddenParamOpRelation
+from ..graph import HiddenGroup, HiddenParamOpRelation, Path
 from ..program import PyTree
-from ..rules import ETraceConfig
-from ._executor import ETraceVjpGraphExecutor
+from ..rules import ETraceConfig, LearningRule
+from ._traces import EligibilityTrace
 
 Array = jax.Array
 _KINDS = {
@@ -31,16 +31,13 @@ class TraceView:
     value: PyTree
 
 
-class EligibilityTrace(brainstate.ShortTermState):
-    """The trace of one relation: a dict of arrays."""
-
-
 class TraceViewsMixin:
     """Read-only views of the traces."""
 
     etraces: dict[str, EligibilityTrace]
     config: ETraceConfig
-    executor: ETraceVjpGraphExecutor
+    learning_rule: LearningRule
+    _compiled: Callable[[], Any]
 
     @property
     def etrace_bwg(self) -> Mapping[tuple[int, int], TraceView]:
@@ -94,8 +91,24 @@ class TraceViewsMixin:
         )
 
     def _by_relation(self) -> list[tuple[HiddenParamOpRelation, PyTree]]:
-        relations = self.executor.graph.hidden_param_op_relations
-        return list(zip(relations, (t.value for t in self.etraces.values()), strict=True))
+        plan = self._compiled().plan
+        return list(zip(plan.graph.relations, self._own_traces(), strict=True))
+
+    def _own_traces(self) -> list[PyTree]:
+        """The traces of the model's own step, in the order of its relations or parameters."""
+        plan = self._compiled().plan
+        return plan.traces_of({n: self.etraces[n].value for n in plan.parts(plan.trace_shapes)})
+
+    def _traces_by_path(self) -> list[tuple[str, list[Path], PyTree]]:
+        """What the traces are called, the parameters that each is of, and they themselves."""
+        graph, rule = self._compiled().plan.graph, self.learning_rule.record
+        paths: list[list[Path]] = [[path] for _, path in rule.traced(graph)]
+        if not rule.per_parameter:
+            paths = [list(r.trainable_paths.values()) for r in graph.relations]
+        return [
+            (f"{i}:{'.'.join(map(str, of[0] if of else ()))}", of, trace)
+            for i, (of, trace) in enumerate(zip(paths, self._own_traces(), strict=True))
+        ]
 
     def _check_stored(self, name: str, kind: str) -> None:
         stored = self.config.trace_factorization

@@ -13,37 +13,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from .._errors import warn
-from .._online import Stream
-from ..frontend import Split, Traced, operands
+from ..graph import Step
 from ..ops import ETPPrimitive, compiled
-from ..program import Equation, Program, bind, deep_equations, evaluate, is_jax_primitive, is_traced
+from ..program import (
+    Equation,
+    bind,
+    cannot_be_mapped,
+    deep_equations,
+    evaluate,
+    is_jax_primitive,
+    is_traced,
+)
+from ._calls import Call
+from ._loop import Position, Weights
 
-Array = jax.Array
 _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])
 
 
-def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> bool:
+def warn_if_silent(call: Call, name: str) -> bool:
     """Warn if no unit spikes in this sequence; returns whether that could be decided."""
-    graph = split.call.params["marker"].graph
-    program: Program = graph.step.program
-    states, consts = traced.values(), traced.consts
-    if any(split.call.params["mapped"] or ()):
-        return True  # a program of one sample
-    if any(map(is_traced, jax.tree.leaves((stream, states, consts)))):
+    step, at = call.plan.problem.step, call.at
+    inputs = call.stream.arrays.inputs
+    if any(map(is_traced, jax.tree.leaves((call.weights, at.states, inputs)))):
         return False
     with jax.ensure_compile_time_eval():
-        spikes = frozenset(e for e in deep_equations(program) if is_spike(e))
-        if not spikes or not spikes.issubset(program.equations):
+        spikes = frozenset(e for e in deep_equations(step.program) if is_spike(e))
+        if not spikes or not spikes.issubset(step.program.equations):
             return True  # none, or inside of loops and branches
-        spiked = compiled(partial(_spiked, traced.program, split.call, spikes), graph.structures)
-        silent = not spiked(consts, states, jax.tree.leaves(stream.arrays))
+        spiked = compiled(partial(_spiked, step, spikes), call.plan.graph.structures)
+        silent = not spiked(call.weights, Position(at.states, None, None), inputs)
     if silent:
         warn(
             "no unit spiked in this sequence.",
-            where=type(model).__name__,
+            where=name,
             why="the currents do not reach the threshold, so the outputs do not depend on the "
             "input, and all that is left of the gradient is the surrogate derivative below the "
             "threshold",
@@ -55,6 +60,8 @@ def warn_if_silent(model: Any, stream: Stream, traced: Traced, split: Split) -> 
 def is_spike(eqn: Equation) -> bool:
     """Whether an equation is a step from 0 to 1 with a derivative of its own."""
     if isinstance(eqn.primitive, ETPPrimitive) or eqn.effects or len(eqn.outputs) != 1:
+        return False
+    if cannot_be_mapped(eqn):
         return False
     if is_jax_primitive(eqn) and eqn.name not in ("custom_jvp_call", "custom_vjp_call"):
         return False
@@ -71,42 +78,30 @@ def is_spike(eqn: Equation) -> bool:
 
 
 def _spiked(
-    program: Program,
-    call: Equation,
-    spikes: frozenset[Equation],
-    consts: tuple[Array, ...],
-    states: list[Array],
-    sequences: list[Array],
+    step: Step, spikes: frozenset[Equation], weights: Weights, at: Position, inputs: Any
 ) -> Array:
     """Whether a unit spikes in a sequence; stops at the first spike."""
-    step, length = call.params["marker"].graph.step, sequences[0].shape[0]
+    length = jax.tree.leaves(inputs)[0].shape[0]
     leaves = (*step.hidden, *step.others)
+    params = {p.position: v for p, v in zip(step.params, weights.trained, strict=True)}
 
-    def advance(at: tuple[Array, list[Array], Array]) -> tuple[Array, list[Array], Array]:
-        time, states, _ = at
+    def advance(carry: tuple[Array, list[Array], Array]) -> tuple[Array, list[Array], Array]:
+        time, states, _ = carry
         seen = [jnp.zeros((), bool)]
 
-        def inside(eqn: Equation, values: list[Any]) -> list[Any]:
+        def look(eqn: Equation, values: list[Any]) -> list[Any]:
             outs = bind(eqn, values)
             if eqn in spikes:
                 seen.append((outs[0] != 0).any())
             return outs
 
-        def outside(eqn: Equation, values: list[Any]) -> list[Any]:
-            if eqn is not call:
-                return bind(eqn, values)
-            of_call = operands(call, values)
-            entering = dict(zip(leaves, (*of_call.hidden, *of_call.others), strict=True))
-            entering |= dict(zip(step.params, of_call.params, strict=True))
-            inputs = [*of_call.args, *step.program.inputs[step.n_args :]]
-            for leaf, value in entering.items():
-                inputs[leaf.position] = value
-            outs = evaluate(step.program, of_call.consts, inputs, inside)
-            return [*outs[: step.n_outs], *(outs[leaf.output] for leaf in leaves)]
+        values = dict(enumerate((*(a[time] for a in inputs), *weights.fixed))) | params
+        values |= {leaf.position: v for leaf, v in zip(leaves, states, strict=True)}
+        flat = [values[i] for i in range(len(step.program.inputs))]
+        outs = evaluate(step.program, weights.consts, flat, look)
+        return time + 1, [outs[leaf.output] for leaf in leaves], jnp.stack(seen).any()
 
-        values = evaluate(program, consts, [*(a[time] for a in sequences), *states], outside)
-        return time + 1, values[len(values) - len(states) :], jnp.stack(seen).any()
-
-    more = lambda at: (at[0] < length) & ~at[2]
-    start = (jnp.zeros((), int), list(states), jnp.zeros((), bool))
+    more = lambda carry: (carry[0] < length) & ~carry[2]
+    states = [*at.states[0], *at.states[1]]
+    start = (jnp.zeros((), int), states, jnp.zeros((), bool))
     return lax.while_loop(more, advance, start)[2]

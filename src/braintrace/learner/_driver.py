@@ -1,0 +1,612 @@
+"""Sequences: gradients, training and evolution over a whole sequence in one compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import type_error, value_error
+from .._online import (
+    Arrays,
+    LossWatch,
+    OnUpdate,
+    Options,
+    Position,
+    RunInfo,
+    Updates,
+    check_mask,
+    check_moving,
+    check_on_update,
+    sized_options,
+    ticking,
+    warn_if_silent,
+)
+from ..engine import check_surroundings
+from ..frontend import (
+    ModuleInfo,
+    StateTree,
+    check_read,
+    check_takes,
+    leaves_of,
+    named_states,
+    states_of,
+    title_of,
+    tree_of,
+    values_of,
+    weights_of,
+    write_weights,
+)
+from ..graph import Path
+from ..program import PyTree, evaluate, fingerprint, is_traced
+from ..rules import check_count
+from ._checks import called_early, check_exact
+from ._data import MultiStepData
+from ._optimizers import optimizer_of
+from ._sequences import check_choice, length_of, loss_of
+from ._steps import Prepared, prepared_step, window_results
+
+Array = jax.Array
+State: TypeAlias = brainstate.State
+
+
+class SequenceDriverMixin:
+    """Sequences for learners.
+
+    `etrace_grad` sums online gradients, `etrace_train` updates weights on the way, `etrace_evolve`
+    only runs; `grad` and `train` are for losses of outputs.
+    """
+
+    optimizer: Any = None
+    optimized: list[int] | None = None  # ids of the states that it updates
+    optimizer_state: State | None = None
+    replaced: int = 0  # calls in a row with another optimizer, up to 2
+
+    # What a learner has besides.
+    vjp_method: str
+    window: int | None
+    model4compile: Any
+    placement: Any
+    strict: bool
+    last_run: RunInfo | None
+    param_states: Any
+    path_to_states: Any
+    key_parts: Callable[[], tuple[Any, ...]]
+    running_index: Any
+    etraces: dict[str, Any]
+    rule: Any
+    _forgot: Callable[[Any], None]
+    report_of: Callable[[Prepared], Any]
+    _known: Any
+    _losses: LossWatch
+    _knows_spikes: bool
+    _prepared: Callable[..., Prepared]
+    _call: Callable[..., Any]
+    _write: Callable[..., None]
+
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
+        mask: PyTree = None,
+        chunk_size: int | None = None,
+        weights: StateTree = None,
+        reduction: str = "mean",
+        loss_output: str = "per_step",
+        has_aux: bool = False,
+        return_value: bool = False,
+        block_size: int | None = None,
+        memory_budget: int | None = None,
+        keep_traces: bool = True,
+        progress: bool = False,
+    ) -> PyTree:
+        """Sum the online gradients of a sequence; memory does not grow with its length.
+
+        The sequence is evaluated in blocks: the weights do not change within one, so the traces
+        are touched once per block and the rest are matrix products. The result is that of one
+        step after another, up to rounding. The whole of `step_fn` is the step that is learned: what
+        it does before and after the call has traces as the model has, see `learner.report`.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: `step_fn(*slices)` calls the learner and returns the loss of the step
+                (or `(loss, aux)`). With windows, slices have a leading axis of `chunk_size`, the
+                learner takes them as `MultiStepData`, and the losses of the window are returned.
+            mask: weights of the steps' losses, shape (T,); finite numbers (inside of `jit`, where
+                they cannot be looked at, a NaN makes the gradients NaN). What a backward rule adds
+                to its cotangent (a penalty on activity) is no loss: it counts in every step.
+            chunk_size: steps per window; default the `window` of `compile`, 1 is one at a time.
+            weights: the states to differentiate, of the model or of whatever `step_fn` uses;
+                default all floating parameters of the model.
+            reduction: 'mean' divides by max(sum(mask), 1), 'sum' does not.
+            loss_output: 'per_step', 'masked' or 'scalar'.
+            has_aux: whether `step_fn` returns `(loss, aux)`. With windows, leaves of `aux` whose
+                leading axis counts the window's steps are joined along time.
+            return_value: whether to return the losses too.
+            block_size: steps per block; default as many as fit, 1 is one after another.
+            memory_budget: bytes that the values of one block may take, without `block_size`.
+            keep_traces: whether the traces after the sequence are wanted. Without them a sequence
+                that fits in one block never builds a trace; they are left at zero.
+            progress: whether to show a progress bar (needs tqdm).
+
+        Returns:
+            gradients, or (gradients, losses), (gradients, aux), (gradients, losses, aux).
+
+        Raises:
+            TypeError, ValueError: sequences, mask or options do not fit.
+            CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
+        """
+        steps = self._steps("etrace_grad", sequences, step_fn, mask, chunk_size, weights, has_aux)
+        check_choice("reduction", reduction, ("mean", "sum"))
+        check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
+        sized = sized_options(steps.window, block_size, memory_budget, keep_traces)
+        with ticking(progress, steps.calls) as tick:
+            only, options = steps.wanted, replace(sized, tick=tick, fresh=steps.fresh())
+            options = replace(options, mean=reduction == "mean", only=only)
+            call = steps.call(donate=True)
+            found, at, results, self.last_run = call.gradient(etrace_gradient, _loss, options)
+        steps.write(at)
+        if not keep_traces:
+            self._forgot(steps.prepared.plan)
+        grads = tree_of(steps.weights, steps.gradients(found))
+        losses, aux = steps.results(results)
+        weighted = losses if steps.mask is None else losses * steps.mask
+        if loss_output == "masked":
+            losses = weighted
+        elif loss_output == "scalar":
+            scale = call.stream.mean_scale() if reduction == "mean" else 1.0
+            losses = weighted.sum() * scale
+        out = (grads, *([losses] if return_value else []), *([aux] if has_aux else []))
+        return out[0] if len(out) == 1 else out
+
+    def etrace_train(
+        self,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
+        optimizer: Any = None,
+        update_every: int = 1,
+        mask: PyTree = None,
+        chunk_size: int | None = None,
+        weights: StateTree = None,
+        reduction: str = "mean",
+        has_aux: bool = False,
+        progress: bool = False,
+        on_update: OnUpdate | None = None,
+    ) -> PyTree:
+        """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
+
+        Weights, states, traces and the state of the optimizer are left as they are after the last
+        step. The state of an optax transformation is `learner.optimizer_state`; it is
+        initialised again when another transformation or other weights are passed. Inside `jit` it
+        must exist already: see `init_optimizer`.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: as in `etrace_grad`.
+            optimizer: an optax transformation, or an optimizer of braintools.
+            update_every: steps between two updates.
+            mask: weights of the steps' losses, shape (T,).
+            chunk_size: steps per window; divides `update_every`.
+            weights: the states to update; default all floating parameters.
+            reduction: 'mean' divides the gradient of an update by max(sum(mask), 1), 'sum' does
+                not.
+            has_aux: whether `step_fn` returns `(loss, aux)`.
+            progress: whether to show a progress bar (needs tqdm).
+            on_update: `on_update(step, metrics)`, called for every update of this call, counted
+                from 1, with its `loss` (the mean over its steps) and `grad_norm`. It is called
+                outside the compiled loops of 256 updates: for one loop while the next one runs.
+
+        Returns:
+            the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).
+
+        Raises:
+            TypeError, ValueError: sequences, mask or options do not fit.
+            CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
+        """
+        chunk = _chunk(self.window if chunk_size is None else chunk_size)
+        every = check_count("update_every", update_every, "steps")
+        if every % chunk:
+            raise value_error(
+                f"update_every={every} is not a multiple of chunk_size={chunk}.",
+                why="the weights must not change within a window",
+                do="make it a multiple",
+            )
+        steps = self._steps("etrace_train", sequences, step_fn, mask, chunk_size, weights, has_aux)
+        check_choice("reduction", reduction, ("mean", "sum"))
+        if self.strict:
+            report = self.report_of(steps.prepared)
+            check_moving(report.parameters.values(), type(self).__name__, "etrace_train")
+        check_on_update(on_update, (steps.sequences, steps.mask, values_of(steps.weights)))
+        with ticking(progress, steps.calls) as tick:
+            update = optimizer_of(optimizer, steps.weights, self)
+            n = len(update.own)
+
+            def step(grads: list, trained: list, own: Any, at: Position) -> Any:
+                arrays, unused, consts = own
+                grads, before = steps.gradients(grads), steps.leaves(trained, unused)
+                after, arrays = update(consts, grads, before, arrays)
+                trained, unused = steps.placed(after, trained)
+                return trained, (arrays, unused, consts), at
+
+            options = Options(steps.window, tick=tick, mean=reduction == "mean", only=steps.wanted)
+            own = (update.own, steps.unused(), list(update.consts))
+            own = own if self.placement is None else self.placement.whole(own)
+            key = (fingerprint(update.program, update.consts), n, tuple(steps.places))
+            call, updates = steps.call(donate=True), Updates(step, every)
+            more = (on_update, self._losses)
+            trained, own, at, results, self.last_run = call.train(
+                etrace_training, key, _loss, options, updates, own, *more
+            )
+        steps.write(at)
+        write_weights(steps.weights, steps.leaves(trained, own[1]))
+        update.write(own[0])
+        losses, aux = steps.results(results)
+        return (losses, aux) if has_aux else losses
+
+    def init_optimizer(self, optimizer: Any, weights: StateTree = None) -> None:
+        """Make the state of an optimizer, so that `etrace_train` can be called inside of `jit`.
+
+        Args:
+            optimizer: an optax transformation, or an optimizer of braintools.
+            weights: the states that it will update; default all floating parameters.
+        """
+        weights = weights_of(weights, self.param_states)
+        self.optimizer = self.optimizer_state = None
+        optimizer_of(optimizer, weights, self)
+
+    def etrace_evolve(
+        self,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree] | None = None,
+        chunk_size: int | None = None,
+        return_outputs: bool = False,
+    ) -> PyTree:
+        """Advance states and traces over a sequence without a loss.
+
+        Args:
+            *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.
+            step_fn: what to do with the slices; default calls the learner with them.
+            chunk_size: steps per window; the default `step_fn` wraps windows in `MultiStepData`.
+            return_outputs: whether to return what `step_fn` returned, stacked over time.
+        """
+        length_of(sequences)
+        chunk, wrap = _chunk(self.window if chunk_size is None else chunk_size), (lambda x: x)
+        if step_fn is None and chunk > 1:
+            wrap = MultiStepData
+        call_it = _Evolution(self, wrap) if step_fn is None else step_fn
+        steps = self._sequence("etrace_evolve", sequences, call_it, None, chunk, {}, _outputs)
+        options = Options(steps.window)
+        at, outs, self.last_run = steps.call().scan(options)
+        steps.write(at)
+        if not return_outputs:
+            return None
+        return steps.outputs(outs)
+
+    def grad(self, loss: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
+        """The gradient of the summed losses of a sequence, as `braintrace.online` has it.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step.
+            **options: those of `etrace_grad`, e.g. `has_aux`, `block_size`, `weights`.
+
+        Returns:
+            `f(xs, *targets, mask=None)`, which returns `(grads, losses)`, and `aux` with `has_aux`;
+            `xs` are the inputs of all steps, a tuple if there are several.
+        """
+        options = {"reduction": "sum", **options, "return_value": True}
+        return _OfOutputs(self, loss, self.etrace_grad, options)
+
+    def train(
+        self, loss: Callable[..., PyTree], optimizer: Any, update_every: int = 1, **options: Any
+    ) -> Callable[..., PyTree]:
+        """Learn while the sequence runs, as `braintrace.online` does.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step.
+            optimizer: an optax transformation, or an optimizer of braintools.
+            update_every: steps between two updates; the gradient is that of their summed losses.
+            **options: those of `etrace_train`, e.g. `has_aux`, `on_update`, `weights`.
+
+        Returns:
+            `f(xs, *targets, mask=None)`, which returns the losses, and `aux` with `has_aux`.
+        """
+        more = {"optimizer": optimizer, "update_every": update_every, "reduction": "sum"}
+        return _OfOutputs(self, loss, self.etrace_train, {**more, **options})
+
+    # --------------------------------------------------------------------------------- planning
+
+    def _steps(
+        self,
+        name: str,
+        sequences: tuple[PyTree, ...],
+        step_fn: Any,
+        mask: PyTree,
+        chunk_size: int | None,
+        weights: StateTree,
+        has_aux: bool,
+    ) -> Steps:
+        """A step function with a loss over sequences, checked."""
+        if step_fn is None or not callable(step_fn):
+            raise type_error(
+                f"{name} needs step_fn.",
+                why="you define the loss",
+                do="pass step_fn=lambda x, y: loss(learner(x), y)",
+            )
+        chunk = _chunk(self.window if chunk_size is None else chunk_size)
+        length = length_of(sequences)
+        counted = check_mask(mask, length)
+        if chunk > 1 and self.vjp_method != "multi-step":
+            raise value_error(
+                f"chunk_size={chunk} on a learner that is not multi-step.",
+                why="a window needs reverse mode inside the window",
+                do="build the learner with vjp_method='multi-step'",
+            )
+        weights = weights_of(weights, self.param_states)
+        finish = _Losses(has_aux, chunk)
+        steps = self._sequence(name, sequences, step_fn, counted, chunk, weights, finish)
+        if self.strict:
+            check_exact(self.report_of(steps.prepared), type(self).__name__, steps.named)
+        if not self._knows_spikes:
+            call = steps.call()
+            self._knows_spikes = warn_if_silent(call, title_of(self.model4compile))
+        return steps
+
+    def _sequence(
+        self,
+        name: str,
+        sequences: tuple[PyTree, ...],
+        step_fn: Callable[..., PyTree],
+        mask: Array | None,
+        chunk: int,
+        weights: StateTree,
+        finish: Any,
+    ) -> Steps:
+        if self._known.own is None:
+            raise called_early(self)
+        _check_slices(step_fn, len(sequences), name)
+        check_surroundings(self.placement, sequences)
+        sequences = jax.tree.map(jnp.asarray, sequences)
+        shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+        slices = jax.tree.map(shape, sequences)
+        named = named_states(weights, self.path_to_states)
+        trained = {id(s) for s in (*self.param_states.values(), *named.values())}
+        window = chunk > 1
+
+        def trace() -> ModuleInfo:
+            arguments = (self, step_fn, slices, finish, named, window)
+            return prepared_step(*arguments).trained(trained)
+
+        kind: Any = ("step", finish, window, frozenset(trained))
+        prepared = self._prepared(kind, slices, (*self.key_parts(), step_fn), trace)
+        read = [s for s in prepared.info.states.values() if isinstance(s, brainstate.ParamState)]
+        check_read(named, self.param_states, read)
+        self._known.last = prepared
+        single = self.vjp_method == "single-step" and not window
+        size = None if single else chunk
+        return Steps(self, prepared, sequences, mask, weights, named, size, step_fn, finish)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Steps:
+    """A step function over sequences: its analysed step, and which of its arrays are the weights'.
+
+    `window` is the number of steps in which nothing is cut, None for single steps.
+    """
+
+    learner: Any
+    prepared: Prepared
+    sequences: tuple[PyTree, ...]
+    mask: Array | None
+    weights: StateTree
+    named: dict[Path, State]
+    window: int | None
+    step_fn: Callable[..., PyTree]
+    finish: Any
+
+    @property
+    def length(self) -> int:
+        return jax.tree.leaves(self.sequences)[0].shape[0]
+
+    @property
+    def calls(self) -> int:
+        return -(-self.length // (self.window or 1))
+
+    @property
+    def places(self) -> list[int | None]:
+        """For every array of the weights its number in the step, None if the step has none."""
+        info = self.prepared.info
+        at = {(id(info.states[p.path]), p.index): i for i, p in enumerate(info.step.params)}
+        return [at.get((id(state), i)) for state, i in _cells(self.weights)]
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The parameters of the step whose gradients are wanted."""
+        return tuple(i for i in self.places if i is not None)
+
+    def fresh(self) -> bool:
+        """Whether the traces are zero, as far as that is certain while tracing.
+
+        Without a trace it is looked up in the loop, so that one program serves both.
+        """
+        index = self.learner.running_index.value
+        traces = [t.take() for t in self.learner.etraces.values()]
+        traced = any(map(is_traced, jax.tree.leaves(traces)))
+        return isinstance(index, np.ndarray) and traced and bool(index == 0)
+
+    def call(self, donate: bool = False) -> Any:
+        """The step with the present arrays."""
+        inputs = tuple(jax.tree.leaves(self.sequences))
+        mapped = any(map(is_traced, inputs))  # a write may be refused: the traces must outlive it
+        donate &= not mapped
+        return self.learner._call(self.prepared, Arrays(inputs), mask=self.mask, donate=donate)
+
+    def write(self, at: Position) -> None:
+        """Store the new states and traces."""
+        self.learner._write(self.prepared, at)
+
+    def gradients(self, found: Sequence[Array]) -> list[Array]:
+        """The gradients by all arrays of the weights: zero for what the step does not use."""
+        rest, values = iter(found), jax.tree.leaves(values_of(self.weights))
+        pairs = zip(self.places, values, strict=True)
+        return [jnp.zeros_like(v) if i is None else next(rest) for i, v in pairs]
+
+    def unused(self) -> list[Array]:
+        """The arrays of the weights that the step does not use."""
+        values = leaves_of(self.weights, values_of(self.weights))
+        return [v for i, v in zip(self.places, values, strict=True) if i is None]
+
+    def leaves(self, trained: Sequence[Array], unused: Sequence[Array]) -> list[Array]:
+        """The arrays of the weights, from those of the step and the others."""
+        rest = iter(unused)
+        return [next(rest) if i is None else trained[i] for i in self.places]
+
+    def placed(
+        self, leaves: Sequence[Array], trained: Sequence[Array]
+    ) -> tuple[list[Array], list[Array]]:
+        """The inverse of `leaves`; parameters that are no weights stay."""
+        new, rest = list(trained), []
+        for i, value in zip(self.places, leaves, strict=True):
+            if i is None:
+                rest.append(value)
+            else:
+                new[i] = value
+        return new, rest
+
+    def results(self, results: PyTree) -> tuple[Array, PyTree]:
+        """Losses and aux; those of whole windows are computed from the results of their steps."""
+        losses, (aux, calls) = results
+        if (self.window in (None, 1) and not self._in_windows) or not self.finish.has_aux:
+            return losses, aux
+        return losses, self._of_windows(lambda *s: self.step_fn(*s)[1], calls)
+
+    def outputs(self, outs: list[Array]) -> PyTree:
+        """What a step function returns, along time."""
+        out, calls, _ = jax.tree.unflatten(self.prepared.out_tree, outs)
+        return self._of_windows(self.step_fn, calls) if self._in_windows else out
+
+    @property
+    def _in_windows(self) -> bool:
+        return (self.window or 1) > 1
+
+    def _of_windows(self, function: Callable[..., PyTree], calls: list[PyTree]) -> PyTree:
+        """`function` of all windows, given the results of the learner's calls in them."""
+        size, parts = self.window or 1, []
+        whole = self.length // size * size
+        for start, stop, n in ((0, whole, size), (whole, self.length, self.length - whole)):
+            if start == stop:
+                continue
+            cut = lambda a, s=start, e=stop, n=n: a[s:e].reshape((-1, n, *a.shape[1:]))
+            windows = jax.tree.map(cut, (calls, self.sequences))
+            shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+            given = jax.tree.map(shape, windows)
+            results, slices = given
+            info = window_results(self.learner, function, results, slices, self.named)
+            kinds = ("params", "hidden", "others")
+            states = {
+                leaf.position: a
+                for kind in kinds
+                for leaf, a in zip(getattr(info.step, kind), info.leaves(kind), strict=True)
+            }
+
+            def one(*leaves: Array, info: ModuleInfo = info, states: dict = states) -> list[Array]:
+                values = dict(enumerate(leaves)) | states
+                inputs = [values[i] for i in range(len(info.step.program.inputs))]
+                return evaluate(info.step.program, info.consts, inputs)[: info.step.n_outs]
+
+            outs = jax.vmap(one)(*jax.tree.leaves(windows))
+            joined = lambda a, n=n: a.reshape((-1, *a.shape[2:])) if a.shape[1:2] == (n,) else a
+            parts.append(jax.tree.unflatten(info.out_tree, list(map(joined, outs))))
+        return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """What a step function returns, as `(loss, aux)`, checked."""
+
+    has_aux: bool
+    chunk: int
+
+    def __call__(self, result: PyTree) -> tuple[Array, PyTree]:
+        loss, aux = loss_of(result, self.has_aux)
+        window, shape = self.chunk > 1, jnp.shape(loss)
+        if shape != ((1,) if window else ()):
+            shown = (self.chunk, *shape[1:]) if window and shape[:1] == (1,) else shape
+            raise value_error(
+                f"step_fn returned a loss of shape {shown}, expected "
+                f"{(self.chunk,) if window else ()}.",
+                why="each step has one loss",
+                do="reduce the loss over the batch and features in step_fn",
+            )
+        return (loss[0], None) if window else (loss, aux)
+
+
+def _outputs(result: PyTree) -> PyTree:
+    return result
+
+
+@dataclass(frozen=True)
+class _Evolution:
+    """The step of `etrace_evolve` without a function: a call of the learner."""
+
+    learner: Any
+    wrap: Callable[[PyTree], PyTree]
+
+    def __call__(self, *slices: PyTree) -> PyTree:
+        return self.learner(*map(self.wrap, slices))
+
+
+class _OfOutputs:
+    """A loss of outputs and targets as a step function, for one of the drivers."""
+
+    def __init__(self, learner: Any, loss: Callable, driver: Callable, options: dict[str, Any]):
+        self._learner, self._loss, self._driver, self._options = learner, loss, driver, options
+        self._steps: dict[int, Callable[..., PyTree]] = {}
+
+    def __call__(self, xs: PyTree, *targets: PyTree, mask: PyTree = None) -> PyTree:
+        inputs = xs if type(xs) is tuple else (xs,)
+        n, learner, loss = len(inputs), self._learner, self._loss
+        step = lambda *s: loss(learner(*s[:n]), *s[n:])
+        if (learner.window or 1) > 1:
+            step = lambda *s: jax.vmap(loss)(learner(*map(MultiStepData, s[:n])), *s[n:])
+        step = self._steps.setdefault(n, step)
+        return self._driver(*inputs, *targets, step_fn=step, mask=mask, **self._options)
+
+
+def etrace_gradient() -> None:
+    """What gradients of step functions are compiled for."""
+
+
+def etrace_training() -> None:
+    """What training with step functions is compiled for."""
+
+
+def _loss(out: PyTree) -> tuple[Array, PyTree]:
+    """The loss of a step, and what else is wanted of it."""
+    (loss, aux), calls, _ = out
+    return loss, (aux, calls)
+
+
+def _cells(weights: StateTree) -> list[tuple[State, int]]:
+    """Every array of the weights: its state and its number there."""
+    states = states_of(weights)[0]
+    return [(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
+
+
+def _chunk(chunk_size: int | None) -> int:
+    """Steps per window."""
+    return 1 if chunk_size is None else check_count("chunk_size", chunk_size, "steps")
+
+
+def _check_slices(step_fn: Callable[..., PyTree], count: int, name: str) -> None:
+    check_takes(
+        step_fn,
+        ["a slice"] * count,
+        f"{name} calls step_fn(*slices), with one slice of each sequence",
+        "give one sequence per argument; a function that takes the network first, as in "
+        "verify.compare, is step_fn=lambda *slices: function(learner, *slices)",
+    )

@@ -1,0 +1,49 @@
+"""The state that holds a trace."""
+
+from __future__ import annotations
+
+import brainstate
+
+from ..program import PyTree
+
+
+class EligibilityTrace(brainstate.ShortTermState):
+    """The trace of one operator, or a part of it: a pytree of arrays.
+
+    A learner reads and writes it by `take` and `put`. Whoever reads `value` may hold the arrays, so
+    that their memory is not reused (`seen`); who assigns it has changed the trace (`changed`).
+    """
+
+    @property
+    def value(self) -> PyTree:
+        """The arrays."""
+        self.__dict__["seen"] = True
+        return brainstate.State.value.fget(self)
+
+    @value.setter
+    def value(self, new: PyTree) -> None:
+        self.__dict__.update(seen=True, changed=True)
+        brainstate.State.value.fset(self, new)
+
+    def take(self) -> PyTree:
+        """The arrays, for the learner."""
+        return brainstate.State.value.fget(self)
+
+    def put(self, new: PyTree) -> None:
+        """New arrays of the learner, which nobody else holds."""
+        brainstate.State.value.fset(self, new)
+        self.__dict__["seen"] = False
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody may hold the arrays."""
+        return vars(self).get("seen", True)
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has assigned other arrays."""
+        return vars(self).get("changed", False)
+
+    @changed.setter
+    def changed(self, new: bool) -> None:
+        self.__dict__["changed"] = new
