@@ -21,7 +21,7 @@ def inexact(args):
 
 def random_like(a, seed=1):
     if not jnp.issubdtype(a.dtype, jnp.inexact):
-        return jnp.arange(int(np.prod(a.shape)), dtype=a.dtype).reshape(a.shape)
+        return jnp.arange(int(np.prod(a.shape))).astype(a.dtype).reshape(a.shape)
     out = np.random.default_rng(seed).normal(size=a.shape)
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
         out = out + 1j * np.random.default_rng(seed + 1).normal(size=a.shape)
@@ -333,6 +333,32 @@ def test_linear_in_the_input_is_derived_from_the_function(function, linear):
     assert op.is_linear == linear
     ((op, _),) = uses(jax.vmap(primitive.bind, (0, 0)), jnp.ones((2, 3)), jnp.ones((2, 4, 3)))
     assert op.is_linear == linear
+
+
+@pytest.mark.parametrize("dtype", [int, bool])
+def test_linear_in_the_input_counts_spikes_of_any_type(dtype):
+    spikes = jnp.asarray([1, 0, 1], dtype)
+    times = register_primitive("times", lambda x, w: w @ x.astype(w.dtype))
+    count = register_primitive("count", lambda x, w: w * (1 + x))
+    pick = register_primitive("pick", lambda x, w: w[x])
+    for primitive, linear in ((times, True), (count, False)):
+        ((op, _),) = uses(primitive.bind, spikes, jnp.ones((4, 3)))
+        assert (op.is_linear, op.is_representable) == (linear, True)
+    if dtype is int:
+        ((op, _),) = uses(pick.bind, spikes, jnp.ones((4, 3)))
+        assert (op.is_linear, op.is_representable) == (False, False)
+
+
+def test_pull_of_many_steps_is_the_sum_of_their_pulls(case):
+    ((op, values),) = uses(case.call, *case.args)
+    if op.primitive.rules.pull is None:
+        return  # derived from the same function
+    x, effective, _ = operands(op, values)
+    xs = jnp.stack([x, x[..., ::-1], x])
+    cs = jnp.stack([random_like(op.y, seed=i) for i in range(3)])
+    each = [op.pull(x, c, effective) for x, c in zip(xs, cs, strict=True)]
+    got = op.pull_all(xs, cs, effective, list(effective))
+    close(got, jax.tree.map(lambda *g: sum(g), *each))
 
 
 def test_register_primitive_refuses_what_it_cannot_use():

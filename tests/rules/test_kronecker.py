@@ -72,3 +72,26 @@ def test_the_operator_that_writes_a_product_makes_no_difference(rule, form):
 
     for a, b in zip(*map(jax.tree.leaves, (grads(FORMS[form]), grads(matmul))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("kf_rtrl", {}), ("pp_prop", {"decay_or_rank": 0.9}), ("ottt", {"leak": 0.9})],
+)
+def test_spikes_of_any_type_have_the_gradient_of_floating_ones(rule, options):
+    params, spikes = {"w": W, "r": R}, XS > 0
+
+    def plain(params, h, x):
+        h = 0.5 * h + jnp.tanh(x @ params["w"] + h @ params["r"])
+        return h, h
+
+    def gradient(xs):
+        net = online(plain, rule, **options)
+        carry = net.init(params, jnp.zeros((2, 3)), xs[0])
+        return net.grad(lambda out: (out**2).sum())(params, carry, (xs,))[0]
+
+    want = gradient(spikes.astype("float64"))
+    for dtype in ("bool", "int32"):
+        got = gradient(spikes.astype(dtype))
+        for k in params:
+            np.testing.assert_allclose(got[k], want[k], rtol=1e-12)

@@ -87,6 +87,16 @@ class Contraction:
         free = [size[l] for l in self.y if l not in self.w]
         return x.reshape((*free, *(size.get(l, 1) for l in self.w)))
 
+    def pull(self, x: Array, c: Array, **how: Any) -> Array:
+        """The gradient of w from inputs and cotangents of y that begin with a mapped axis.
+
+        As a contraction of its own, `Zbi,Zbo->io`, it comes in the order of w. JAX's transpose of
+        `apply` has the order (o, i), and a copy turns it round where samples are on a mesh.
+        """
+        x, n = self._summed(x), max(self._samples, 1)
+        x, c = (a.reshape((-1, *a.shape[n:])) for a in (x, c))
+        return Contraction(self._unsummed[n - 1 :], self.y[n - 1 :], self.w).apply(x, c, **how)
+
     def without_bias(self) -> Contraction:
         """The product alone."""
         return Contraction(self.x, self.w, self.y)
@@ -121,6 +131,18 @@ def _features(x: Array, shapes: Shapes, *, equation: str, **how: Any) -> Weights
     return with_bias_features(Contraction.parse(equation).features(x), shapes)
 
 
+def _pull(x: Array, c: Array, shapes: Shapes, *, equation: str, **how: Any) -> Weights:
+    form = Contraction.parse(equation)
+    form = form.mapped((0, *(None for _ in shapes)))
+    out = {"weight": form.pull(x, c, **how)}
+    if form.bias is not None:
+        of_y = [l for l in form.y if l in form.bias]
+        total = c.sum(tuple(i for i, l in enumerate(form.y) if l not in of_y))
+        out["bias"] = jnp.transpose(total, [of_y.index(l) for l in form.bias])
+    real = lambda k: not jnp.issubdtype(shapes[k].dtype, jnp.complexfloating)
+    return {k: (g.real if real(k) else g).astype(shapes[k].dtype) for k, g in out.items()}
+
+
 def _part(
     weights: Weights, axis: int, start: int, stop: int, *, equation: str, **how: Any
 ) -> Array | None:
@@ -132,7 +154,7 @@ def _part(
     return lax.slice_in_dim(weights["weight"], start, stop, axis=form.w.index(letter))
 
 
-_RULES = Rules(features=_features, part=_part, of_part=_contract)
+_RULES = Rules(features=_features, pull=_pull, part=_part, of_part=_contract)
 
 
 def contraction(name: str, batched: ETPPrimitive | None = None) -> ETPPrimitive:

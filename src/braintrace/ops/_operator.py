@@ -305,12 +305,22 @@ class Operator:
 
     @property
     def is_representable(self) -> bool:
-        """Whether `represent` gives an array in which y is linear, if the input itself is none."""
-        rule = self.primitive.rules.represent
-        if rule is None:
+        """Whether `represent` gives numbers, which can be filtered, and no index."""
+        if self.primitive.rules.represent is not None:
+            array = partial(self._rule("represent"), shapes=self.shapes)
+            return self.plain and jax.eval_shape(array, self.record) is not None
+        x = self._represented
+        if not hasattr(x, "dtype") or is_inexact(x.dtype):
             return True
-        array = partial(self._rule("represent"), shapes=self.shapes)
-        return self.plain and jax.eval_shape(array, self.record) is not None
+        try:
+            jax.eval_shape(self.apply, self._floating(x), self.shapes)
+        except TypeError:  # of JAX, from what takes integers or booleans only
+            return False
+        return True
+
+    def _floating(self, x: Shape) -> Shape:
+        """The shape of these numbers where they are filtered: spikes may be integers."""
+        return x if is_inexact(x.dtype) else Shape(x.shape, self.y.dtype)
 
     @property
     def _represented(self) -> Any:
@@ -368,12 +378,14 @@ class Operator:
     def is_linear(self) -> bool:
         """Whether the gradient of the weights is linear in the represented input.
 
-        A bias, whose gradient does not read the input, does not count. `pull((1 + x) @ w)` is no
-        such gradient though its derivative by x is constant: it is not zero at x = 0.
+        That is the input as it is filtered, a floating array, also where the step gets spikes as
+        integers or booleans. A bias, whose gradient does not read the input, does not count.
+        `pull((1 + x) @ w)` is no such gradient though its derivative by x is constant: it is not
+        zero at x = 0.
         """
-        x = self._represented
-        if not (hasattr(x, "dtype") and is_inexact(x.dtype)):
+        if not hasattr(self._represented, "dtype") or not self.is_representable:
             return False
+        x = self._floating(self._represented)
         keys = [k for k in self._inexact(self.shapes) if k not in self.constant_keys]
 
         def pulled(c, weights, x, dx):
