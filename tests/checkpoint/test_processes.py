@@ -38,7 +38,8 @@ def learner_of(seed=0, **where):
 
 def places(learner):
     own = ("model4compile", "etraces")
-    states = {n: s.value for n, s in learner.states().items() if n[0] in own}
+    plain = lambda n: (*n[:-1], n[-1].partition(" @")[0])  # the shapes of a batch are in the rest
+    states = {plain(n): s.value for n, s in learner.states().items() if n[0] in own}
     return jax.tree.map(lambda a: a.sharding, states)
 
 

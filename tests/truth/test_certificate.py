@@ -320,14 +320,14 @@ def test_fields_of_a_report():
     learner = learner_of(update, params, {"h": draw(4)})
     w, r, o, unused = (learner.report.parameters[k,] for k in ("w", "r", "o", "unused"))
     assert (w.how, r.how, o.how, unused.how) == ("trace", "trace", "within-step", "none")
-    assert (w.exact, r.exact, o.exact, unused.exact) == (False, False, True, False)
+    assert (w.exact, r.exact, o.exact, unused.exact) == (False, False, True, True)
     assert w.states == (("h",),) and o.states == ()
     assert w.trace_shapes == ((3, 4, 1),) and w.trace_bytes == 3 * 4 * w_itemsize(learner)
     assert w.dropped == r.dropped and w.dropped[0].text == "h -> r -> h across steps"
     assert "etp_mv at " in w.operators[0] and "test_certificate.py:" in w.operators[0]
     text = learner.report.to_str()
     assert "o: within-step; exact" in text and "  - h -> r -> h across steps (" in text
-    assert learner.report.counts["inexact"] == 2  # nobody knows what a step function does
+    assert learner.report.counts["inexact"] == 2
     assert [d.weight_path for d in learner.graph.explain(kind=bt.DiagnosticKind.PARAMETER)] == [
         ("w",),
         ("r",),
