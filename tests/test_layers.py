@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "online": CORE | {"report", "rules", "engine"},
     "frontend": CORE | {"precision", "published", "report"},
     "checkpoint": {"errors", "files", "program", "frontend", "version"},
-    "learner": LEARNING | {"precision", "checkpoint"},
+    "learner": LEARNING | {"precision", "published", "checkpoint"},
     "verify": LEARNING | {"precision", "nn", "version"},
     "lab": set(),
     "lab.table": set(),

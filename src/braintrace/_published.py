@@ -11,14 +11,14 @@ from typing import Any
 
 
 def published(record: Any, name: str) -> Any:
-    """For `__getattr__` of a record: an attribute of its class of this name in `compat`."""
-    kind = type(record).__name__
+    """For `__getattr__` of a record: an attribute of its class, by the name of it, in `compat`."""
     if not name.startswith("__"):
         views = import_module("braintrace.compat._views")
-        found = inspect.getattr_static(getattr(views, kind), name, None)
-        if found is not None:
-            return found.__get__(record, type(record))
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        for kind in type(record).__mro__:
+            found = inspect.getattr_static(getattr(views, kind.__name__, None), name, None)
+            if found is not None and kind is not object:
+                return found.__get__(record, type(record))
+    return object.__getattribute__(record, name)  # raises what was raised before
 
 
 def published_layer(name: str) -> Any:

@@ -21,9 +21,7 @@ from ..learner import EligibilityTrace as EligibilityTrace
 from ..learner import EProp as EProp
 from ..learner import ETraceAlgorithm as ETraceAlgorithm
 from ..learner import ETraceConfig as ETraceConfig
-from ..learner import ETraceGraphExecutor as ETraceGraphExecutor
 from ..learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
-from ..learner import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
 from ..learner import ETraceVmap as ETraceVmap
 from ..learner import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ..learner import NoTrace as NoTrace
@@ -35,3 +33,5 @@ from ..learner import SequenceDriverMixin as SequenceDriverMixin
 from ..learner import SnAp as SnAp
 from ..learner import ThreeFactor as ThreeFactor
 from ..learner import pp_prop as pp_prop
+from ._executors import ETraceGraphExecutor as ETraceGraphExecutor
+from ._executors import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor

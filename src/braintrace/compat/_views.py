@@ -46,6 +46,7 @@ from ..program import (
     variable,
 )
 from ._perturb import HiddenPerturbation, perturbed
+from ._traces import Learner as Learner
 
 Values = Sequence[Array] | Mapping[JaxVar, Array]
 

@@ -10,8 +10,6 @@ from ._data import MultiStepData as MultiStepData
 from ._data import SingleStepData as SingleStepData
 from ._dni import DNI as DNI
 from ._driver import SequenceDriverMixin as SequenceDriverMixin
-from ._executors import ETraceGraphExecutor as ETraceGraphExecutor
-from ._executors import ETraceVjpGraphExecutor as ETraceVjpGraphExecutor
 from ._learner import ETraceVjpAlgorithm as ETraceVjpAlgorithm
 from ._learner import Learner as Learner
 from ._nnx import ModuleLearner as ModuleLearner

@@ -30,6 +30,7 @@ from .._online import (
     plan_of,
 )
 from .._online import Call as PlanCall
+from .._published import published
 from ..checkpoint import CheckpointMixin
 from ..engine import Engine, Placement, check_placement, check_surroundings, put
 from ..frontend import (
@@ -67,7 +68,6 @@ from ._checks import (
 )
 from ._data import Call, unwrap
 from ._driver import SequenceDriverMixin
-from ._executors import LearnerExecutor
 from ._reset import (
     LAST,
     Shapes,
@@ -85,7 +85,6 @@ from ._saved import SavedStates
 from ._signal import SignalMixin
 from ._steps import Prepared, passed, stepping
 from ._traces import EligibilityTrace
-from ._views import TraceViewsMixin
 
 Array = jax.Array
 
@@ -104,7 +103,6 @@ class Known:
     traced: dict[Any, Prepared] = field(default_factory=dict)
     written: dict[Path, list[Any]] | None = None
     per_sample: list[tuple[brainstate.State, list[tuple[int, ...]]]] = field(default_factory=list)
-    executor: LearnerExecutor | None = None
     mark: brainstate.State = field(default_factory=lambda: brainstate.State(()))  # read by calls
 
     def of_copy(self, model: brainstate.nn.Module) -> Known:
@@ -124,7 +122,6 @@ class Learner(
     CheckpointMixin,
     SignalMixin,
     SequenceDriverMixin,
-    TraceViewsMixin,
     brainstate.nn.Module,
 ):
     """A model that learns online, as `braintrace.compile` returns it.
@@ -206,14 +203,8 @@ class Learner(
         """Whether `compile_graph` was called."""
         return self._known.own is not None
 
-    @property
-    def executor(self) -> LearnerExecutor:
-        """The compiled graph behind the names of published executors."""
-        if self._known.executor is None:
-            self._known.executor = LearnerExecutor(self)
-        return self._known.executor
-
-    graph_executor = executor
+    def __getattr__(self, name: str) -> Any:
+        return published(self, name)
 
     def compile_graph(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Trace the model on example inputs, analyse its relations and allocate their traces.

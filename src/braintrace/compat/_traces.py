@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +14,7 @@ import numpy as np
 from .._errors import message
 from ..graph import HiddenGroup, HiddenParamOpRelation, Path
 from ..program import PyTree
-from ..rules import ETraceConfig, LearningRule
-from ._traces import EligibilityTrace
+from ._executors import LearnerExecutor
 
 Array = jax.Array
 _KINDS = {
@@ -31,16 +30,18 @@ class TraceView:
     value: PyTree
 
 
-class TraceViewsMixin:
-    """Read-only views of the traces."""
-
-    etraces: dict[str, EligibilityTrace]
-    config: ETraceConfig
-    learning_rule: LearningRule
-    _compiled: Callable[[], Any]
+class Learner:
+    """What a learner shows of its traces and its compiled graph."""
 
     @property
-    def etrace_bwg(self) -> Mapping[tuple[int, int], TraceView]:
+    def executor(self: Any) -> LearnerExecutor:
+        """The compiled graph behind the names of published executors."""
+        return LearnerExecutor(self)
+
+    graph_executor = executor
+
+    @property
+    def etrace_bwg(self: Any) -> Mapping[tuple[int, int], TraceView]:
         """Traces of every weight, by `(id(relation.y_var), group.index)`.
 
         Each is a dict of arrays (*free, *weight.shape, S): `free` are the output axes that the
@@ -62,7 +63,7 @@ class TraceViewsMixin:
         )
 
     @property
-    def etrace_xs(self) -> Mapping[int, TraceView]:
+    def etrace_xs(self: Any) -> Mapping[int, TraceView]:
         """Filtered inputs of the operators, by `id(relation.x_var)`.
 
         Raises:
@@ -73,7 +74,7 @@ class TraceViewsMixin:
         return MappingProxyType({id(r.x_var): TraceView(t["x"]) for r, t in pairs if "x" in t})
 
     @property
-    def etrace_dfs(self) -> Mapping[tuple[int, str], TraceView]:
+    def etrace_dfs(self: Any) -> Mapping[tuple[int, str], TraceView]:
         """Filtered tails of the operators, by `(id(relation.y_var), "hidden_group_i")`.
 
         Each is an array (*y.shape, S), S the states of a unit of the group.
@@ -90,7 +91,7 @@ class TraceViewsMixin:
             }
         )
 
-    def _by_relation(self) -> list[tuple[HiddenParamOpRelation, PyTree]]:
+    def _by_relation(self: Any) -> list[tuple[HiddenParamOpRelation, PyTree]]:
         plan = self._compiled().plan
         return list(zip(plan.graph.relations, self._own_traces(), strict=True))
 
@@ -110,7 +111,7 @@ class TraceViewsMixin:
             for i, (of, trace) in enumerate(zip(paths, self._own_traces(), strict=True))
         ]
 
-    def _check_stored(self, name: str, kind: str) -> None:
+    def _check_stored(self: Any, name: str, kind: str) -> None:
         stored = self.config.trace_factorization
         if stored != kind:
             raise AttributeError(
