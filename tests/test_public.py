@@ -92,7 +92,8 @@ NAMES = """
 """.split()
 MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
-    ParameterReport PathClassification Silent Advice RuleCost Suggestion ModuleLearner nir
+    ParameterReport PathClassification Silent Advice RuleCost Suggestion Learner ModuleLearner
+    nir
     compare CompareResult tasks data
 """.split()
 

@@ -91,6 +91,7 @@ from .graph import ParameterReport as ParameterReport
 from .graph import Silent as Silent
 from .lab.comparison import CompareResult as CompareResult
 from .lab.comparison import compare as compare
+from .learner import Learner as Learner
 from .learner import ModuleLearner as ModuleLearner
 from .learner import MultiStepData as MultiStepData
 from .learner import SingleStepData as SingleStepData
