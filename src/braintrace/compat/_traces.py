@@ -95,12 +95,12 @@ class Learner:
         plan = self._compiled().plan
         return list(zip(plan.graph.relations, self._own_traces(), strict=True))
 
-    def _own_traces(self) -> list[PyTree]:
+    def _own_traces(self: Any) -> list[PyTree]:
         """The traces of the model's own step, in the order of its relations or parameters."""
         plan = self._compiled().plan
         return plan.traces_of({n: self.etraces[n].value for n in plan.parts(plan.trace_shapes)})
 
-    def _traces_by_path(self) -> list[tuple[str, list[Path], PyTree]]:
+    def _traces_by_path(self: Any) -> list[tuple[str, list[Path], PyTree]]:
         """What the traces are called, the parameters that each is of, and they themselves."""
         graph, rule = self._compiled().plan.graph, self.learning_rule.record
         paths: list[list[Path]] = [[path] for _, path in rule.traced(graph)]
