@@ -1,8 +1,7 @@
 """Writes `notebooks/` from the tutorials: `make notebooks`.
 
 A tutorial is the only source: its text and its blocks of Python become cells. Pictures are left
-out, since the cells draw them. The first cell installs the package where it is missing (Colab),
-from a wheel: PyPI has another package under this name.
+out, since the cells draw them. The first cell installs the package where it is missing (Colab).
 """
 
 import json
@@ -13,22 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NAMES = ("own-model", "first-network", "long-sequences", "ei-network")
 INSTALL = """\
-# Installs braintrace where it is missing, as on Colab, from its wheel: PyPI has another package
-# under this name (0.2). Put the wheel next to this notebook; on Colab, choose it when asked.
-# `pip wheel --no-deps .` in a checkout writes one.
+# Installs the release where it is missing, as on Colab; a wheel next to this notebook goes first.
 import glob
-import sys
 from importlib.metadata import distributions
 
-versions = [d.version for d in distributions(name="braintrace")]
-if not versions or versions[0].startswith("0.2."):
-    if not glob.glob("braintrace-*.whl") and "google.colab" in sys.modules:
-        from google.colab import files
-
-        files.upload()
-    if not (wheels := glob.glob("braintrace-*.whl")):
-        raise FileNotFoundError("there is no braintrace-*.whl in this folder: put it here")
-    %pip install --quiet "./{max(wheels)}[plot,tasks]" brainpy
+if not [*distributions(name="braintrace-online")]:
+    wheels = [f"./{wheel}" for wheel in glob.glob("braintrace_online-*.whl")]
+    package = max(wheels, default="braintrace-online")
+    %pip install --quiet "{package}[plot,tasks]" brainpy
 """
 
 _CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)

@@ -49,18 +49,17 @@ def test_text_code_and_links_of_a_tutorial_become_cells(monkeypatch, tmp_path):
     first, install, code, last = ("".join(cell["source"]) for cell in cells)
     assert first == "# T\n\n[f](first-network.ipynb#a) [r](../docs/rules.md)"
     assert "%pip install" in install and code == "a = 1"
-    assert '"./{max(wheels)}[plot,tasks]"' in install  # not the package of this name on PyPI
     assert last == "<!-- no-run -->\n```python\nb\n```\n\n$$\nx\n$$"
 
 
-def test_first_cell_installs_the_wheel_beside_it_or_says_that_there_is_none(monkeypatch, tmp_path):
+def test_first_cell_installs_the_release_or_the_wheel_beside_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.metadata.distributions", lambda name: [])
     cell = notebooks.INSTALL.replace("%pip install", "installed = f").replace(" --quiet ", "")
     cell = cell.replace('" brainpy', '"')
-    with pytest.raises(FileNotFoundError, match="put it here"):
-        exec(cell, {})
-    (tmp_path / "braintrace-0.3.0-py3-none-any.whl").touch()
     names: dict = {}
     exec(cell, names)
-    assert names["installed"] == "./braintrace-0.3.0-py3-none-any.whl[plot,tasks]"
+    assert names["installed"] == "braintrace-online[plot,tasks]"
+    (tmp_path / "braintrace_online-0.3.0-py3-none-any.whl").touch()
+    exec(cell, names)
+    assert names["installed"] == "./braintrace_online-0.3.0-py3-none-any.whl[plot,tasks]"

@@ -1,8 +1,11 @@
 """Version, changelog, citation file and classifiers say the same, and what was tested."""
 
+import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import braintrace
 
@@ -32,3 +35,28 @@ def test_oldest_jax_and_brainstate_that_are_allowed_were_tested():
     least = dict(re.findall(r"(jax|brainstate)>=([\d.]+)", " ".join(PROJECT["dependencies"])))
     cells = [[c.strip() for c in row.split("|")] for row in TESTED.splitlines() if row[:3] == "| 3"]
     assert any(c[2].startswith(least["jax"]) and c[3] == least["brainstate"] for c in cells)
+
+
+def test_links_of_the_readme_lead_somewhere_on_pypi(monkeypatch):
+    plugin = ModuleType("hatchling.metadata.plugin.interface")
+    plugin.MetadataHookInterface = object
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)  # needed to build, not to test
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+
+    def of_environment(repository):
+        monkeypatch.setenv("BRAINTRACE_REPOSITORY", repository)
+        metadata = {}
+        build.CustomMetadataHook.update(SimpleNamespace(root=str(ROOT)), metadata)
+        return metadata
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert of_environment("")["readme"]["text"] == text and not of_environment("")["urls"]
+    there = of_environment("https://example.org/o/n/")
+    assert there["urls"]["Source"] == "https://example.org/o/n"
+    links = re.findall(r"\]\(([^)\s]+)\)", there["readme"]["text"])
+    assert links and all(re.match("https?://|#", link) for link in links)
+    assert build.absolute("![p](a.png) [t](b.md#c) [w](https://x.y) [h](#h)", "R", "v1") == (
+        "![p](R/raw/v1/a.png) [t](R/blob/v1/b.md#c) [w](https://x.y) [h](#h)"
+    )

@@ -40,7 +40,7 @@ class MissingExtra(Exception):
     """A package is not installed; its message names the extra that installs it."""
 
     def __init__(self, what: str, package: str, extra: str):
-        super().__init__(f"{what} needs {package}: pip install 'braintrace[{extra}]'")
+        super().__init__(f"{what} needs {package}: pip install 'braintrace-online[{extra}]'")
 
 
 OWN_CELL = (

@@ -202,7 +202,7 @@ def test_progress_without_tqdm_says_how_to_get_it(monkeypatch):
     algo = learner()
     with pytest.raises(ImportError) as error:
         algo.etrace_grad(XS, YS, step_fn=plain(algo), progress=True)
-    designed(error, "tqdm", "pip install 'braintrace[progress]'")
+    designed(error, "tqdm", "pip install 'braintrace-online[progress]'")
 
 
 @pytest.mark.parametrize("size", [1, 3, None])

@@ -521,7 +521,7 @@ def test_optimizer_of_other_weights_is_refused():
 def test_progress_without_tqdm_says_how_to_get_it(monkeypatch):
     for name in ("tqdm", "tqdm.auto"):
         monkeypatch.setitem(sys.modules, name, None)
-    refused(ImportError, "tqdm", "pip install 'braintrace[progress]'", progress=True)
+    refused(ImportError, "tqdm", "pip install 'braintrace-online[progress]'", progress=True)
 
 
 @pytest.mark.parametrize("step", [plain, closed_loop], ids=["blocks", "steps"])

@@ -44,12 +44,15 @@ def installed() -> None:
     """It is the installed package, whole, and nothing else was needed."""
     home = Path(braintrace.__file__).resolve()
     assert home.is_relative_to(Path(sys.prefix).resolve()), home
-    assert version("braintrace") == braintrace.__version__
-    names = {str(f) for f in files("braintrace") or ()}
+    assert version("braintrace-online") == braintrace.__version__
+    names = {str(f) for f in files("braintrace-online") or ()}
     assert {"braintrace/py.typed", "braintrace/__init__.pyi"} <= names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert not any(n.startswith(("tests", "src", "docs")) for n in names), names
-    assert metadata("braintrace")["License-Expression"] == "Apache-2.0"
+    about = metadata("braintrace-online")
+    assert about["License-Expression"] == "Apache-2.0"
+    urls = about.get_all("Project-URL") or []
+    assert urls == [] or "](docs/" not in about.get_payload(), "links of PyPI's page lead nowhere"
     for extra in ("matplotlib", "pytest", "optax", "sklearn", "nir"):
         assert find_spec(extra) is None, f"{extra} is installed: the environment is not bare"
 
@@ -113,7 +116,7 @@ def commands(folder: Path) -> None:
     module = (sys.executable, "-m", "braintrace")
     assert "cell.Wz" in run(*module, "explain", "net.py:Network", "--input", "3")
     told = run(*module, "demo", "--quick", fails=True)
-    assert re.search(r"pip install 'braintrace\[\w+", told), told
+    assert re.search(r"pip install 'braintrace-online\[\w+", told), told
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def ticking(shown: bool, total: int) -> Iterator[Callable[[int], None] | None]:
             message(
                 "progress=True needs tqdm.",
                 why="it draws the progress bar",
-                do="pip install 'braintrace[progress]'",
+                do="pip install 'braintrace-online[progress]'",
             )
         ) from error
     with tqdm(total=total, unit="step") as bar:

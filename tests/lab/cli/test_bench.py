@@ -54,7 +54,7 @@ def test_interrupted_bench_without_extras_shows_what_is_there(tmp_path, capsys, 
     monkeypatch.setattr(_bench, "Compiled", interrupted)
     assert main([*WORDS, "--lengths", "4", "--out", str(tmp_path)]) == 130
     shown = capsys.readouterr()
-    assert "INTERRUPTED" in shown.out and "pip install 'braintrace[plot]'" in shown.err
+    assert "INTERRUPTED" in shown.out and "pip install 'braintrace-online[plot]'" in shown.err
     assert not json.loads((tmp_path / "bench.json").read_text())["finished"]
 
 

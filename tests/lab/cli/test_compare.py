@@ -124,7 +124,7 @@ def test_interrupted_comparison_without_extras_shows_what_is_finished(
     assert re.search(r"^no_trace .*\(0 of 1 seed\)$", table, re.MULTILINE)
     shown = capsys.readouterr().err
     assert "adding 4/8  squared error" in shown and "seed 0, bptt" in shown
-    assert "pip install 'braintrace[plot]'" in shown
+    assert "pip install 'braintrace-online[plot]'" in shown
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -157,7 +157,7 @@ def test_compare_without_optax_says_what_to_install(tmp_path, capsys, monkeypatc
     hide(monkeypatch, "optax")
     with pytest.raises(SystemExit):
         compared(tmp_path, "--rules", "bptt")
-    assert "Adam needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+    assert "Adam needs optax: pip install 'braintrace-online[tasks]'" in capsys.readouterr().err
 
 
 def test_compare_lists_what_there_is(capsys):

@@ -67,7 +67,7 @@ def test_demo_without_extras_says_what_to_install(tmp_path, capsys, monkeypatch)
     shown = capsys.readouterr()
     assert "cosine to BPTT" in shown.out
     assert re.search(r"^compiling the updates… \d+\.\d s\nupdate 2/2  D-RTRL", shown.err, re.M)
-    assert "pip install 'braintrace[plot]'" in shown.err
+    assert "pip install 'braintrace-online[plot]'" in shown.err
     assert not list(tmp_path.iterdir())
 
 
@@ -76,7 +76,7 @@ def test_demo_without_optax_says_what_to_install(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--quick", "--out", str(tmp_path)])
     assert stopped.value.code == 2
-    assert "Adam needs optax: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+    assert "Adam needs optax: pip install 'braintrace-online[tasks]'" in capsys.readouterr().err
 
 
 def test_task_shows_the_label_only_in_the_cue():

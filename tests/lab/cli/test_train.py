@@ -123,7 +123,7 @@ def test_stopped_run_goes_on_bit_for_bit(whole, stopped, capsys, monkeypatch):
     assert train(out, "--resume", "--checkpoint-every", "1") == 0
     shown = capsys.readouterr()
     assert "4 updates, on from 2\n" in shown.out and "update 4/4  squared error" in shown.err
-    assert "No figure without matplotlib: pip install 'braintrace[plot]'" in shown.err
+    assert "No figure without matplotlib: pip install 'braintrace-online[plot]'" in shown.err
     assert_identical(values(out), values(whole))
     records = [json.loads((d / "train.json").read_text()) for d in (out, whole)]
     assert records[0]["scores"] == records[1]["scores"]

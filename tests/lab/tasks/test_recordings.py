@@ -120,4 +120,6 @@ def test_shd_is_compared_on_the_users_files(capsys, tmp_path):
 def test_recordings_without_their_package_say_what_to_install(capsys, monkeypatch):
     _archive.labelled.cache_clear()
     monkeypatch.setattr(_archive, "find_spec", lambda name: None)
-    assert "needs sktime: pip install 'braintrace[data]'" in refused(capsys, "vowels", "--quick")
+    assert "needs sktime: pip install 'braintrace-online[data]'" in refused(
+        capsys, "vowels", "--quick"
+    )

@@ -174,7 +174,7 @@ def test_digits_without_scikit_learn_say_what_to_install(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main(["compare", "digits", "--quick"])
     assert stopped.value.code == 2
-    assert "needs scikit-learn: pip install 'braintrace[tasks]'" in capsys.readouterr().err
+    assert "needs scikit-learn: pip install 'braintrace-online[tasks]'" in capsys.readouterr().err
 
 
 def test_text_predicts_the_next_character_of_text_that_training_does_not_have():

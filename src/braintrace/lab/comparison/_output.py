@@ -30,7 +30,9 @@ def save_figure(draw: Callable[..., Any], path: Path, *content: object) -> None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        print("No figure without matplotlib: pip install 'braintrace[plot]'", file=sys.stderr)
+        print(
+            "No figure without matplotlib: pip install 'braintrace-online[plot]'", file=sys.stderr
+        )
     else:
         image = io.BytesIO()
         figure.savefig(image, format=path.suffix[1:] or "png")

@@ -108,7 +108,7 @@ def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
         raise error(ImportError)(
             "to_nir needs nir.",
             why="it defines the nodes and writes the files",
-            do="pip install 'braintrace[nir]'",
+            do="pip install 'braintrace-online[nir]'",
         ) from cause
     layers = list(_layers(model))
     # By the very class: a subclass may compute anything.

@@ -107,7 +107,7 @@ def axes(ax: Axes | None = None) -> Axes:
             message(
                 "braintrace.show needs matplotlib.",
                 why="it is not installed: drawing is an extra",
-                do="pip install 'braintrace[plot]'",
+                do="pip install 'braintrace-online[plot]'",
             ),
             name=error.name,
         ) from error
