@@ -1,4 +1,4 @@
-"""Tables and figures of docs/compare.md from the kept records in docs/results."""
+"""Tables and figures of docs/compare.md and docs/compare/ from the kept records in docs/results."""
 
 from __future__ import annotations
 
@@ -136,8 +136,6 @@ class Records:
         return markdown(cells)
 
     def _stream(self, task: str, cells: list[str]) -> str:
-        first = self.parts[f"streams-{cells[0]}"][task]
-        recovers = first.metric.name.startswith("recovered")
         lines: Table = [["cell", "rule", *OPTIMIZERS]]
         for cell in cells:
             result = self.parts[f"streams-{cell}"][task]
@@ -145,7 +143,7 @@ class Records:
                 line = [CELLS[cell], label]
                 for optimizer in OPTIMIZERS:
                     row = row_of(result, label, optimizer)
-                    line.append(stream_cell(result, row, recovers) if row else "–")
+                    line.append(stream_cell(result, row) if row else "–")
                 lines.append(line)
         return markdown(lines)
 
@@ -162,7 +160,7 @@ class Records:
                 line = [f"`{task}`", CELLS[cell]]
                 for rule, optimizer in pairs:
                     row = row_of(result, rule, optimizer)
-                    text = stream_cell(result, row, False) if row else "–"
+                    text = stream_cell(result, row) if row else "–"
                     line.append(text + (f", {row.optimizer}" if row and not optimizer else ""))
                 lines.append(line)
         return markdown(lines)
@@ -258,17 +256,17 @@ def row_of(result: CompareResult, label: str, optimizer: str | None) -> Row | No
     return min(finite, key=chosen) if finite else None
 
 
-def stream_cell(result: CompareResult, row: Row, recovers: bool) -> str:
-    """The score of a stream; where that is a recovery, the loss, and the recovery's median over the
-    seeds that lost anything."""
+def stream_cell(result: CompareResult, row: Row) -> str:
+    """The score of a stream; the mean loss where the score is a recovery."""
     if not result.metric.name.startswith("recovered"):
         return scores(result, row)
     losses = [mean_loss(seed.losses) for seed in row.seeds]
-    text = spread(losses, "{:.4f}" if result.name == "adapt_sine" else "{:.3f}")
-    regained = [100 * s.score for s in row.seeds if math.isfinite(s.score)]
-    if recovers and regained:
-        text += f" ({statistics.median(regained):.0f} %)"
-    return text
+    return spread(losses, "{:.4f}" if result.name == "adapt_sine" else "{:.3f}")
+
+
+def pages(documents: Path) -> list[Path]:
+    """The pages that have tables of the records."""
+    return [documents / "compare.md", *sorted((documents / "compare").glob("*.md"))]
 
 
 def page_with(page: str, tables: dict[str, str]) -> str:
@@ -339,10 +337,12 @@ def draw_streams(records: Records) -> Any:
     return figure
 
 
-def write(page: Path, folder: Path) -> None:
-    """Tables into the page, figures beside the records."""
+def write(documents: Path, folder: Path) -> None:
+    """Tables into the pages, figures beside the records."""
     records = Records(folder)
-    page.write_text(page_with(page.read_text("utf-8"), records.tables()), "utf-8")
+    tables = records.tables()
+    for page in pages(documents):
+        page.write_text(page_with(page.read_text("utf-8"), tables), "utf-8")
     if records.tasks:
         draw_tasks(records).savefig(folder / "tasks.png")
     if any(part.startswith("streams-") for part in records.parts):
@@ -350,6 +350,6 @@ def write(page: Path, folder: Path) -> None:
     if "evidence" in records.parts:
         whole = records.tasks["evidence"]
         few = [r for r in whole.rows if r.label in SUMMARY or r.rule == "tbptt"]
-        replace(whole, rows=few).figure().savefig(page.parent / "evidence.png")
+        replace(whole, rows=few).figure().savefig(documents / "evidence.png")
     for name, result in records.parts.get("example", {}).items():
         result.figure().savefig(folder / "example" / f"compare_{name}.png")

@@ -1,4 +1,4 @@
-"""The tables of docs/compare.md, from the settings below, with the time that each part takes.
+"""The tables of docs/compare.md and docs/compare/, from the settings below, with the time that each part takes.
 
     python benchmarks/compare.py                 # everything: hours on two cores
     python benchmarks/compare.py copy example    # some parts
@@ -290,7 +290,7 @@ def run(options: argparse.Namespace) -> int:
 def _write(options: argparse.Namespace) -> None:
     from _compare_page import write
 
-    write(ROOT / "docs" / "compare.md", options.out)
+    write(ROOT / "docs", options.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/compare.md shows the kept records, and records of jobs become one."""
+"""The pages of the comparison show the kept records, and records of jobs become one."""
 
 import json
 import sys
@@ -17,13 +17,20 @@ def benchmarks(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_tables_of_the_page_are_those_of_the_records():
-    from _compare_page import MARKED, Records, page_with
+def test_tables_of_the_pages_are_those_of_the_records():
+    from _compare_page import MARKED, Records, page_with, pages
 
-    page = (ROOT / "docs" / "compare.md").read_text("utf-8")
     tables = Records(ROOT / "docs" / "results").tables()
-    assert {found[1] for found in MARKED.findall(page)} == set(tables)
-    assert page_with(page, tables) == page, "run `python benchmarks/compare.py --write`"
+    shown = set()
+    for path in pages(ROOT / "docs"):
+        page = path.read_text("utf-8")
+        shown |= {found[1] for found in MARKED.findall(page)}
+        assert page_with(page, tables) == page, "run `python benchmarks/compare.py --write`"
+    assert shown == set(tables)
+
+
+def test_the_page_of_conclusions_is_short():
+    assert len((ROOT / "docs" / "compare.md").read_text("utf-8").split()) <= 2500
 
 
 def test_every_part_has_its_records():
