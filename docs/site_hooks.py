@@ -22,6 +22,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
+    "benchmarks/NOTES.md": "notes.md",
 }
 MODULES = (
     "braintrace",
@@ -47,15 +48,18 @@ _LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//
 _STYLES = re.compile(r"<link\b(?![^>]*rel=\"canonical\")[^>]*\bhref=\"(?:https?:)?//[^\"]*\"")
 
 
-def linked(text: str, home: str) -> str:
-    """The text of a document in folder `home` of the repository, with the links of the site."""
+def linked(text: str, home: str, page: str | None = None) -> str:
+    """The text of a document in folder `home` of the repository, with the links of the site.
+
+    A document outside of `docs` becomes `page`.
+    """
 
     def moved(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(home, match["path"]))
         inside = PAGES.get(target, target.removeprefix("docs/"))
         if inside == target:  # neither a page nor one of the root's documents
             return match["path"]
-        start = home.removeprefix("docs").lstrip("/")
+        start = posixpath.dirname(page) if page else home.removeprefix("docs").lstrip("/")
         return posixpath.relpath(inside, start or ".")
 
     return _LINK.sub(moved, text)
@@ -145,7 +149,7 @@ def on_files(files, config):
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
-        text = linked((ROOT / source).read_text("utf-8"), "")
+        text = linked((ROOT / source).read_text("utf-8"), posixpath.dirname(source), page)
         files.append(File.generated(config, page, content=text))
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
