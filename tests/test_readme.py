@@ -17,12 +17,28 @@ DOCUMENTS = [
 BLOCK = re.compile(
     r"^(?P<skip><!-- no-run -->\n\s*)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+OUTPUT = re.compile(r"\s*<!-- output -->\n```text\n(?P<shown>.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 
 
-def blocks(text: str) -> list[str]:
-    """Code to run; lines before it are blank, so that a traceback names the document's line."""
+def blocks(text: str) -> list[tuple[str, str | None]]:
+    """Code to run, and what it prints where the document shows that.
+
+    Lines before the code are blank, so that a traceback names the document's line.
+    """
     found = [match for match in BLOCK.finditer(text) if not match["skip"]]
-    return ["\n" * text.count("\n", 0, match.start("code")) + match["code"] for match in found]
+    printed = [OUTPUT.match(text, match.end()) for match in found]
+    return [
+        ("\n" * text.count("\n", 0, match.start("code")) + match["code"], after and after["shown"])
+        for match, after in zip(found, printed, strict=True)
+    ]
+
+
+def assert_shown(printed: str, shown: str) -> None:
+    """The same words; numbers with a point to a tenth, since rounding differs between machines."""
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
+    values = [[float(n) for n in NUMBER.findall(text)] for text in (printed, shown)]
+    assert values[0] == pytest.approx(values[1], rel=0.1)
 
 
 @pytest.fixture
@@ -35,13 +51,16 @@ def environ():
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_document_runs(path, environ):
+def test_document_runs(path, environ, capsys):
     namespace = {"__name__": path.stem}
     text = path.read_text("utf-8")
     if "import spyx" in text and version("spyx").startswith("0."):
         pytest.skip("Spyx 1 needs a newer JAX")
-    for code in blocks(text):
+    for code, shown in blocks(text):
+        capsys.readouterr()
         exec(compile(code, path, "exec"), namespace)
+        if shown is not None:
+            assert_shown(capsys.readouterr().out, shown)
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
@@ -51,11 +70,21 @@ def test_document_has_something_to_run(name):
 
 def test_blocks_are_found_in_order_and_keep_their_lines():
     text = "# t\n\n```python\na = 1\n```\n\n```\nnot python\n```\n\n```python\nb = a\n```\n"
-    first, second = blocks(text)
+    (first, _), (second, _) = blocks(text)
     assert first == "\n\n\na = 1\n"
     assert second.strip() == "b = a" and second.count("\n") == text.count("\n") - 1
 
 
+def test_shown_output_is_compared():
+    text = "```python\nprint(1.04)\n```\n\n<!-- output -->\n```text\n1.0\n```\n"
+    ((_, shown),) = blocks(text)
+    assert_shown("1.04\n", shown)
+    with pytest.raises(AssertionError):
+        assert_shown("1.4\n", shown)
+    with pytest.raises(AssertionError):
+        assert_shown("loss 1.0\n", shown)
+
+
 def test_marked_block_is_skipped():
     text = "<!-- no-run -->\n```python\n1 / 0\n```\n\n```python\nc = 1\n```\n"
-    assert [code.strip() for code in blocks(text)] == ["c = 1"]
+    assert [code.strip() for code, _ in blocks(text)] == ["c = 1"]

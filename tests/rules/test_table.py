@@ -29,7 +29,7 @@ def published(row):
     )
 
 
-def readme_rows():
+def family_rows():
     return [f'| {published(r)} | `"{r.name}"` | {r.trace} | {r.signal} |' for r in ROWS]
 
 
@@ -41,9 +41,9 @@ def source_rows():
     "page, head, rows",
     [
         (
-            "README.md",
+            "docs/rules.md",
             "| rule | name | trace | learning signal |\n|---|---|---|---|\n",
-            readme_rows(),
+            family_rows(),
         ),
         ("docs/rules.md", "| rule | source |\n|---|---|\n", source_rows()),
     ],
