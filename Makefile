@@ -12,7 +12,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo quick test test-all test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
+.PHONY: help demo quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
   compare bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
@@ -30,6 +30,9 @@ quick: $(VENV)/.dev  ## tests of the quick suite by name, in one process: make q
 
 test-all: $(VENV)/.dev  ## the same with every model and rule
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+coverage: $(VENV)/.dev  ## the quick suite with the share of lines that it runs
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=braintrace --cov-report=term:skip-covered
 
 test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
 	$(BIN)/python -m pytest -q tests/browser

@@ -1,4 +1,4 @@
-"""The tables of docs/compare.md and docs/compare/, from the settings below, with the time that each part takes.
+"""The tables of docs/compare.md and docs/compare/, from the settings below, with their times.
 
     python benchmarks/compare.py                 # everything: hours on two cores
     python benchmarks/compare.py copy example    # some parts

@@ -60,3 +60,12 @@ def test_links_of_the_readme_lead_somewhere_on_pypi(monkeypatch):
     assert build.absolute("![p](a.png) [t](b.md#c) [w](https://x.y) [h](#h)", "R", "v1") == (
         "![p](R/raw/v1/a.png) [t](R/blob/v1/b.md#c) [w](https://x.y) [h](#h)"
     )
+
+
+def test_workflows_run_targets_that_there_are():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
+    files = sorted(ROOT.glob(".github/workflows/*.yml"))
+    run = re.findall(r"\bmake ([a-z][\w-]*)", "".join(f.read_text("utf-8") for f in files))
+    assert len(files) == 4 and {"docs", "package", "test-all", "test-jax"} <= set(run) <= targets
+    assert "bash .ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
