@@ -20,7 +20,8 @@ EXPORTED = [
     if not name.startswith("_")
     and inspect.isclass(value)
     and issubclass(value, MODULE)
-    and value.update is not MODULE.update  # else a base to build on
+    and value.update is not MODULE.update
+    and value is not nn.SpikingCell  # a base to build on
 ]
 EXACT = """
     Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell

@@ -152,9 +152,13 @@ def test_what_the_report_recommends_brings_a_gradient(name):
 
 
 def test_a_loss_that_reads_the_named_states_brings_a_gradient():
-    learner, arrived = learned(MODELS["loop_read_on_one_side"](), "d_rtrl", "b")
-    unless = {p[0]: r.silent.unless for p, r in learner.report.parameters.items() if r.silent}
-    assert unless == {"ab": (("b",),), "bb": (("b",),)} and all(arrived.values())
+    net = MODELS["loop_read_on_one_side"]()
+    report = bt.compile(net, "d_rtrl", XS[0]).report  # of the model's own outputs
+    unless = {p[0]: r.silent.unless for p, r in report.parameters.items() if r.silent}
+    assert unless == {"ab": (("b",),), "bb": (("b",),)}
+    learner, arrived = learned(net, "d_rtrl", "b")
+    assert all(arrived.values())
+    assert not any(r.silent for r in learner.report.parameters.values())  # of the step function
 
 
 RULES = {

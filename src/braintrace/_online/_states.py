@@ -35,7 +35,7 @@ class States:
     def __init__(self, strict: bool):
         self.strict = strict
         self._seen: PyTree = None
-        self._last: tuple[ReferenceType, list[ReferenceType]] | None = None
+        self._last: tuple[ReferenceType, list[Callable[[], Any]]] | None = None
         self._warned = False
 
     def saw(self, inputs: tuple[PyTree, ...]) -> None:
@@ -49,7 +49,7 @@ class States:
         """A carry that a call returns."""
         held = [carry.steps, *jax.tree.leaves(carry.state)]
         can_be_held = not any(map(is_traced, held)) and jax.tree.leaves(carry.traces)
-        self._last = (ref(held[0]), list(map(ref, held[1:]))) if can_be_held else None
+        self._last = (ref(held[0]), list(map(_held, held[1:]))) if can_be_held else None
 
     def check(self, carry: Any) -> None:
         """Refuse, or name, a carry whose state was replaced."""
@@ -103,6 +103,11 @@ def check_same_state(old: PyTree, new: PyTree) -> None:
             why=f"that of the carry is {shown(old)}",
             do="give it the same structure, shapes and types; for others start with init",
         )
+
+
+def _held(leaf: Any) -> Callable[[], Any]:
+    """What returns this leaf of a state as long as somebody else holds it; a string has no such."""
+    return ref(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else lambda: leaf
 
 
 def _shown(array: Any) -> str:

@@ -104,9 +104,10 @@ class Transition:
 
     def compose(self, earlier: Transition) -> Transition:
         """This map after an earlier one."""
-        P, D, n = self.array, earlier.array, earlier.array.shape[-1]
+        P, D = self.array, earlier.array
         if self.width is Width.ONE:
             return replace(self, array=self._product(P, D))
+        n = D.shape[-1]
         if n > _WRITTEN_OUT:
             out = P @ D
             out = jnp.where((D == 0).all(-2, keepdims=True), 0, out) if self.singular else out

@@ -20,7 +20,7 @@ class ParamDimVjpAlgorithm(
     TracesLearner,
     rule="d_rtrl",
     arguments="name vjp_method fast_solve trace_dtype chunked_trace control_flow config "
-    "random_feedback_key snap_max_jacobian_elements memory_limit feedback_scale",
+    "random_feedback_key snap_max_jacobian_elements memory_limit feedback_scale couple_axis",
     attributes="fast_solve trace_dtype chunked_trace",
 ):
     """A trace per weight, carried along by the element-wise Jacobian of the states.

@@ -270,7 +270,7 @@ def test_hdf5_of_another_layout_is_named(tmp_path):
 
 def test_hdf5_without_h5py_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingExtra, match=r"needs h5py: pip install 'braintrace\[data\]'"):
+    with pytest.raises(MissingExtra, match=r"needs h5py: pip install 'braintrace-online\[data\]'"):
         data.read_shd("any.h5")
 
 

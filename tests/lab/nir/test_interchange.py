@@ -349,7 +349,7 @@ def test_what_cannot_be_represented_is_refused(name):
 
 def test_without_nir_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nir", None)
-    with pytest.raises(ImportError, match=r"pip install 'braintrace\[nir\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'braintrace-online\[nir\]'"):
         to_nir(cell())
 
 

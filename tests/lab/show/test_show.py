@@ -124,5 +124,5 @@ def test_empty_recordings_say_what_is_missing(recording):
 
 def test_drawing_without_matplotlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'braintrace\[plot\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'braintrace-online\[plot\]'"):
         show.raster(SPIKES)
