@@ -9,7 +9,7 @@ from typing import Any
 import griffe
 
 # Files whose classes get the arguments of their rule, and the text on them, when they are imported.
-FROM_TABLE = ("braintrace.learner._presets", "braintrace.learner._dni")
+FROM_TABLE = ("braintrace.compat._presets", "braintrace.compat._dni")
 
 
 class DoctestExamples(griffe.Extension):

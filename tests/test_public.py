@@ -145,6 +145,21 @@ assert not loaded, loaded
 """
 
 
+COMPILED = """
+import sys
+import jax.numpy as jnp
+import braintrace
+cell = braintrace.nn.GRUCell(3, 4)
+learner = braintrace.compile(cell, braintrace.rules.d_rtrl(), jnp.zeros(3))
+grads = learner.etrace_grad(jnp.ones((5, 3)), step_fn=lambda x: learner(x).sum())
+learner.reset()
+assert grads and learner.report.parameters and learner.memory
+loaded = [m for m in sys.modules if m.startswith(("braintrace.lab", "braintrace.compat"))]
+assert not loaded, loaded
+assert not isinstance(learner, braintrace.D_RTRL) and "braintrace.compat" in sys.modules
+"""
+
+
 LAZY = """
 import pickle, sys, threading
 import braintrace
@@ -167,6 +182,7 @@ assert pickle.loads(b"cbraintrace\\nD_RTRL\\n.") is braintrace.D_RTRL
     [
         LAZY,
         ONLINE,
+        COMPILED,
         "from braintrace import *\nassert nn.GRUCell and compile",
         "import braintrace.nn\nassert braintrace.compile and braintrace.verify.compare",
         "import jax, braintrace; jax.config.update('jax_enable_x64', True)\n"

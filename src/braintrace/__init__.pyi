@@ -51,10 +51,12 @@ from .compat._classes import PathClassification as PathClassification
 from .compat._classes import RandomProjectionVjpAlgorithm as RandomProjectionVjpAlgorithm
 from .compat._classes import SequenceDriverMixin as SequenceDriverMixin
 from .compat._classes import SnAp as SnAp
+from .compat._classes import SyntheticGradient as SyntheticGradient
 from .compat._classes import ThreeFactor as ThreeFactor
 from .compat._classes import extract_module_info as extract_module_info
 from .compat._classes import pp_prop as pp_prop
-from .compat._graph import ETraceGraph as ETraceGraph
+from .compat._classes import train_synthetic_gradient as train_synthetic_gradient
+from .compat._etrace_graph import ETraceGraph as ETraceGraph
 from .compat._graph import HiddenPerturbation as HiddenPerturbation
 from .compat._graph import add_hidden_perturbation_from_minfo as add_hidden_perturbation_from_minfo
 from .compat._graph import add_hidden_perturbation_in_module as add_hidden_perturbation_in_module
@@ -95,9 +97,7 @@ from .learner import Learner as Learner
 from .learner import ModuleLearner as ModuleLearner
 from .learner import MultiStepData as MultiStepData
 from .learner import SingleStepData as SingleStepData
-from .learner import SyntheticGradient as SyntheticGradient
 from .learner import compile as compile
-from .learner import train_synthetic_gradient as train_synthetic_gradient
 from .ops import ETPPrimitive as ETPPrimitive
 from .ops import conv as conv
 from .ops import einsum as einsum

@@ -1,4 +1,4 @@
-"""Attributes that the published packages had, looked up in `compat` when somebody asks for one.
+"""What the published packages had, looked up in `compat` when somebody asks for it.
 
 This is the one way there: no file imports `compat`, and nothing is computed that nobody reads.
 """
@@ -19,6 +19,11 @@ def published(record: Any, name: str) -> Any:
             if found is not None and kind is not object:
                 return found.__get__(record, type(record))
     return object.__getattribute__(record, name)  # raises what was raised before
+
+
+def part(module: str, name: str) -> Any:
+    """Something of a module of `compat`: what `compile` takes besides rules."""
+    return getattr(import_module(f"braintrace.compat.{module}"), name)
 
 
 def published_layer(name: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 import braintrace as bt
 from braintrace import ETraceConfig
-from braintrace.learner._compile import RULES, class_of, options_of
+from braintrace.compat._compile import RULES, class_of, options_of
 
 XS = jax.random.normal(jax.random.PRNGKey(0), (5, 2, 3))
 YS = jax.random.normal(jax.random.PRNGKey(1), (5, 2, 2))

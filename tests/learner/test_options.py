@@ -98,7 +98,7 @@ def test_learner_exposes_states_by_path():
     assert algo.other_states == {}
     assert algo.path_to_states[("h",)] is algo.model4compile.h
     assert algo.state_id_to_path[id(algo.model4compile.w)] == ("w",)
-    assert type(algo.graph_executor) is type(algo.executor)
+    assert algo.graph_executor.graph is algo.executor.graph is algo.graph
 
 
 # ---------------------------------------------------------------- options, arguments, environment

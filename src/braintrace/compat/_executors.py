@@ -8,10 +8,11 @@ import brainstate
 import jax
 
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
-from ..frontend import ETraceGraph, ModuleInfo, check_mixing, extract_module_info, graph_of
+from ..frontend import ModuleInfo, extract_module_info
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
 from ..learner._checks import check_vjp_method, not_a_module, not_compiled
 from ..program import PyTree
+from ._etrace_graph import ETraceGraph, check_mixing, graph_of
 
 
 class ETraceGraphExecutor:

@@ -6,16 +6,10 @@ from collections.abc import Mapping
 
 import brainstate
 
-from ..frontend import (
-    ETraceGraph,
-    ModuleInfo,
-    check_mixing,
-    extract_module_info,
-    graph_of,
-    groups_by_path,
-)
+from ..frontend import ModuleInfo, extract_module_info
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, HiddenGroup, HiddenParamOpRelation, Path
 from ..program import PyTree
+from ._etrace_graph import ETraceGraph, check_mixing, graph_of, groups_by_path
 from ._perturb import HiddenPerturbation
 from ._perturb import perturbed as add_hidden_perturbation_from_minfo
 

@@ -14,6 +14,7 @@ import numpy as np
 from .._errors import message
 from ..graph import HiddenGroup, HiddenParamOpRelation, Path
 from ..program import PyTree
+from ._etrace_graph import ETraceGraph, etrace_graph
 from ._executors import LearnerExecutor
 
 Array = jax.Array
@@ -32,6 +33,12 @@ class TraceView:
 
 class Learner:
     """What a learner shows of its traces and its compiled graph."""
+
+    @property
+    def graph(self: Any) -> ETraceGraph:
+        """The compiled graph."""
+        own = vars(self._compiled())  # kept there: variables are compared by identity
+        return own.setdefault("graph", etrace_graph(own["info"], own["plan"].graph))
 
     @property
     def executor(self: Any) -> LearnerExecutor:

@@ -45,29 +45,9 @@ from ..program import (
     section,
     variable,
 )
-from ._perturb import HiddenPerturbation, perturbed
 from ._traces import Learner as Learner
 
 Values = Sequence[Array] | Mapping[JaxVar, Array]
-
-
-class ETraceGraph:
-    """What the graph of a model shows of the perturbed step."""
-
-    @property
-    def hidden_perturb(self: Any) -> HiddenPerturbation:
-        """The perturbed step."""
-        return perturbed(self.module_info)
-
-    def call_hidden_perturb(
-        self: Any, inputs: Sequence[jax.Array], perturb_data: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Run the perturbed step on flat inputs."""
-        return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
-
-    def dict(self: Any) -> dict[str, PyTree]:
-        """The fields by name."""
-        return self._asdict() | {"hidden_perturb": self.hidden_perturb}
 
 
 class ModuleInfo:

@@ -1,17 +1,12 @@
 """Front ends: from a framework's model to a step record."""
 
 from .._precision import brainstate as _loaded  # noqa: F401
+from ._analysing import analysing as analysing
 from ._brainstate import ModuleInfo as ModuleInfo
 from ._brainstate import extract_module_info as extract_module_info
 from ._brainstate import step_info as step_info
 from ._brainstate import write_leaves as write_leaves
 from ._brainstate import writing_states as writing_states
-from ._etrace_graph import ETraceGraph as ETraceGraph
-from ._etrace_graph import analysing as analysing
-from ._etrace_graph import check_mixing as check_mixing
-from ._etrace_graph import etrace_graph as etrace_graph
-from ._etrace_graph import graph_of as graph_of
-from ._etrace_graph import groups_by_path as groups_by_path
 from ._key import Key as Key
 from ._key import key_of as key_of
 from ._references import check_takes as check_takes

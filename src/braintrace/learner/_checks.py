@@ -154,7 +154,7 @@ def changed_structure() -> CompilationError:
 def called_early(learner: Any) -> ValueError:
     """The error of a call of a learner that is not compiled."""
     return value_error(
-        f"{type(learner).__name__} is called before it is compiled.",
+        f"{learner.title} is called before it is compiled.",
         why="the traces have no shape yet",
         do="call learner.compile_graph(*example_inputs) first, or build the learner with "
         "braintrace.compile(model, rule, *example_inputs)",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,94 +10,17 @@ from typing import Any
 
 import brainstate
 import jax
-import numpy as np
 
-from .._errors import dotted, not_supported, type_error, value_error
+from .._errors import dotted, meant, not_supported, type_error, value_error
+from .._published import part
 from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import StepFunction
 from ..program import PyTree
 from ..rules import BY_NAME, ETraceConfig, LearningRule, check_count, check_options
-from . import _presets
 from ._checks import check_exact
-from ._data import MultiStepData, SingleStepData
-from ._dni import DNI
 from ._learner import Learner
 from ._nnx import ModuleLearner, is_nnx
 from ._reset import check_batch_size
-from ._rule_learner import RuleLearner
-
-RULES: dict[str, type[Learner]] = {
-    name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
-    for name, row in BY_NAME.items()
-}
-
-
-def class_of(config: ETraceConfig) -> type[Learner]:
-    """The learner class for a rule with these coordinates."""
-    by_signal = {
-        "modulatory": _presets.ThreeFactor,
-        "target_projection": _presets.OSTTP,
-        "local_loss": _presets.DECOLLE,
-        "bootstrapped": DNI,
-    }
-    by_trace = {
-        "per_param": _presets.ParamDimVjpAlgorithm,
-        "io_factorized": _presets.IODimVjpAlgorithm,
-        "random_projection": _presets.UORO,
-        "kronecker": _presets.KFRTRL,
-        "everything": _presets.RTRL,
-        "paired": _presets.STLLR,
-        "none": _presets.NoTrace,
-    }
-    return by_signal.get(config.learning_signal, by_trace[config.trace_factorization])
-
-
-def options_of(config: ETraceConfig) -> dict[str, PyTree]:
-    """The arguments of that class."""
-    kind = config.trace_factorization
-    if kind == "paired":
-        assert config.alphas is not None
-        pre, post = config.alphas
-        leaks = {"leak_pre": config.decay_x, "leak_post": config.decay_f}
-        return {**leaks, "alpha_pre": pre, "alpha_post": post}
-    fixed = config.learning_signal in ("target_projection", "bootstrapped")
-    return {} if kind not in ("per_param", "io_factorized") or fixed else {"config": config}
-
-
-class ETraceVmap(brainstate.nn.Module):
-    """A learner of a model that is mapped over samples; `module` is that learner.
-
-    It has all of the learner's methods; axis 0 of all inputs counts the samples.
-    """
-
-    def __init__(self, learner: Learner):
-        super().__init__()
-        self.module = learner
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} over {self.module.samples} samples of\n{self.module!r}"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ETraceVmap:
-        return ETraceVmap(copy.deepcopy(self.module, memo))
-
-    def __copy__(self) -> ETraceVmap:
-        return ETraceVmap(self.module)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "module":
-            raise AttributeError(name)
-        return getattr(self.module, name)
-
-    def update(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """One step of every sample."""
-        return self.module(*args, **kwargs)
-
-    def reset(self) -> None:
-        """Reset the model's states and the traces of every sample: do this between sequences.
-
-        Initial states drawn at random are drawn once and shared by all samples.
-        """
-        self.module.reset()
 
 
 def compile(
@@ -119,7 +40,7 @@ def compile(
     units: str | None = None,
     kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
-) -> Learner | ModuleLearner | ETraceVmap:
+) -> Learner | ModuleLearner:
     """Initialise a model's states and turn it into an online learner.
 
     The step is the `update` of a module, or a function that calls modules, such as encoder, network
@@ -205,7 +126,9 @@ def compile(
             )
         if vmap:
             with seeded:
-                learner = _mapped(new_learner, model, example_inputs, kwargs, batch_size)
+                learner = part("_compile", "mapped")(
+                    new_learner, model, example_inputs, kwargs, batch_size
+                )
         else:
             with seeded:
                 _initialise(model, batch_size)
@@ -215,7 +138,7 @@ def compile(
             learner._place()
         learner.window = None if window is None else check_count("window", window, "steps")
         if strict:
-            check_exact(learner.report, _rule(algorithm).__name__)
+            check_exact(learner.report, (learner.module if vmap else learner).title)
             (learner.module if vmap else learner).strict = True
     if verbose:
         learner.report.show(level=verbose)
@@ -233,11 +156,12 @@ def _maker(
     """What makes a learner of a model by a rule."""
     make: Any
     rule = make = _rule(algorithm)
+    name = rule.__name__
     if isinstance(algorithm, ETraceConfig):
-        options = options_of(algorithm) | options
+        options = part("_compile", "options_of")(algorithm) | options
     if isinstance(algorithm, LearningRule):
-        rule, make = RuleLearner, functools.partial(rule.of, rule=algorithm)
-    _check_options(rule, options)
+        make, name = functools.partial(Learner, rule=algorithm), algorithm.name
+    check_options(name, parameters_of(rule), options, " to braintrace.compile")
 
     def new_learner() -> Learner:
         learner = make(model, **options)
@@ -264,7 +188,7 @@ def _step_of(function: Callable[..., PyTree]) -> StepFunction:
     """A function as a module."""
     step = StepFunction(function)
     for path, node in brainstate.graph.nodes(step).items():
-        if isinstance(node, (Learner, ETraceVmap)):
+        if isinstance(node, Learner):
             raise value_error(
                 f"{step.title} calls the learner {dotted(path)}.",
                 where=step.line,
@@ -272,39 +196,6 @@ def _step_of(function: Callable[..., PyTree]) -> StepFunction:
                 do="call the modules themselves in the function, and compile it alone",
             )
     return step
-
-
-def _mapped(
-    new_learner: Callable[[], Learner],
-    model: brainstate.nn.Module,
-    inputs: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree] | None,
-    batch_size: int | None,
-) -> ETraceVmap:
-    if kwargs:
-        raise not_supported(
-            f"vmap=True with the keyword arguments {', '.join(kwargs)}.",
-            why="a mapped learner maps its inputs by position",
-            do="pass them by position, or use batch_size without vmap",
-        )
-    if batch_size is None:
-        raise value_error(
-            "vmap=True without batch_size.",
-            why="the states of every sample are allocated at compile time",
-            do="pass batch_size=<number of samples>",
-        )
-    bare = [i.data if isinstance(i, (SingleStepData, MultiStepData)) else i for i in inputs]
-    _check_samples(bare, batch_size)
-    learner = new_learner()
-
-    @brainstate.transform.vmap_new_states(state_tag="new", axis_size=batch_size)
-    def new_states():
-        brainstate.nn.init_all_states(model)
-
-    new_states()
-    learner.map_over(batch_size)
-    learner.compile_graph(*bare)
-    return ETraceVmap(learner)
 
 
 def _check_not_given(**arguments: Any) -> None:
@@ -319,32 +210,22 @@ def _check_not_given(**arguments: Any) -> None:
         )
 
 
-def _check_samples(inputs: PyTree, n_samples: int) -> None:
-    for leaf in jax.tree.leaves(inputs):
-        if np.shape(leaf)[:1] != (n_samples,):
-            raise value_error(
-                f"an input has shape {np.shape(leaf)}, the learner maps {n_samples} samples.",
-                why="axis 0 of every input counts the samples (vmap=True)",
-                do="put the batch on axis 0, or compile again for another batch size",
-            )
-
-
 def _rule(algorithm: Any) -> type[Learner]:
     if isinstance(algorithm, str):
         name = algorithm.strip().lower()
-        if name not in RULES:
-            close = difflib.get_close_matches(name, RULES, 1)
-            hint = f"did you mean {close[0]!r}? Or pass" if close else "choose one of them, or pass"
+        if name not in BY_NAME:
+            close = meant(name, BY_NAME)
+            hint = f"did you mean {close!r}? Or pass" if close else "choose one of them, or pass"
             raise value_error(
                 f"unknown rule {algorithm!r}.",
-                why=f"the rules are {', '.join(sorted(RULES))}",
+                why=f"the rules are {', '.join(sorted(BY_NAME))}",
                 do=f"{hint} a learner class",
             )
-        return RULES[name]
+        return part("_compile", "RULES")[name]
     if isinstance(algorithm, LearningRule):
-        return RULES.get(algorithm.name, RuleLearner)
+        return Learner
     if isinstance(algorithm, ETraceConfig):
-        return class_of(algorithm)
+        return part("_compile", "class_of")(algorithm)
     if isinstance(algorithm, type) and issubclass(algorithm, Learner):
         return algorithm
     kind = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
@@ -352,7 +233,7 @@ def _rule(algorithm: Any) -> type[Learner]:
         f"{kind} is not a rule.",
         why="a rule is a name, a value of braintrace.rules, an ETraceConfig or a subclass of "
         "ETraceAlgorithm",
-        do=f"pass one of {', '.join(sorted(RULES))}",
+        do=f"pass one of {', '.join(sorted(BY_NAME))}",
     )
 
 
@@ -369,7 +250,3 @@ def parameters_of(rule: type[Learner]) -> list[inspect.Parameter]:
     several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     own = ("self", "model", "rule")
     return [p for p in parameters.values() if p.name not in own and p.kind not in several]
-
-
-def _check_options(rule: type[Learner], options: dict[str, Any]) -> None:
-    check_options(rule.__name__, parameters_of(rule), options, " to braintrace.compile")

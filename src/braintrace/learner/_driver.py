@@ -69,6 +69,7 @@ class SequenceDriverMixin:
 
     # What a learner has besides.
     vjp_method: str
+    title: str
     window: int | None
     model4compile: Any
     placement: Any
@@ -220,7 +221,7 @@ class SequenceDriverMixin:
         check_choice("reduction", reduction, ("mean", "sum"))
         if self.strict:
             report = self.report_of(steps.prepared)
-            check_moving(report.parameters.values(), type(self).__name__, "etrace_train")
+            check_moving(report.parameters.values(), self.title, "etrace_train")
         check_on_update(on_update, (steps.sequences, steps.mask, values_of(steps.weights)))
         with ticking(progress, steps.calls) as tick:
             update = optimizer_of(optimizer, steps.weights, self)
@@ -350,7 +351,7 @@ class SequenceDriverMixin:
         finish = _Losses(has_aux, chunk)
         steps = self._sequence(name, sequences, step_fn, counted, chunk, weights, finish)
         if self.strict:
-            check_exact(self.report_of(steps.prepared), type(self).__name__, steps.named)
+            check_exact(self.report_of(steps.prepared), self.title, steps.named)
         if not self._knows_spikes:
             call = steps.call()
             self._knows_spikes = warn_if_silent(call, title_of(self.model4compile))

@@ -34,7 +34,6 @@ from .._published import published
 from ..checkpoint import CheckpointMixin
 from ..engine import Engine, Placement, check_placement, check_surroundings, put
 from ..frontend import (
-    ETraceGraph,
     Key,
     ModuleInfo,
     analysing,
@@ -150,6 +149,7 @@ class Learner(
     ):
         super().__init__(name=name)
         self.learning_rule, self.config = rule, rule.config
+        self.title = rule.name if type(self) is Learner else type(self).__name__  # in messages
         self.vjp_method = check_vjp_method(vjp_method)
         self.takes = tuple(dict.fromkeys((*type(self).takes, *rule.takes)))
         self.windows = rule.no_windows or type(self).windows
@@ -361,7 +361,7 @@ class Learner(
             check_layout(prepared.plan.graph, self._compiled().plan.graph)
             self._known.own = prepared
             if self.strict:
-                check_exact(self.report_of(prepared), type(self).__name__)
+                check_exact(self.report_of(prepared), self.title)
         self._known.last = prepared
         for state in self.param_states.values():
             _ = state.value  # a parameter the step never reads still has a gradient, zero
@@ -483,7 +483,7 @@ class Learner(
             return
         warn(
             f"the state {', '.join(dict.fromkeys(changed))} was changed outside of the learner.",
-            where=type(self).__name__,
+            where=self.title,
             why="the traces say how it came about from the weights; they begin anew, at zero",
             do="call learner.reset() between sequences, which resets states and traces; after a "
             "change that the traces shall outlive call learner.keep()",
@@ -629,7 +629,7 @@ class Learner(
     # ------------------------------------------------------------------------------ inspecting
 
     def __repr__(self) -> str:
-        name, model = type(self).__name__, title_of(self.model4compile)
+        name, model = self.title, title_of(self.model4compile)
         if not self.is_compiled:
             return f"{name} of {model}, not compiled"
         options = f"vjp_method={self.vjp_method}, batch_size={self.batch_size}"
@@ -645,16 +645,11 @@ class Learner(
         return sum(a.nbytes for a in leaves)
 
     @property
-    def graph(self) -> ETraceGraph:
-        """The compiled graph."""
-        return self._compiled().graph
-
-    @property
     def report(self) -> CompilationReport:
         """How every parameter is learned, in the step that ran last."""
         if self._known.last is None:
             raise error(RuntimeError)(
-                f"{type(self).__name__} is not compiled yet.",
+                f"{self.title} is not compiled yet.",
                 why="the report is about the analysed step",
                 do="call learner.compile_graph(*example_inputs) first, or build the learner with "
                 "braintrace.compile(model, rule, *example_inputs)",
@@ -725,10 +720,6 @@ class Learner(
                 do="ask for one of these, or see learner.report for the reason",
             )
         return traces
-
-
-class ETraceVjpAlgorithm(Learner):
-    """A learner whose gradient is taken by reverse mode inside a step or a window."""
 
 
 def _store(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -82,7 +82,7 @@ class SavedStates:
         learner = self._learner
         if not learner.is_compiled:
             raise value_error(
-                f"{type(learner).__name__} is saved or loaded before it is compiled.",
+                f"{learner.title} is saved or loaded before it is compiled.",
                 why="its traces are allocated by compile_graph; there are none yet",
                 do="call learner.compile_graph(*example_inputs) first, or build the learner with "
                 "braintrace.compile(model, rule, *example_inputs)",

@@ -22,6 +22,7 @@ class SignalMixin:
     signals: tuple[str, ...] = ("symmetric", "random_feedback")  # that a config may ask for
     windows: str | None = None  # why windows are refused, if they are
     vjp_method: str
+    title: str
     learning_rule: LearningRule
     _compiled: Callable[[], Any]
 
@@ -40,13 +41,13 @@ class SignalMixin:
             reason = "what a call passes to the rule belongs to its steps"
         if reason is not None and self.vjp_method == "multi-step":
             raise value_error(
-                f"{type(self).__name__} has no windows (vjp_method='multi-step').",
+                f"{self.title} has no windows (vjp_method='multi-step').",
                 why=f"{reason}; inside a window reverse mode is the only signal",
                 do="use vjp_method='single-step'",
             )
         if self._overrides_signal and not self.learning_rule.record.takes_signal:
             raise type_error(
-                f"{type(self).__name__} has a learning signal and no trace for it.",
+                f"{self.title} has a learning signal and no trace for it.",
                 why="this rule carries derivatives to the loss, not traces to a signal",
                 do="make it from D_RTRL, pp_prop or SnAp",
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import brainstate
@@ -19,7 +18,7 @@ from jax.tree_util import PyTreeDef
 
 from .._errors import CompilationError, message, type_error, value_error
 from .._online import Passed, Plan
-from ..frontend import ETraceGraph, ModuleInfo, etrace_graph, models_of, states_named, step_info
+from ..frontend import ModuleInfo, models_of, states_named, step_info
 from ..graph import Path
 from ..program import PyTree
 from ._data import Call, MultiStepData, SingleStepData
@@ -37,11 +36,6 @@ class Prepared:
     info: ModuleInfo
     plan: Plan
     holds: list[Any] = field(default_factory=list)
-
-    @cached_property
-    def graph(self) -> ETraceGraph:
-        """The analysed step under its published name."""
-        return etrace_graph(self.info, self.plan.graph)
 
     @property
     def out_tree(self) -> PyTreeDef:

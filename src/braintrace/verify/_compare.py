@@ -10,7 +10,7 @@ import numpy as np
 
 from .._errors import dotted, type_error
 from .._online import Online
-from ..learner import ETraceAlgorithm, MultiStepData
+from ..learner import Learner, MultiStepData
 from ..learner._sequences import check_choice
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
@@ -50,7 +50,7 @@ class Comparison:
 
 
 def compare(
-    learner: ETraceAlgorithm | Online,
+    learner: Learner | Online,
     step_fn: StepFn,
     *sequences: PyTree,
     chunk_size: int | None = None,
@@ -91,7 +91,7 @@ def compare(
             learner, step_fn, *sequences, block_size=block_size, against=against
         )
         return comparison(found, reference, against)
-    if not isinstance(learner, ETraceAlgorithm):
+    if not isinstance(learner, Learner):
         raise type_error(
             f"expected a learner, got {type(learner).__name__}.",
             why="compare runs the learner and its model side by side",
@@ -107,7 +107,7 @@ def compare(
 
 
 def online_grad(
-    learner: ETraceAlgorithm,
+    learner: Learner,
     step_fn: StepFn,
     *sequences: PyTree,
     chunk_size: int | None = None,
@@ -157,7 +157,7 @@ class _Called(Exception):
     pass
 
 
-def _window_losses(learner: ETraceAlgorithm, step_fn: StepFn, slices: PyTree) -> jax.Array:
+def _window_losses(learner: Learner, step_fn: StepFn, slices: PyTree) -> jax.Array:
     """Call the learner once on all steps of a window, then `step_fn` on its results."""
     length = len(jax.tree.leaves(slices)[0])
     calls: list[tuple] = []

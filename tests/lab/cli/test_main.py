@@ -6,12 +6,12 @@ import sys
 import pytest
 
 import braintrace
+from braintrace.compat._compile import RULES
 from braintrace.lab.cli import _commands, _main, _names, main
 from braintrace.lab.cli._names import TASKS
 from braintrace.lab.cli._network import CELLS
 from braintrace.lab.comparison._rules import BASELINES
 from braintrace.lab.tasks import MAKE
-from braintrace.learner._compile import RULES
 
 COMMANDS = ("demo", "train", "compare", "explain", "plan", "bench")
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._errors import not_supported, type_error, value_error
-from ...learner import ETraceAlgorithm, ETraceVmap, floating, length_of, signal_probe
+from ...learner import Learner, floating, length_of, signal_probe
 from ._recording import Name, Path, PyTree, Recording, TraceRecord, lookup, path_of
 from ._traces import norm, trace_readers
 
@@ -20,7 +20,7 @@ MEMORY = 1 << 30
 
 
 def record(
-    learner: ETraceAlgorithm,
+    learner: Learner,
     *sequences: PyTree,
     step_fn: Callable[..., jax.Array] | None = None,
     states: Iterable[Name] | None = None,
@@ -119,7 +119,7 @@ class _Place:
         return value if self.alone else jax.tree.leaves(value)[self.index]
 
 
-def _places(learner: ETraceAlgorithm, wanted: Iterable[Name] | None) -> dict[Path, _Place]:
+def _places(learner: Learner, wanted: Iterable[Name] | None) -> dict[Path, _Place]:
     """Where the states to record are, by path; of a state of several arrays, by path and index."""
     states = learner.hidden_states
     leaves = learner.graph.module_info.step.hidden
@@ -147,13 +147,13 @@ def _loss(step_fn: Callable[..., jax.Array], slices: PyTree) -> jax.Array:
 
 
 def _check(learner: object, step_fn: object, entries: int, sample: int | None) -> None:
-    if isinstance(learner, ETraceVmap):
+    if isinstance(getattr(learner, "module", None), Learner):
         raise not_supported(
             "a learner mapped over samples is not recorded.",
             why="its states and traces belong to single samples",
             do="compile with an explicit batch (vmap=False, batch_size=...)",
         )
-    if not isinstance(learner, ETraceAlgorithm) or not learner.is_compiled:
+    if not isinstance(learner, Learner) or not learner.is_compiled:
         raise type_error(
             f"{type(learner).__name__} is not a compiled learner.",
             why="its states and traces are those of the compiled graph",

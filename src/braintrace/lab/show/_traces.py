@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...learner import ETraceAlgorithm
+from ...learner import Learner
 from ._recording import Name, Path, PyTree, lookup, path_of
 
 
@@ -35,7 +35,7 @@ def norm(tree: PyTree) -> Array:
 
 
 def trace_readers(
-    learner: ETraceAlgorithm, wanted: Iterable[Name] | None, entries: int, sample: int | None
+    learner: Learner, wanted: Iterable[Name] | None, entries: int, sample: int | None
 ) -> dict[Path, TraceReader]:
     """Readers of the traces of parameters, by path; default of all that have one."""
     parameters = learner.report.parameters.values()
@@ -49,7 +49,7 @@ def trace_readers(
     }
 
 
-def _arrays(learner: ETraceAlgorithm, path: Path) -> dict[str, Array]:
+def _arrays(learner: Learner, path: Path) -> dict[str, Array]:
     """The arrays of the trace of one parameter, by name."""
     traces = learner.get_etrace_of(path)
     keys = {f"{r.index}": r.trainable_paths for r in learner.graph.hidden_param_op_relations}

@@ -15,8 +15,8 @@ from jax import lax
 from .._errors import message, value_error
 from ..engine import Values, evaluate_plain
 from ..graph import Graph, HiddenGroup
+from ..learner import MultiStepData, unwrap
 from ..program import PyTree
-from ._data import MultiStepData, unwrap
 
 Array = jax.Array
 

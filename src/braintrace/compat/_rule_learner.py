@@ -15,6 +15,7 @@ import brainstate
 
 from .._errors import type_error
 from ..graph import MOST_ENTRIES
+from ..learner import Learner
 from ..program import PyTree
 from ..rules import (
     BY_NAME,
@@ -25,7 +26,6 @@ from ..rules import (
     trace_type,
     with_signal,
 )
-from ._learner import ETraceVjpAlgorithm
 
 # The arguments that learners have beside their rule's: default and documentation.
 _ARGUMENTS: dict[str, tuple[Any, str]] = {
@@ -58,6 +58,10 @@ _ARGUMENTS: dict[str, tuple[Any, str]] = {
     "modulator": (None, "used in calls without one."),
     "synthesizer": (None, "a `SyntheticGradient`, or attach one after compiling."),
 }
+
+
+class ETraceVjpAlgorithm(Learner):
+    """A learner whose gradient is taken by reverse mode inside a step or a window."""
 
 
 class RuleLearner(ETraceVjpAlgorithm):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import brainstate
 import jax
 
-from .._errors import (
-    CompilationError,
-    NotSupportedError,
-    message,
-    not_supported,
-    type_error,
-    value_error,
-)
-from .._published import published
+from .._errors import not_supported, type_error, value_error
+from ..frontend import ModuleInfo, analysing, title_of
 from ..graph import (
     MOST_ENTRIES,
     CompilationRecord,
@@ -27,15 +19,15 @@ from ..graph import (
     Graph,
     HiddenGroup,
     HiddenParamOpRelation,
+    Path,
     Traces,
     analyse,
     certify,
     unused,
 )
-from ..program import failing_line
+from ..program import PyTree
 from ..report import CompilationReport, uses_of
-from ._brainstate import ModuleInfo, Path
-from ._step_function import title_of
+from ._perturb import HiddenPerturbation, perturbed
 
 
 class ETraceGraph(NamedTuple):
@@ -48,8 +40,20 @@ class ETraceGraph(NamedTuple):
     diagnostics: tuple[CompilationRecord, ...]
     analysis: Graph
 
-    def __getattr__(self, name: str) -> Any:
-        return published(self, name)
+    @property
+    def hidden_perturb(self) -> HiddenPerturbation:
+        """The perturbed step."""
+        return perturbed(self.module_info)
+
+    def call_hidden_perturb(
+        self, inputs: Sequence[jax.Array], perturb_data: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Run the perturbed step on flat inputs."""
+        return self.hidden_perturb.eval_jaxpr(inputs, perturb_data)
+
+    def dict(self) -> dict[str, PyTree]:
+        """The fields by name."""
+        return self._asdict() | {"hidden_perturb": self.hidden_perturb}
 
     @property
     def report(self) -> CompilationReport:
@@ -148,17 +152,6 @@ def graph_of(
     return etrace_graph(minfo, graph)
 
 
-@contextmanager
-def analysing(minfo: ModuleInfo) -> Iterator[None]:
-    """Explain what goes wrong in the analysis of a step that runs."""
-    try:
-        yield
-    except (CompilationError, NotSupportedError, TypeError, ValueError):
-        raise
-    except Exception as error:
-        raise CompilationError(_not_analysed(minfo, error)) from error
-
-
 def etrace_graph(minfo: ModuleInfo, graph: Graph) -> ETraceGraph:
     """An analysed step with the call that it was traced from."""
     return ETraceGraph(
@@ -168,18 +161,6 @@ def etrace_graph(minfo: ModuleInfo, graph: Graph) -> ETraceGraph:
         graph.relations,
         graph.records,
         graph,
-    )
-
-
-def _not_analysed(minfo: ModuleInfo, error: Exception) -> str:
-    model = type(minfo.model)
-    code = getattr(model, "update", model.__call__).__code__
-    return message(
-        f"the step of {model.__name__} runs, but its derivative could not be analysed.",
-        where=failing_line(error) or f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
-        why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
-        do="check custom derivatives at this line; if there are none, this is a fault of the "
-        "compiler: please report the model. Until then move the part that fails out of `update`",
     )
 
 
