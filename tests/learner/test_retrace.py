@@ -212,6 +212,32 @@ def test_what_cannot_be_compared_is_traced_at_every_call(name, capsys):
         assert capsys.readouterr().out == "traced\n"
 
 
+class Raises:
+    """An attribute of a model, about which nothing can be asked."""
+
+    __hash__ = None
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def __eq__(self, other):
+        raise RuntimeError("==")
+
+    def __repr__(self):
+        raise RuntimeError("repr")
+
+
+def test_objects_that_raise_whatever_is_asked_are_attributes_like_others():
+    def gradient(model):
+        learner = learner_of(model, XS[0])
+        assert str(learner.report)
+        return learner.etrace_grad(XS, step_fn=lambda x: squares(learner(x)))
+
+    odd = leaky()
+    odd.odd = Raises()
+    assert_close(gradient(odd), gradient(leaky()))
+
+
 def test_state_with_a_hook_is_traced_at_every_call(learner, capsys):
     calls = []
     handle = learner.model4compile.h.register_hook("read", lambda ctx: calls.append(ctx))

@@ -23,7 +23,7 @@ import saiunit as u
 
 from ..ops import Structure
 from ..program import PyTree, is_traced, trace_settings
-from ._references import LIBRARIES, is_function, names_in, package_of
+from ._references import LIBRARIES, attribute, is_function, names_in, package_of
 
 _MOST_OBJECTS = 2_000  # what refers to more is traced sooner than compared
 _MOST_BYTES = 1 << 20  # of a numpy array, which may change in place
@@ -127,11 +127,11 @@ class _Walk:
             self.attributes(item)
         elif isinstance(item, (staticmethod, classmethod, property)):
             self.visit(item.fget if isinstance(item, property) else item.__func__)
-        elif callable(item) and not is_function(item) and hasattr(item, "__self__"):
+        elif callable(item) and not is_function(item) and attribute(item, "__self__") is not None:
             self.each((item.__name__, item.__self__))  # a method of an object in C
         elif is_function(item):
             self.function(item)
-        elif hasattr(item, "key_parts"):  # a learner
+        elif attribute(item, "key_parts") is not None:  # a learner
             self.key.append(id(item))
             self.each(item.key_parts())
         else:
@@ -144,11 +144,11 @@ class _Walk:
         if package in _OF_JAX:
             return
         kind: Any = type(item)
-        held, slots = getattr(item, "__dict__", None), _slots(kind)
+        held, slots = attribute(item, "__dict__"), _slots(kind)
         if package in LIBRARIES - _OPEN or (held is None and not slots):
             raise _Unclear
         self.contents(held or {})
-        self.each(getattr(item, slot, None) for slot in slots)
+        self.each(attribute(item, slot) for slot in slots)
         self.visit(kind)
 
     def attributes(self, kind: type) -> None:

@@ -24,16 +24,26 @@ _MADE_BY_PYTHON = 1 << 9  # a flag of classes
 def is_function(item: Any) -> bool:
     """Whether an object is code with names of its own, not a module that is called."""
     kinds = (types.FunctionType, types.MethodType, functools.partial)
-    return isinstance(item, kinds) or isinstance(getattr(item, "__wrapped__", None), kinds)
+    return isinstance(item, kinds) or isinstance(attribute(item, "__wrapped__"), kinds)
+
+
+def attribute(item: Any, name: str) -> Any:
+    """An attribute of any object, or None: a `__getattr__` of the user may raise what it likes."""
+    try:
+        return getattr(item, name, None)
+    except Exception:
+        return inspect.getattr_static(item, name, None)
 
 
 def package_of(item: Any) -> str:
     """The package that a Python module, a function, a class or the class of an object is of."""
-    owner = inspect.unwrap(item.func if isinstance(item, functools.partial) else item)
+    owner = item.func if isinstance(item, functools.partial) else item
+    if attribute(owner, "__wrapped__") is not None:
+        owner = inspect.unwrap(owner)
     if isinstance(owner, types.ModuleType):
         return owner.__name__.partition(".")[0]
     owner = owner if isinstance(owner, type) or is_function(owner) else type(owner)
-    name = (getattr(owner, "__module__", None) or "").partition(".")[0]
+    name = (attribute(owner, "__module__") or "").partition(".")[0]
     by_exec = is_function(owner) or getattr(owner, "__flags__", 0) & _MADE_BY_PYTHON
     return "" if name == "builtins" and by_exec else name  # code without a module says so, too
 

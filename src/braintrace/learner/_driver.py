@@ -45,6 +45,7 @@ from ..frontend import (
 from ..graph import Path
 from ..program import PyTree, evaluate, fingerprint, is_traced
 from ..rules import check_count
+from ._alone import alone
 from ._checks import called_early, check_exact
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
@@ -90,6 +91,7 @@ class SequenceDriverMixin:
     _call: Callable[..., Any]
     _write: Callable[..., None]
 
+    @alone
     def etrace_grad(
         self,
         *sequences: PyTree,
@@ -165,6 +167,7 @@ class SequenceDriverMixin:
         out = (grads, *([losses] if return_value else []), *([aux] if has_aux else []))
         return out[0] if len(out) == 1 else out
 
+    @alone
     def etrace_train(
         self,
         *sequences: PyTree,
@@ -260,6 +263,7 @@ class SequenceDriverMixin:
         self.optimizer = self.optimizer_state = None
         optimizer_of(optimizer, weights, self)
 
+    @alone
     def etrace_evolve(
         self,
         *sequences: PyTree,

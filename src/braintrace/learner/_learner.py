@@ -48,6 +48,7 @@ from ..graph import ControlFlowPolicy, Path, check_policy, unused
 from ..program import PyTree, fingerprint, is_traced
 from ..report import CompilationReport
 from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
+from ._alone import OneThread, alone
 from ._checks import (
     FOR_MODULES,
     USE_LESS_MEMORY,
@@ -148,6 +149,7 @@ class Learner(
         memory_limit: int | None = None,
     ):
         super().__init__(name=name)
+        self.one_thread = OneThread()
         self.learning_rule, self.config = rule, rule.config
         self.title = rule.name if type(self) is Learner else type(self).__name__  # in messages
         self.vjp_method = check_vjp_method(vjp_method)
@@ -335,6 +337,7 @@ class Learner(
 
     # -------------------------------------------------------------------------------- calling
 
+    @alone
     def update(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
         args, kwargs = self._arguments(args, kwargs)
@@ -559,6 +562,7 @@ class Learner(
 
     # ------------------------------------------------------------------------------ resetting
 
+    @alone
     @brainstate.nn.call_order(LAST - 1, check_order_boundary=False)
     def reset_state(self, batch_size: int | None = None, **kwargs: PyTree) -> None:
         """Zero the traces and counters; with `batch_size`, for another number of samples.
@@ -596,6 +600,7 @@ class Learner(
         for name in set(self.etraces) - reset:
             self.etraces[name].put(jax.tree.map(jax.numpy.zeros_like, self.etraces[name].take()))
 
+    @alone
     def reset(self, batch_size: int | None = None) -> None:
         """Reset the model's states and the traces: do this between sequences."""
         if batch_size is not None and self.batch_size is None:

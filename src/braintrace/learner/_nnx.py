@@ -24,6 +24,7 @@ from ..checkpoint import (
 from ..program import PyTree, is_traced, prune, trace
 from ..report import CompilationReport
 from ..rules import rule_identity
+from ._alone import OneThread, alone
 
 _EXPLICIT = (
     "pass a cell with an explicit carry to braintrace.online: with structure, params = "
@@ -60,6 +61,7 @@ class ModuleLearner(CheckpointMixin):
         from flax import nnx
 
         self._nnx: Any = nnx
+        self.one_thread = OneThread()
         self.module = module
         self._rule, self._options = rule, options
         self._steps: dict[Any, _Step] = {}
@@ -206,10 +208,12 @@ class ModuleLearner(CheckpointMixin):
     def carry(self, carry: Carry) -> None:
         self._write(carry)
 
+    @alone
     def named_arrays(self) -> Named:
         """Parameters, variables, traces and the count of steps, by name."""
         return {k: v for name, tree in self._trees().items() for k, v in named(name, tree).items()}
 
+    @alone
     def assign(self, values: Named) -> None:
         """Give all of these, or the parameters alone, other values: all of them or none."""
         old = self._trees()
@@ -234,12 +238,14 @@ class ModuleLearner(CheckpointMixin):
         self._nnx.update(self.module, trees[f"{STATES}/module"])
         self._traces, self._count = trees[f"{STATES}/traces"], trees[f"{STATES}/steps"]
 
+    @alone
     def forget_past(self) -> None:
         """Zero the traces, so that what comes counts as a new sequence."""
         step = self._step()
         params, variables = self._variables()
         self._write(step.net.init(params, self._marked(variables, step.hidden), *self._inputs))
 
+    @alone
     def reset(self) -> None:
         """Give the states their values of `compile`, and zero the traces.
 
@@ -248,6 +254,7 @@ class ModuleLearner(CheckpointMixin):
         self._nnx.update(self.module, self._first)
         self.forget_past()
 
+    @alone
     def __call__(self, *inputs: PyTree, **extra: PyTree) -> PyTree:
         """One step; returns the output of the module."""
         net, params, carry = self._now()
@@ -255,6 +262,7 @@ class ModuleLearner(CheckpointMixin):
         self._write(carry)
         return out
 
+    @alone
     def scan(self, xs: PyTree, **extra: PyTree) -> PyTree:
         """Many steps; `xs` has a leading axis of time, a tuple if there are several inputs."""
         net, params, carry = self._now()
@@ -277,11 +285,12 @@ class ModuleLearner(CheckpointMixin):
         runs: dict[Online, Callable[..., PyTree]] = {}
 
         def gradient(xs: PyTree, *targets: PyTree, mask: PyTree = None, **extra: PyTree) -> PyTree:
-            net, params, carry = self._now()
-            run = runs.setdefault(net, net.grad(loss, **options))
-            grads, (carry, *results) = run(params, carry, xs, *targets, mask=mask, **extra)
-            self._write(carry)
-            return grads, *results
+            with self.one_thread:
+                net, params, carry = self._now()
+                run = runs.setdefault(net, net.grad(loss, **options))
+                grads, (carry, *results) = run(params, carry, xs, *targets, mask=mask, **extra)
+                self._write(carry)
+                return grads, *results
 
         return gradient
 
@@ -305,15 +314,16 @@ class ModuleLearner(CheckpointMixin):
         runs: dict[Online, Callable[..., PyTree]] = {}
 
         def train(xs: PyTree, *targets: PyTree, mask: PyTree = None, **extra: PyTree) -> PyTree:
-            net, params, carry = self._now()
-            updates = _Updates(nnx, self.module, optimizer)
-            run = runs.setdefault(net, net.train(loss, updates, update_every, **options))
-            own = nnx.state(optimizer)
-            params, own, carry, *results = run(params, own, carry, xs, *targets, mask=mask, **extra)
-            self._write(carry)
-            nnx.update(self.module, params)
-            nnx.update(optimizer, own)
-            return results[0] if len(results) == 1 else tuple(results)
+            with self.one_thread:
+                net, params, carry = self._now()
+                updates = _Updates(nnx, self.module, optimizer)
+                run = runs.setdefault(net, net.train(loss, updates, update_every, **options))
+                own, more = nnx.state(optimizer), dict(mask=mask, **extra)
+                params, own, carry, *results = run(params, own, carry, xs, *targets, **more)
+                self._write(carry)
+                nnx.update(self.module, params)
+                nnx.update(optimizer, own)
+                return results[0] if len(results) == 1 else tuple(results)
 
         return train
 

@@ -19,6 +19,7 @@ from ..checkpoint import (
     swap_states,
 )
 from ..rules import rule_identity
+from ._alone import alone
 from ._traces import EligibilityTrace
 
 
@@ -29,6 +30,7 @@ class SavedStates:
     _n_samples: int | None = None  # over which it is mapped
     optimizer_state: Any
 
+    @alone
     def named_arrays(self) -> Named:
         """Weights, states, traces, counts, random keys and the optimizer's state, by name."""
         return {
@@ -37,6 +39,7 @@ class SavedStates:
             for leaf, value in named(name, state.value).items()
         }
 
+    @alone
     def assign(self, values: Named) -> None:
         """Give some of these other values: all of them or none."""
         states = {}
