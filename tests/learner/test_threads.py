@@ -1,4 +1,4 @@
-"""One learner shared by several threads: calls wait for each other, no array is given away twice."""
+"""One learner shared by threads: calls wait for each other, no array is given away twice."""
 
 import threading
 

@@ -419,3 +419,17 @@ def test_products_of_one_sample_at_a_time_are_those_of_all_samples():
     want, plain = lowered(together)
     close(got, want)
     assert text.count("stablehlo.transpose") <= plain.count("stablehlo.transpose")
+
+
+def test_a_product_of_a_key_and_a_memory_leaves_the_key_its_operator():
+    """A key is no weight with a varying factor: the memory is a state, and cannot be one."""
+
+    def step(p, memory, x):
+        places = jax.nn.softmax(jnp.einsum("bd,bnd->bn", x @ p["key"], memory), -1)
+        memory = memory + 0.3 * places[..., None] * (jnp.tanh(x @ p["value"]) - 0.1)[:, None]
+        return memory, jnp.einsum("bn,bnd->bd", places, memory)
+
+    weights, state = {"key": normal(1, I, N), "value": normal(2, I, N)}, normal(3, B, 5, N)
+    got, net = gradient(step, "snap", weights, state, jnp.asarray(XS), n=3)
+    close(got, bptt(step, weights, state, jnp.asarray(XS)))
+    assert all(p.how == "trace" and p.exact for p in net.report.parameters.values())

@@ -95,22 +95,23 @@ def folded_equations(
     """Of the target operators those that can be folded, and what takes their place."""
     producer = producers(program)
     operators = [e for e in program.equations if isinstance(e.primitive, ETPPrimitive)]
-    new = {e: _folded(e, producer, kinds) for e in operators if e in targets}
-    return {e: folded for e, folded in new.items() if folded is not None}
+    new = {e: folded(e, producer, kinds) for e in operators if e in targets}
+    return {e: one for e, one in new.items() if one is not None}
 
 
-def _folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equation | None:
+def folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equation | None:
+    """The operator with the varying factors of its operands inside; None if that is impossible."""
     skip: set[Var] = set()
     while True:
         cone = _Cone(eqn, producer, kinds, skip)
         weights = [*cone.new.values(), *(eqn.inputs[i] for i in cone.steady.values())]
         if not any(map(kinds.trained, weights)) or any(map(kinds.entered, cone.factors)):
             return None
-        folded = cone.equation()
-        operator = Operator.of(folded.primitive, {}, folded.inputs, folded.outputs[0])
+        new = cone.equation()
+        operator = Operator.of(new.primitive, {}, new.inputs, new.outputs[0])
         large = {v for k, v in cone.new.items() if _spreads(cone, operator, k)}
         if not large:
-            return folded
+            return new
         skip |= large
 
 

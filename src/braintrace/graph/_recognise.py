@@ -31,7 +31,7 @@ from ..ops import (
     with_bias,
 )
 from ..program import Atom, Equation, Program, Var, producers, prune
-from ._fold import Is, Kinds, kinds_of, rewritten
+from ._fold import Is, Kinds, folded, kinds_of, rewritten
 from ._reach import reach
 from ._sites import Around, flow_of
 from ._step import Leaf, Step
@@ -101,6 +101,8 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
     """Products of an operand with a varying factor, `x @ (W * mask)`, and what computes it.
 
     Per product the number of that operand, None for the equations to be folded into the product.
+    What cannot be folded, like the key `x @ W` of a memory that is read by its product with it, is
+    left to its own operators.
     """
     producer = producers(program)
     uses = _uses(program)
@@ -118,7 +120,8 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
                 if kinds.trained(value) and kinds.varies(value) and value in producer:
                     cone.append(producer[value])
                     todo += producer[value].inputs
-            if all(uses[o] == 1 and not e.bodies for e in cone for o in e.outputs):
+            alone = all(uses[o] == 1 and not e.bodies for e in cone for o in e.outputs)
+            if alone and folded(_product(eqn, i == 0)[0], producer, kinds) is not None:
                 out |= {**dict.fromkeys(cone), eqn: i}
                 break
     return out
