@@ -12,7 +12,15 @@ import jax
 import saiunit as u
 from jax.tree_util import PyTreeDef
 
-from .._errors import OWN_CELL, NotSupportedError, dotted, message, type_error, value_error
+from .._errors import (
+    OWN_CELL,
+    NotSupportedError,
+    dotted,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._published import published
 from ..graph import (
     CompilationRecord,
@@ -130,20 +138,22 @@ def write_leaves(
 
 @contextmanager
 def writing_states() -> Iterator[None]:
-    """Explain brainstate's error about a transformation of JAX around a write."""
+    """Refuse a transformation of JAX around a write, which brainstate notices."""
     try:
         yield
     except getattr(brainstate, "TraceContextError", ()) as error:
-        error.add_note(
-            message(
-                "the learner is called inside of a transformation of JAX.",
-                why="its states and traces change with every call, and jax.jit, jax.vmap, jax.grad "
-                "and jax.lax.scan do not know them",
-                do="use the versions in brainstate.transform: jit, vmap, grad, scan; or "
-                "braintrace.online, whose learners have no states",
-            )
-        )
-        raise
+        raise inside_of_jax() from error
+
+
+def inside_of_jax() -> Exception:
+    """The error of a call inside of a transformation that does not know the states."""
+    return not_supported(
+        "the learner is called inside of a transformation of JAX.",
+        why="its states and traces change with every call, and jax.jit, jax.vmap, jax.grad, "
+        "jax.checkpoint and jax.lax.scan do not know them",
+        do="use the versions in brainstate.transform: jit, vmap, grad, checkpoint, scan; or "
+        "braintrace.online, whose learners have no states",
+    )
 
 
 def extract_module_info(

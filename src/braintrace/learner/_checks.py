@@ -16,12 +16,12 @@ from .._errors import (
     CompilationError,
     dotted,
     message,
-    not_supported,
     type_error,
     value_error,
 )
 from .._online import Wording
 from .._online import check_exact as refuse_inexact
+from ..frontend import inside_of_jax
 from ..graph import Graph
 from ..program import PyTree, is_of_outer_trace, is_traced
 from ..report import CompilationReport
@@ -105,12 +105,7 @@ def check_trace(arrays: Sequence[Any]) -> None:
     """Refuse a call inside of a transformation that does not know the states."""
     traced = [a for a in arrays if is_traced(a)]
     if traced and all(map(is_of_outer_trace, traced)):
-        raise not_supported(
-            "the learner is called inside of a transformation of JAX.",
-            why="it would store values in its states that do not outlive jax.checkpoint, "
-            "jax.jit, jax.vmap, jax.grad or jax.lax.scan",
-            do="use the versions in brainstate.transform: checkpoint, jit, vmap, grad, scan",
-        )
+        raise inside_of_jax()
 
 
 def check_lockstep(call: Call, besides: Call) -> None:
