@@ -179,7 +179,20 @@ SAMPLES = """mv_bias mm_bias gmv gmm_bias emb_v emb elemwise einsum_turned sp_mv
 lora_bias conv1d""".split()
 
 
+CHOICES = {
+    "case": CASES,
+    "sample": [c for c in CASES if c.name in SAMPLES],
+    "one_input": [c for c in CASES if c.x is not None and "batch" not in c.name],
+    "axes_sample": [c for c in CASES if c.name in SAMPLES and c.x is not None and c.x.ndim],
+    "floating_sample": [
+        c
+        for c in CASES
+        if c.name in SAMPLES and c.x is not None and jnp.issubdtype(c.x.dtype, jnp.inexact)
+    ],
+}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name, cases in (("case", CASES), ("sample", [c for c in CASES if c.name in SAMPLES])):
+    for name, cases in CHOICES.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, cases, ids=[c.name for c in cases])
