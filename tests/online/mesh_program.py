@@ -131,7 +131,7 @@ def documented(choose=lambda code: True):
     from test_readme import ROOT, blocks
 
     names = {"__name__": "page"}
-    for code in blocks((ROOT / "docs/how-to/more-than-one-device.md").read_text("utf-8")):
+    for code, _ in blocks((ROOT / "docs/how-to/more-than-one-device.md").read_text("utf-8")):
         if choose(code):
             exec(code, names)
     return names
