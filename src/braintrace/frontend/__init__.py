@@ -3,11 +3,11 @@
 from .._precision import brainstate as _loaded  # noqa: F401
 from ._analysing import analysing as analysing
 from ._brainstate import ModuleInfo as ModuleInfo
+from ._brainstate import assign as assign
 from ._brainstate import extract_module_info as extract_module_info
 from ._brainstate import inside_of_jax as inside_of_jax
 from ._brainstate import step_info as step_info
-from ._brainstate import write_leaves as write_leaves
-from ._brainstate import writing_states as writing_states
+from ._brainstate import write_of as write_of
 from ._key import Key as Key
 from ._key import key_of as key_of
 from ._references import check_takes as check_takes

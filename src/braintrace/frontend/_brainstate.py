@@ -32,7 +32,17 @@ from ..graph import (
     Step,
     check_policy,
 )
-from ..program import Program, PyTree, Var, failing_line, flatten, hide_frames_of, is_inexact, prune
+from ..program import (
+    Program,
+    PyTree,
+    Var,
+    failing_line,
+    flatten,
+    hide_frames_of,
+    is_inexact,
+    is_traced,
+    prune,
+)
 from ._names import named_states
 from ._step_function import StepFunction, title_of
 
@@ -119,21 +129,44 @@ class ModuleInfo:
 
     def write(self, kind: str, arrays: Sequence[jax.Array]) -> None:
         """Store new arrays in the states of the `hidden` or `others` slots."""
+        assign(self.writes(kind, arrays))
+
+    def writes(self, kind: str, arrays: Sequence[jax.Array]) -> list[Write]:
+        """What `write` assigns."""
         leaves = getattr(self.step, kind)
-        write_leaves([(self.states[leaf.path], leaf.index) for leaf in leaves], arrays)
+        return writes_of([(self.states[leaf.path], leaf.index) for leaf in leaves], arrays)
 
 
-def write_leaves(
+Write = tuple[Callable[[PyTree], None], PyTree]  # what stores a value, and the value
+
+
+def writes_of(
     places: Sequence[tuple[brainstate.State, int]], arrays: Sequence[jax.Array]
-) -> None:
-    """Store new arrays in states: each in one state, at an index among the leaves of its value."""
+) -> list[Write]:
+    """Writes of arrays, each to one state at an index among the leaves of its value."""
     new: dict[int, tuple[brainstate.State, list[jax.Array]]] = {}
     for (state, index), array in zip(places, arrays, strict=True):
         flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
         flat[index] = array
+    structure = lambda state: jax.tree.structure(state.value)
+    return [write_of(s, jax.tree.unflatten(structure(s), flat)) for s, flat in new.values()]
+
+
+def write_of(state: brainstate.State, value: PyTree) -> Write:
+    """The write of a value to a state."""
+    return (lambda new: setattr(state, "value", new)), value
+
+
+def assign(writes: Sequence[Write]) -> None:
+    """Write all, or nothing.
+
+    Outside of its own transformations brainstate refuses to store a value that JAX traces: those
+    come first, so that nothing is changed when one is refused.
+    """
+    is_plain = lambda write: not any(map(is_traced, jax.tree.leaves(write[1])))
     with writing_states():
-        for state, flat in new.values():
-            state.value = jax.tree.unflatten(jax.tree.structure(state.value), flat)
+        for store, value in sorted(writes, key=is_plain):
+            store(value)
 
 
 @contextmanager

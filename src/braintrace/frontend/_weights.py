@@ -15,7 +15,7 @@ from jax.tree_util import PyTreeDef
 from .._errors import dotted, type_error, value_error
 from ..graph import Path
 from ..program import PyTree
-from ._brainstate import States, write_leaves
+from ._brainstate import States, assign, writes_of
 
 StateTree: TypeAlias = Any  # a State, a list or a dict of them
 
@@ -134,7 +134,8 @@ def tree_of(weights: StateTree, leaves: Sequence[Array]) -> PyTree:
 def write_weights(weights: StateTree, leaves: Sequence[Array]) -> None:
     """Store new arrays in the states of `weights`."""
     states, _ = states_of(weights)
-    write_leaves([(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))], leaves)
+    places = [(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
+    assign(writes_of(places, leaves))
 
 
 def values_of(weights: StateTree) -> PyTree:

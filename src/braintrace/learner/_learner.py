@@ -37,11 +37,12 @@ from ..frontend import (
     Key,
     ModuleInfo,
     analysing,
+    assign,
     extract_module_info,
     key_of,
     title_of,
     weights_of,
-    writing_states,
+    write_of,
 )
 from ..frontend import values_of as arrays_of
 from ..graph import ControlFlowPolicy, Path, check_policy, unused
@@ -426,16 +427,19 @@ class Learner(
 
     def _write(self, prepared: Prepared, at: Position, calls: int | None = None) -> None:
         """Store new states and traces; `calls` are counted, None for those that ran."""
-        info = prepared.info
-        with writing_states():
-            for name, value in prepared.plan.parts(at.traces).items():
-                self.etraces[name].put(value)
-            if calls is None:
-                self.running_index.value = at.count
-            else:
-                self.running_index.value = jax.lax.stop_gradient(self.running_index.value + calls)
-        info.write("hidden", at.states[0])
-        info.write("others", at.states[1])
+        info, index = prepared.info, self.running_index
+        count = at.count
+        if calls is not None:
+            count = jax.lax.stop_gradient(index.value + calls)
+        traces = prepared.plan.parts(at.traces).items()
+        states = zip(("hidden", "others"), at.states, strict=True)
+        assign(
+            [
+                *(write for kind, arrays in states for write in info.writes(kind, arrays)),
+                *((self.etraces[name].put, value) for name, value in traces),
+                write_of(index, count),
+            ]
+        )
         self._note(info)
 
     def map_over(self, samples: int) -> None:
