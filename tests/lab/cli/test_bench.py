@@ -9,14 +9,14 @@ from braintrace.lab.cli import _bench, main
 from .test_demo import hide
 
 ONLINE = "d_rtrl:block=8"
-WORDS = ["bench", "--quick", "--rules", "bptt", ONLINE]
+WORDS = ["bench", "--quick", "--rules", "bptt", "remat", ONLINE]
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench")
-    # 128 KiB: more than the traces need, less than BPTT does for the longer sequence.
-    words = ["--lengths", "128", "16", "--memory-limit", str(2**17 / 2**30), "--out", str(out)]
+    # 160 KiB: more than the traces need, less than BPTT does for the longer sequence.
+    words = ["--lengths", "128", "16", "--memory-limit", str(160 / 2**20), "--out", str(out)]
     assert main([*WORDS, *words]) == 0
     return out, json.loads((out / "bench.json").read_text())
 
@@ -24,7 +24,7 @@ def measured(tmp_path_factory):
 def test_bench_measures_every_rule_and_length(measured):
     out, record = measured
     points = {(p["rule"], p["length"]): p for p in record["points"]}
-    assert list(points) == [(r, t) for t in (16, 128) for r in ("bptt", ONLINE)]
+    assert list(points) == [(r, t) for t in (16, 128) for r in ("bptt", "remat", ONLINE)]
     assert record["finished"] and record["settings"]["rules"][ONLINE]["block"] == 8
     assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     for key, p in points.items():
@@ -38,6 +38,7 @@ def test_bench_measures_every_rule_and_length(measured):
 def test_bench_memory_of_bptt_grows_and_that_of_traces_does_not(measured):
     points = {(p["rule"], p["length"]): p["working"] for p in measured[1]["points"]}
     assert points["bptt", 128] > 4 * points["bptt", 16]
+    assert points["remat", 128] < 0.5 * points["bptt", 128]
     assert points[ONLINE, 128] < 1.5 * points[ONLINE, 16]
 
 

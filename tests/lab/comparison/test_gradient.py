@@ -110,6 +110,20 @@ def test_truncated_bptt_is_bptt_in_one_window_and_immediate_in_windows_of_one():
     assert_close(gradient("tbptt:window=1")[0], gradient("no_trace")[0])
 
 
+@pytest.mark.parametrize("length", [LENGTH, LENGTH - 1])  # in whole parts, and with a rest
+def test_rematerialised_bptt_is_bptt_in_less_memory(length):
+    model, xs, ys = MODEL, XS[:length], YS[:length]
+    steps = xs, ys, jnp.linspace(0.5, 1, length)
+    of = lambda word: method_of(choices_of([word])[0], model, TASK.loss, length, length).run
+    (grads, state, loss, outs), whole = (
+        of(word)(PARAMS, model.state, steps) for word in ("remat", "bptt")
+    )
+    assert_close(grads, whole[0])
+    assert abs(loss - whole[2]) < 1e-12
+    np.testing.assert_allclose(outs, whole[3], atol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), state, whole[1])
+
+
 @pytest.mark.parametrize("rule", [f"d_rtrl:window={LENGTH}", "rtrl:block=2"])
 def test_one_window_of_a_rule_is_bptt_and_so_is_rtrl(rule):
     assert_close(gradient(rule)[0], gradient("bptt")[0])

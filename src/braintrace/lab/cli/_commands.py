@@ -29,7 +29,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 UPDATES, QUICK_UPDATES = 600, 10  # of the demo
 COMPARED, SEEDS = ("bptt", "tbptt", "no_trace", "d_rtrl", "pp_prop"), 3
-MEASURED = ("bptt", "d_rtrl", "pp_prop")
+MEASURED = ("bptt", "remat", "d_rtrl", "pp_prop")
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 BENCH: dict[str, Any] = {"lengths": LENGTHS, "units": 128, "batch": 16, "repeats": 7}
 QUICK_BENCH: dict[str, Any] = {"lengths": (16, 32, 64), "units": 8, "batch": 2, "repeats": 2}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._session import Session
 
 MARKS = "so^Dvx"
-NAMES = {"bptt": "BPTT", "d_rtrl": "D-RTRL"}
+NAMES = {"bptt": "BPTT", "remat": "BPTT, rematerialised", "d_rtrl": "D-RTRL"}
 
 
 def _losses(axes: Axes, losses: list[float], width: int, colour: str, label: str | None) -> None:

@@ -22,7 +22,7 @@ from ..._files import only_run
 from ..comparison._gradient import REFUSALS
 from ..comparison._output import save_figure, save_json, x64
 from ..comparison._progress import progress_bar, stage
-from ..comparison._rules import BPTT, ROLLING, TRUNCATED, Choice, parse
+from ..comparison._rules import BASELINES, IMMEDIATE, Choice, parse
 from ..tasks import MAKE, SequenceTask
 from ._figures import draw_train
 from ._parser import Ended
@@ -307,7 +307,7 @@ def _choice(settings: Settings) -> Choice:
     choices = parse([settings.rule])
     if len(choices) != 1:
         raise ValueError(f"--rule takes one rule, {settings.rule!r} are {len(choices)}.")
-    if choices[0].name in (BPTT, ROLLING, TRUNCATED):
+    if choices[0].name in BASELINES and choices[0].name != IMMEDIATE:
         raise ValueError(
             f"{choices[0].name} is not an online rule. One window over the whole sequence is BPTT: "
             f"--rule d_rtrl:window={settings.length}"

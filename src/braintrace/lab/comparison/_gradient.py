@@ -23,7 +23,7 @@ from ..._online import Carry, online
 from ...program import PyTree
 from ...rules import BY_NAME
 from ._model import Params, PureModel
-from ._rules import BPTT, ROLLING, TRUNCATED, Choice
+from ._rules import BPTT, REMATERIALISED, ROLLING, TRUNCATED, Choice
 from ._sequences import Batch, Sequences
 
 # What a rule raises that cannot be compiled, or cannot learn from a loss alone.
@@ -51,8 +51,10 @@ def method_of(
     mesh: jax.sharding.Mesh | None = None,
 ) -> Method:
     """The method of a rule or baseline for sequences of a length, with updates every few steps."""
-    if choice.name == BPTT and every < length:
+    if choice.name in (BPTT, REMATERIALISED) and every < length:
         return rolling(model, loss, length)
+    if choice.name == REMATERIALISED:
+        return reverse(model, loss, apart=math.isqrt(length))
     if choice.name in (BPTT, TRUNCATED):
         return reverse(model, loss, choice.window)
     if choice.name == ROLLING:
@@ -96,12 +98,32 @@ def by_rule(
     return Method(start, run)
 
 
-def reverse(model: PureModel, loss: Loss, window: int | None = None) -> Method:
-    """Reverse mode in windows of some steps, default all: no gradient passes between two."""
+def reverse(model: PureModel, loss: Loss, window: int | None = None, apart: int = 0) -> Method:
+    """Reverse mode in windows of some steps, default all: no gradient passes between two.
+
+    With `apart` only states so many steps apart are stored; those between are computed again.
+    """
+
+    def through(params: Params, state: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+        """The state after some steps, and their outputs."""
+        return jax.lax.scan(lambda h, x: model.step(params, h, x), state, xs)
+
+    def again(params: Params, state: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+        length = jax.tree.leaves(xs)[0].shape[0]
+        part = jax.checkpoint(lambda state, xs: through(params, state, xs))
+        head = jax.tree.map(lambda a: a[: length // apart * apart], xs)
+        parts = jax.tree.map(lambda a: a.reshape(-1, apart, *a.shape[1:]), head)
+        state, outputs = jax.lax.scan(part, state, parts)
+        outputs = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
+        if not length % apart:
+            return state, outputs
+        rest = jax.tree.map(lambda a: a[length // apart * apart :], xs)
+        state, last = part(state, rest)
+        return state, jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
 
     def block(params: Params, state: PyTree, steps: Steps) -> Result:
         def total(params: Params) -> tuple[Array, tuple[PyTree, PyTree]]:
-            after, outputs = jax.lax.scan(lambda h, x: model.step(params, h, x), state, steps[0])
+            after, outputs = (again if apart else through)(params, state, steps[0])
             losses = jax.vmap(loss)(outputs, steps[1])
             return _weighed(steps[2], losses), (after, outputs)
 

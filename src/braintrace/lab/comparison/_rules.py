@@ -15,9 +15,11 @@ from ...rules import BY_NAME, LearningRule
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 Options = dict[str, Any]  # arguments of a rule by name
 
-BPTT, TRUNCATED, ROLLING, IMMEDIATE = "bptt", "tbptt", "rolling", "no_trace"
+BPTT, REMATERIALISED, TRUNCATED = "bptt", "remat", "tbptt"
+ROLLING, IMMEDIATE = "rolling", "no_trace"
 BASELINES = {
     BPTT: "back-propagation through the whole sequence",
+    REMATERIALISED: "the same; only every √T-th state is stored, what is between is computed again",
     TRUNCATED: "truncated BPTT in windows one after the other; window=K, by default as much memory "
     "as D_RTRL",
     ROLLING: "truncated BPTT of every step: the last window=K inputs (default 8) "
@@ -94,7 +96,9 @@ def _choice(text: str, default: int | None) -> Choice:
         if not sign:
             raise ValueError(f"{text!r}: {item!r} is not option=value.")
         values[option] = _value(value)
-    window = _steps(text, "window", values) if name not in (BPTT, IMMEDIATE) else None
+    window = (
+        _steps(text, "window", values) if name not in (BPTT, REMATERIALISED, IMMEDIATE) else None
+    )
     block = _steps(text, "block", values) if name not in BASELINES else None
     if name not in BASELINES and values.get("vjp_method") in ("single-step", "multi-step"):
         if values.pop("vjp_method") == "multi-step":
@@ -116,7 +120,7 @@ def _steps(text: str, option: str, values: Options) -> int | None:
 def _check(name: str, options: Options) -> None:
     """Refuse options that the rule does not have."""
     windows = ["window"]
-    own = {BPTT: [], TRUNCATED: windows, ROLLING: windows, IMMEDIATE: []}
+    own = {BPTT: [], REMATERIALISED: [], TRUNCATED: windows, ROLLING: windows, IMMEDIATE: []}
     make = BY_NAME[name].make if name in BY_NAME else None
     allowed = [] if make is None else list(inspect.signature(make).parameters)
     for option in options:
