@@ -32,6 +32,16 @@ def test_reset_state_clears_traces_and_counter_and_keeps_the_model():
     assert_close(algo.model4compile.h.value, h, 0)
 
 
+@pytest.mark.parametrize("rule", ["d_rtrl", "uoro", "kf_rtrl"])
+def test_arrays_that_were_read_outlive_a_reset_and_a_sequence(rule):
+    algo = braintrace.compile(leaky(), rule, XS[0])
+    algo.etrace_grad(XS, step_fn=lambda x: (algo(x) ** 2).sum())  # its traces are its own
+    read = [trace.value for trace in algo.etraces.values()]
+    algo.reset_state()  # of random signs the number stays: the same array
+    algo.etrace_grad(XS, step_fn=lambda x: (algo(x) ** 2).sum())
+    assert not any(a.is_deleted() for a in jax.tree.leaves(read))
+
+
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("how", ["reset", "reset_all_states"])
 def test_reset_starts_the_sequence_anew(how, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import brainstate
+import jax
 
 from ..program import PyTree
 
@@ -30,9 +31,10 @@ class EligibilityTrace(brainstate.ShortTermState):
         return brainstate.State.value.fget(self)
 
     def put(self, new: PyTree) -> None:
-        """New arrays of the learner, which nobody else holds."""
+        """New arrays, which nobody else holds; one that stays is held by whoever saw it."""
+        before = {id(a) for a in jax.tree.leaves(self.take())} if self.seen else set()
         brainstate.State.value.fset(self, new)
-        self.__dict__["seen"] = False
+        self.__dict__["seen"] = not before.isdisjoint(map(id, jax.tree.leaves(new)))
 
     @property
     def seen(self) -> bool:
