@@ -47,7 +47,7 @@ class Network(brainstate.nn.Module):
         super().__init__()
         self.first = SpikingConv((8, 8, 1), channels, stride=1)
         self.second = SpikingConv((8, 8, channels), 2 * channels, stride=2)
-        self.readout = braintrace.nn.LeakyRateReadout(32 * channels, 10, tau=10 * u.ms)
+        self.readout = braintrace.nn.FilteredReadout(32 * channels, 10, tau=10 * u.ms)
 
     def update(self, image):
         spikes = self.second(self.first(image))

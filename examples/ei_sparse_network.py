@@ -57,7 +57,7 @@ class Network(brainstate.nn.Module):
     def __init__(self, units):
         super().__init__()
         self.cell, self.seen = EINetwork(units), slice(2 * units // 5, 4 * units // 5)
-        self.readout = braintrace.nn.LeakyRateReadout(2 * units // 5, 2, tau=50 * u.ms)
+        self.readout = braintrace.nn.FilteredReadout(2 * units // 5, 2, tau=50 * u.ms)
 
     def update(self, x):
         return self.readout(self.cell(x)[..., self.seen])

@@ -41,7 +41,7 @@ class Network(brainstate.nn.Module):
             u_init=normal(0.0, 10 / units**0.5),
             b_init=None,
         )
-        self.readout = braintrace.nn.LeakyRateReadout(units, 2, tau=50 * u.ms)
+        self.readout = braintrace.nn.FilteredReadout(units, 2, tau=50 * u.ms)
 
     def update(self, spikes):
         return self.readout(self.cell(spikes))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import brainstate
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -103,6 +104,11 @@ def Conv3d():
 @entry(r"$r = e^{-dt / \tau} r + W x$")
 def LeakyRateReadout():
     return nn.LeakyRateReadout(3, 4), X
+
+
+@entry(r"$r = e^{-dt / \tau} r + x$, returns $W r$; $x$ is that of a `Linear` layer")
+def FilteredReadout():
+    return brainstate.nn.Sequential(nn.Linear(3, 3), nn.FilteredReadout(3, 4)), X
 
 
 # ----------------------------------------------------------------------- the state passes weights

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import saiunit as u
 
-from braintrace.nn import LeakyRateReadout
+import braintrace as bt
+from braintrace.nn import FilteredReadout, LeakyRateReadout, LIFCell
+from braintrace.verify import bptt_grad
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 3)))
 
@@ -59,3 +61,59 @@ def test_readout_has_a_parameter_and_a_state():
     assert readout.name == "out" and isinstance(readout.W, brainstate.ParamState)
     assert isinstance(readout.r, brainstate.HiddenState)
     assert LeakyRateReadout.__module__ == "braintrace.nn"
+
+
+class Network(brainstate.nn.Module):
+    def __init__(self, readout, **options):
+        super().__init__()
+        draw = np.random.default_rng(3).normal
+        self.cell = LIFCell(3, 5, w_init=jnp.asarray(draw(size=(3, 5))), **options)
+        self.readout = readout(5, 2, tau=8.0 * u.ms, w_init=jnp.asarray(draw(size=(5, 2))))
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
+
+XS = jnp.asarray(np.random.default_rng(1).normal(size=(20, 2, 3)))
+
+
+def learner_of(readout, **options):
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        model = Network(readout, tau=10.0 * u.ms, **options)
+    return model, bt.compile(model, "d_rtrl", XS[0], batch_size=2)
+
+
+def gradients(readout, **options):
+    """Outputs of a small network, its report, and the gradients of D_RTRL and BPTT."""
+    (model, learner), xs = learner_of(readout, **options), XS
+    loss = lambda x: jnp.sum(jnp.sin(learner(x)))
+    learner.reset()
+    online = learner.etrace_grad(xs, step_fn=loss, reduction="sum")
+    learner.reset()
+    exact = bptt_grad(model, lambda model, x: jnp.sum(jnp.sin(model(x))), xs)
+    learner.reset()
+    outs = learner.etrace_evolve(xs, return_outputs=True)
+    return outs, learner.report, online, exact
+
+
+def test_a_filter_before_the_weight_is_the_same_function_and_exact():
+    before, behind = (
+        gradients(kind, recurrent=False) for kind in (FilteredReadout, LeakyRateReadout)
+    )
+    np.testing.assert_allclose(before[0], behind[0], rtol=1e-12)
+    W = "cell", "W", "weight"
+    for _, report, online, exact in (before, behind):
+        error = np.abs(online[W]["weight"] - exact[W]["weight"]).max()
+        assert (error < 1e-12) == report.parameters[W].exact
+    assert before[1].parameters[W].exact and not behind[1].parameters[W].exact
+
+
+def test_the_report_says_that_the_filter_could_be_before_the_weight():
+    hint = "readout.r is a filter behind a weight: the same function"
+    for recurrent in (False, True):
+        report = learner_of(LeakyRateReadout, recurrent=recurrent)[1].report
+        assert hint in str(report), report
+        assert not any(d.do for d in report.parameters["readout", "W"].dropped)
+        assert any(hint in line for line in str(report.advice).split("\n"))  # what plan prints
+    report = learner_of(FilteredReadout, recurrent=True)[1].report
+    assert "filter behind a weight" not in str(report)

@@ -24,7 +24,7 @@ EXPORTED = [
     and value is not nn.SpikingCell  # a base to build on
 ]
 EXACT = """
-    Linear LeakyRateReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell
+    Linear LeakyRateReadout FilteredReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell
     LIFCell(recurrent=False) LeakySpikeReadout
 """.split()
 

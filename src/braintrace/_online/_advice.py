@@ -104,7 +104,8 @@ def advise(problem: Problem, rule: LearningRule) -> Advice:
     window = RuleCost("no_trace", no_trace(), followed, max(1, stored), 3 * forward, nothing)
     *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
-    return Advice(tuple(costs), inexact, len(reports), window)
+    hints = dict.fromkeys(d.do for p in reports.values() for d in p.dropped if d.do)
+    return Advice(tuple(costs), inexact, len(reports), window, hints=tuple(hints))
 
 
 def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:

@@ -20,6 +20,7 @@ from ..program import Equation, Var
 from ._arrival import Arrival, Credit, Silent
 from ._graph import Graph, View
 from ._influence import Cut
+from ._leaky import leaky_readouts
 from ._pattern import matrix, short_axis
 from ._reach import bits_of, indices_of, reach, union_of
 from ._relations import HiddenParamOpRelation
@@ -149,6 +150,10 @@ _COUPLE = (
     "if elements along axis {0} are the compartments of one unit, d_rtrl(couple_axis={0}) follows "
     "them: the traces are as many times as large"
 )
+_FILTER = (
+    "{0} is a filter behind a weight: the same function with the filter before the weight is exact "
+    "here: {0} = decay * {0} + x, then the weight, as in braintrace.nn.FilteredReadout"
+)
 _RANDOM = "the derivative of the loss by the states: random operands in the reverse pass"
 
 
@@ -188,6 +193,7 @@ class _Certifier:
         self.n = len(graph.tangent.components)
         self.relation_of = {r.site.equation: r for r in graph.relations}
         self.arrival = Arrival(graph, traces.credit)
+        self.leaky = leaky_readouts(graph.step, graph.sites, graph.links)
         ends = enumerate(self.step.hidden)
         values = [(v, 1 << k) for k, h in ends for v in (self.step.entry(h), self.step.exit(h))]
         seeds: dict[Var, int] = {}
@@ -304,6 +310,8 @@ class _Certifier:
         text = " -> ".join((*map(dotted, (source, *through)), ends)) + why
         way = Way(source, through[0] if through else None, targets)
         do = None if axis is None else _COUPLE.format(axis)
+        if via is not None and via.equation in self.leaky:
+            do = _FILTER.format(ends)
         return Dropped(text, None if eqn is None else eqn.where(), way, do, axis)
 
     def plainly(self, i: int) -> list[Dropped]:

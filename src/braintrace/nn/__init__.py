@@ -29,6 +29,7 @@ from ._minimal import MinGRUCell as MinGRUCell
 from ._minimal import MiniGRU as MiniGRU
 from ._minimal import MiniLSTM as MiniLSTM
 from ._minimal import MinLSTMCell as MinLSTMCell
+from ._readout import FilteredReadout as FilteredReadout
 from ._readout import LeakyRateReadout as LeakyRateReadout
 from ._rnn import MinimalRNNCell as MinimalRNNCell
 from ._rnn import ValinaRNNCell as ValinaRNNCell

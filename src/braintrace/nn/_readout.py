@@ -1,4 +1,4 @@
-"""A leaky read-out of rates or spikes."""
+"""Leaky read-outs of rates or spikes: with the filter before the weight, or behind it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,64 @@ from ._time import steps_per
 _TAU = 5.0 * u.ms
 
 
+class FilteredReadout(Cell):
+    """A weighted sum of filtered inputs, `r = exp(-dt / tau) r + x`, then `r @ W`.
+
+    With one tau the same function as `LeakyRateReadout`, which filters behind its weight. Here no
+    path from a unit to a later output crosses the weight from step to step, so D_RTRL leaves
+    nothing out of the read-out, and is e-prop with its filtered eligibility traces. The state
+    counts inputs, not outputs. The time step is `brainstate.environ.get_dt()` at construction.
+
+    Args:
+        in_size: size of the input; of a tuple, the last number counts.
+        out_size: number of outputs, after the axes before the last of a tuple.
+        tau: time constant, a number or one per input; without a unit it counts in that of dt.
+        w_init: initialiser of the weight.
+        r_init: initialiser of the state.
+        name: name of the layer.
+
+    Raises:
+        ValueError: if dt is not set, or dt / tau is not a plain positive number.
+
+    Example:
+        >>> import brainstate, jax.numpy as jnp, saiunit as u, braintrace
+        >>> with brainstate.environ.context(dt=1.0 * u.ms):
+        ...     readout = braintrace.nn.FilteredReadout(3, 2)
+        >>> readout.init_state()
+        >>> readout(jnp.ones(3)).shape
+        (2,)
+    """
+
+    state_names = ("r",)
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Init = _TAU,
+        w_init: Init = KAIMING,
+        r_init: Init = ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, r_init, name=name)
+        self.state_size = self.in_size
+        self.tau, self.r_init = tau, r_init
+        taus = initial(tau, self.in_size, "FilteredReadout: tau")
+        self.decay = jnp.exp(-steps_per("FilteredReadout", "tau", taus))
+        shape = (self.in_size[-1], self.out_size[-1])
+        self.W = brainstate.ParamState(initial(w_init, shape, "FilteredReadout: w_init"))
+
+    def update(self, x: UnitArray) -> UnitArray:
+        """Advance one step; returns the weighted filtered input."""
+        self.r.value = self.decay * self.r.value + x
+        return over_leading(lambda r: matmul(r, self.W.value), self.r.value, axes=1)
+
+
 class LeakyRateReadout(Cell):
     """Leaky integration of a weighted input, `r = exp(-dt / tau) r + x @ W`.
 
-    The time step is `brainstate.environ.get_dt()` at construction.
+    D_RTRL drops the paths through its weight into the state; `FilteredReadout` is the same function
+    without such paths. The time step is `brainstate.environ.get_dt()` at construction.
 
     Args:
         in_size: size of the input; of a tuple, the last number counts.

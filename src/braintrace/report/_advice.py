@@ -69,6 +69,7 @@ class Advice:
         window: back-propagation through time, one window over a whole sequence: it has no traces,
             but `bytes` for every step, an estimate.
         memory_limit: bytes that the traces may take, None for no limit.
+        hints: changes of the model that let the present rule keep what it leaves out.
     """
 
     rules: tuple[RuleCost, ...]
@@ -76,6 +77,7 @@ class Advice:
     total: int
     window: RuleCost
     memory_limit: int | None = None
+    hints: tuple[str, ...] = ()
 
     def within(self, memory_limit: int | None) -> Advice:
         """The same for traces of at most so many bytes."""
@@ -132,6 +134,7 @@ class Advice:
             head = ("not exact", "cheapest exact rule", "")
             lines += ["", *_table([head, *each])]
             lines += ["", self._window()] * (self.window.rule is not self.rules[-1].rule)
+        lines += ["", *(f"{hint}." for hint in self.hints)] if self.hints else []
         return "\n".join(lines)
 
     def _window(self) -> str:
