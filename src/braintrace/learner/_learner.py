@@ -269,8 +269,9 @@ class Learner(
             if name not in self.etraces:
                 with jax.ensure_compile_time_eval():
                     concrete = jax.tree.map(lambda a: jax.numpy.zeros(a.shape, a.dtype), zeros)
-                trace = EligibilityTrace(concrete)
-                trace.put(concrete if self.placement is None else zeros)
+                trace = EligibilityTrace.owned(concrete)
+                if self.placement is not None:
+                    trace.put(zeros)
                 trace.stack_level = self.running_index.stack_level
                 self.etraces[name] = trace
             elif anew:

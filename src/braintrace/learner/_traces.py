@@ -15,6 +15,13 @@ class EligibilityTrace(brainstate.ShortTermState):
     that their memory is not reused (`seen`); who assigns it has changed the trace (`changed`).
     """
 
+    @classmethod
+    def owned(cls, arrays: PyTree) -> EligibilityTrace:
+        """A trace of arrays that nobody else holds."""
+        trace = cls(arrays)
+        trace.__dict__["seen"] = False
+        return trace
+
     @property
     def value(self) -> PyTree:
         """The arrays."""
