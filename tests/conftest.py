@@ -33,6 +33,18 @@ jax.config.update("jax_default_matmul_precision", "highest")  # a GPU would roun
 gc.set_threshold(50_000, 20, 20)
 
 
+@pytest.fixture
+def alone():
+    """As in a user's own process: 32 bits, seeded, no setting left behind."""
+    before = brainstate.environ.all()
+    brainstate.environ.set(precision=32)
+    with brainstate.random.seed_context(0):
+        yield
+    for name in brainstate.environ.all().keys() - before.keys():
+        brainstate.environ.pop(name)
+    brainstate.environ.set(**before)
+
+
 def pytest_collection_finish():
     """What is imported by now stays: the search for garbage leaves it out."""
     gc.freeze()

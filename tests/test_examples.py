@@ -5,24 +5,11 @@ import runpy
 import sys
 from pathlib import Path
 
-import brainstate
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 ids = lambda path: path.stem
-
-
-@pytest.fixture
-def alone():
-    """As in a process of its own: 32 bits, seeded, no setting left behind."""
-    before = brainstate.environ.all()
-    brainstate.environ.set(precision=32)
-    with brainstate.random.seed_context(0):
-        yield
-    for name in brainstate.environ.all().keys() - before.keys():
-        brainstate.environ.pop(name)
-    brainstate.environ.set(**before)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=ids)

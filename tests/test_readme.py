@@ -4,15 +4,13 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-import brainstate
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = {p.stem for p in ROOT.glob("notebooks/*.ipynb")}  # test_notebooks.py runs these
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *(p for p in sorted(ROOT.glob("docs/**/*.md")) if p.stem not in NOTEBOOKS),
+    *sorted(ROOT.glob("docs/**/*.md")),
 ]
 BLOCK = re.compile(
     r"^(?P<skip><!-- no-run -->\n\s*)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -41,17 +39,8 @@ def assert_shown(printed: str, shown: str) -> None:
     assert values[0] == pytest.approx(values[1], rel=0.1)
 
 
-@pytest.fixture
-def environ():
-    """What a document sets for all models (`dt`) ends with it."""
-    before = brainstate.environ.all()
-    yield
-    for key in set(brainstate.environ.all()) - set(before):
-        brainstate.environ.pop(key)
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_document_runs(path, environ, capsys):
+def test_document_runs(path, alone, capsys):
     namespace = {"__name__": path.stem}
     text = path.read_text("utf-8")
     if "import spyx" in text and version("spyx").startswith("0."):
