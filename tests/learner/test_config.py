@@ -173,7 +173,7 @@ def test_what_is_no_number_is_refused(choice):
         ),
         (lambda m: bt.pp_prop(m), TypeError, "without decay_or_rank"),
         (lambda m: bt.EProp(m, feedback="loud"), ValueError, "choose one of 'symmetric', 'random'"),
-        (lambda m: bt.EProp(m, feedback="random"), ValueError, "random_feedback_key"),
+        (lambda m: bt.EProp(m, "random", random_feedback_key=None), ValueError, "feedback_key"),
         (lambda m: bt.EProp(m, kappa_filter_decay=1.0), ValueError, "kappa_filter_decay"),
         (lambda m: bt.OTTT(m, leak=1.5), ValueError, "leak=1.5"),
         (lambda m: bt.OTTT(m, "B", leak=0.5), ValueError, "mode='B'"),

@@ -32,6 +32,7 @@ from ..graph import (
     Traces,
     analyse,
     certify,
+    with_filters,
 )
 from ..program import PyTree, evaluate
 from ..report import Advice, RuleCost
@@ -67,8 +68,16 @@ def analysed(
 ) -> tuple[Graph, list[PyTree]]:
     """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
     record, step = rule.record, problem.step
-    limits = (rule.crossings, rule.most_entries, problem.policy, record.folds, problem.unmarked)
-    graph = analyse(step, problem.consts, problem.find, extra, *limits, rule.couple_axis)
+    limits = (rule.crossings, rule.most_entries, problem.policy, record.folds)
+    follow = lambda step, extra, unmarked: analyse(
+        step, problem.consts, problem.find, extra, *limits, unmarked, rule.couple_axis
+    )
+    if rule.config.filters is None:
+        graph = follow(step, extra, problem.unmarked)
+    else:
+        graph = follow(step, (), problem.unmarked)
+        filtered = with_filters(graph, problem.consts, rule.config.filters)
+        graph = follow(filtered, extra, False)  # its operators are recognised already
     words = () if problem.words is None else (problem.words,)
     check_relations(graph, rule, windows, problem.unmarked, *words)
     rule.check_groups(graph.groups)

@@ -306,7 +306,7 @@ def check_shared(step: Step, params: Sequence[Any], state: Sequence[Any], strict
     A state that only starts as a parameter is refused by a strict learner, others warn.
     """
     weights = {step.entry(p) for p in step.params}
-    for leaf, array in zip(step.hidden, state, strict=True):
+    for leaf, array in zip(step.stored, state, strict=True):
         carried = step.exit(leaf) in (step.entry(leaf), *weights)
         for p, weight in zip(step.params, params, strict=True):
             if carried and weight is array:

@@ -262,7 +262,7 @@ class Online:
         places, graph = self.placement, plan.graph
         if places is not None:
             trained = put(trained, places.params(graph))
-            hidden = put(hidden, places.states(graph, graph.step.hidden))
+            hidden = put(hidden, places.states(graph, graph.step.stored))
             others = put(others, places.states(graph, graph.step.others))
             leaves = put(leaves, places.arrays(graph, leaves, 0))
         stream = Stream(Arrays(tuple(leaves)))

@@ -64,13 +64,16 @@ def run_steps(
     )
     arguments, leaves = (*arrays.inputs, *weights.fixed), tuple(jax.tree.leaves(extra))
     hidden, others = map(tuple, at.states)
+    filters = plan.graph.step.filter_shapes
+    hidden = (*hidden, *(jnp.zeros(v.shape, v.dtype) for v in filters))
     values = Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves)
     ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
     if plan.attach is not None:
         attach = partial(plan.attach, plan.graph, values, axes, weights.of_rule)
         ran = replace(ran, outs=attach(ran.outs), credited=(attach(ran.credited[0]), values))
     last = lambda arrays: tuple(a[-1] for a in arrays)
-    states = (last(ran.after.hidden), last(ran.after.others))
+    stored = ran.after.hidden[: len(hidden) - len(filters)]
+    states = (last(stored), last(ran.after.others))
     count = jnp.minimum(at.count + length, COUNTED)
     return ran, Position(states, ran.traces, lax.stop_gradient(count))
 

@@ -91,8 +91,10 @@ class EProp(
     ParamDimVjpAlgorithm,
     rule="eprop",
     arguments="feedback kappa_filter_decay random_feedback_key name vjp_method fast_solve "
-    "feedback_scale trace_dtype chunked_trace control_flow snap_max_jacobian_elements memory_limit",
-    attributes="feedback kappa_filter_decay feedback_scale fast_solve trace_dtype chunked_trace",
+    "feedback_scale trace_dtype chunked_trace control_flow snap_max_jacobian_elements memory_limit "
+    "filtered",
+    attributes="feedback kappa_filter_decay filtered feedback_scale fast_solve trace_dtype "
+    "chunked_trace",
 ):
     """Traces per weight, filtered once more, with symmetric or random feedback.
 

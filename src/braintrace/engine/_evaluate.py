@@ -111,7 +111,8 @@ def evaluate_single(
     return variants.start(values.consts, inputs_of(graph, values), dict(taps))
 
 
-Backs = Mapping[Equation, Mapping[int, Array]]
+# Per operator the random operands, and whether they are added to its own.
+Backs = Mapping[Equation, Mapping[int, tuple[Array, bool]]]
 Computed = tuple[Mapping[int, Array], Mapping[int, Array]]
 # What the derivative of a new state needs of its value is nothing.
 _LINEAR = {"add", "sub", "mul", "neg", "real", "imag"}
@@ -155,7 +156,9 @@ def _applied(
             operands = [lax.stop_gradient(v) if i in weights else v for i, v in enumerate(operands)]
         detour: Any = 0
         if backs and eqn in backs:
-            others = {**dict(enumerate(lax.stop_gradient(operands))), **backs[eqn]}
+            others = dict(enumerate(lax.stop_gradient(operands)))
+            for i, (random, adaptive) in backs[eqn].items():
+                others[i] = others[i] + random if adaptive else random
             at = eqn.primitive.x_invar_index
             (detour,) = bind(eqn, [operands[i] if i == at else v for i, v in others.items()])
             detour = detour - lax.stop_gradient(detour)
@@ -217,7 +220,8 @@ def back_operands(graph: Graph, feedback: Feedback | None) -> Backs | None:
             shape, dtype = site.operator.operands[at].shape, site.operator.operands[at].dtype
             key = jax.random.fold_in(jax.random.fold_in(feedback.key, seed_of(name)), k)
             fan = max(1, math.prod(shape) // shape[0]) if shape else 1
-            operands[at] = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
+            random = feedback.scale / math.sqrt(fan) * jax.random.normal(key, shape, dtype)
+            operands[at] = random, feedback.adaptive
         out[eqn] = operands
     return out
 

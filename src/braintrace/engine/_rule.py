@@ -101,12 +101,14 @@ class ExitCotangents(Enum):
 class Feedback(NamedTuple):
     """Fixed random operands in the reverse pass through operators that do not feed back.
 
-    `signal` is used where there is no such operator.
+    `signal` is used where there is no such operator. Operands that are `adaptive` are the weights
+    of the operator plus the random ones: what feedback that gets the same updates becomes.
     """
 
     key: Array
     scale: float
     signal: Signal
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,13 @@ def leaky_readouts(step: Step, sites: Sequence[Site], links: Links) -> dict[Equa
             continue
         (k,) = reached
         leaf = step.hidden[k]
+        remembers = bits_of(step.exit(leaf), reach(program, {step.entry(leaf): 1}))
         found = _followed(program, {step.entry(leaf), s.y}, varying)
-        if step.exit(leaf) not in found or bits_of(s.x, links.from_leaves) >> k & 1:
+        if (
+            not remembers
+            or step.exit(leaf) not in found
+            or bits_of(s.x, links.from_leaves) >> k & 1
+        ):
             continue
         factors = found[step.exit(leaf)]
         out[eqn] = Leak(k, factors, any(bits_of(a, used) for a in factors))

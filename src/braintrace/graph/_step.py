@@ -46,6 +46,17 @@ class Step:
     others: tuple[Leaf, ...]
     penalised: bool = False  # and then the penalty of backward rules that add a constant
     couple_axis: int | None = None  # elements along this axis of a state count as one unit
+    filters: int = 0  # the last hidden leaves are filters of the rule: always zero, stored nowhere
+
+    @property
+    def stored(self) -> tuple[Leaf, ...]:
+        """The hidden leaves that the user's step has."""
+        return self.hidden[: len(self.hidden) - self.filters]
+
+    @property
+    def filter_shapes(self) -> list[Var]:
+        """The entries of the filters."""
+        return [self.entry(leaf) for leaf in self.hidden[len(self.stored) :]]
 
     def entry(self, leaf: Leaf) -> Var:
         return self.program.inputs[leaf.position]

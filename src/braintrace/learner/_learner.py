@@ -411,7 +411,7 @@ class Learner(
         inputs, count = list(arrays.inputs), self.running_index.value
         if places is not None:
             trained = put(trained, places.params(graph))
-            kinds = (graph.step.hidden, graph.step.others)
+            kinds = (graph.step.stored, graph.step.others)
             states = [put(a, places.states(graph, k)) for a, k in zip(states, kinds, strict=True)]
             inputs = put(inputs, places.arrays(graph, inputs, int(timed)))
             count = places.whole(jax.numpy.asarray(count))
@@ -553,7 +553,8 @@ class Learner(
             return
         info, plan = self._compiled().info, self._compiled().plan
         graph = plan.graph
-        places = {k: placement.states(graph, getattr(graph.step, k)) for k in ("hidden", "others")}
+        kinds = {"hidden": graph.step.stored, "others": graph.step.others}
+        places = {k: placement.states(graph, leaves) for k, leaves in kinds.items()}
         for kind, at in {"params": placement.params(graph), **places}.items():
             info.write(kind, put(info.leaves(kind), tuple(at), old))
         names = list(plan.parts(plan.trace_shapes))

@@ -37,7 +37,11 @@ AXES: dict[str, dict[str, str]] = {
         "local_loss": "the gradient of a loss of each group's own",
         "bootstrapped": "the derivative of the loss, and a learned guess for what has no trace",
     },
-    "trace_filter": {"none": "no filter", "kappa": "a low-pass filter of decay `kappa`"},
+    "trace_filter": {
+        "none": "no filter",
+        "kappa": "a low-pass filter of decay `kappa`",
+        "eligibility": "the same, of the unit's output's derivative times the trace",
+    },
     "update_schedule": {"per_step": "a gradient at every step"},
 }
 _SOON = {"update_schedule": ("window", "sequence_end")}
@@ -59,7 +63,8 @@ class ETraceConfig:
         trace_filter: whether the trace is filtered once more.
         update_schedule: when there is a gradient.
         decay: number in [0, 1) of a 'scalar_leak'; for two factors a pair.
-        kappa: decay in [0, 1) of the filter.
+        kappa: decay in [0, 1) of the filter; of 'eligibility' also several, of a chain of filters,
+            or 'readout', the decay of the leaky read-out.
         sparse_n: order of the scope 'sparse_n'.
         window_size: reserved.
         normalized: whether the factors of tails are weighted averages; else leaky sums.
@@ -73,7 +78,7 @@ class ETraceConfig:
     trace_filter: str = "none"
     update_schedule: str = "per_step"
     decay: Any = None
-    kappa: float | None = None
+    kappa: Any = None
     sparse_n: int | None = None
     window_size: int | None = None
     normalized: bool = True
@@ -103,6 +108,13 @@ class ETraceConfig:
         """Whether what is stored meets the gradient within a step only."""
         pair = self.trace_factorization == "io_factorized"
         return self.trace_factorization == "none" or (pair and self.recursion_f == "none")
+
+    @property
+    def filters(self) -> tuple[float, ...] | str | None:
+        """The decays of the filters of the eligibility; 'readout' takes that of the read-out."""
+        if self.trace_filter != "eligibility":
+            return None
+        return self.kappa if isinstance(self.kappa, str | tuple) else (float(self.kappa),)
 
     def _side(self, name: str, side: int) -> Any:
         if not self.is_factorized:
@@ -142,7 +154,10 @@ class ETraceConfig:
                     _refuse(f"{axis}={value!r}", "there is no such choice", _legal(axis))
         for name in ("decay", "kappa"):
             value = getattr(self, name)
-            for number in value if _is_pair(value) else (value,):
+            several = _is_pair(value) or isinstance(value, tuple)
+            if name == "kappa" and self.trace_filter == "eligibility" and value == "readout":
+                continue
+            for number in value if several else (value,):
                 if number is None:
                     continue
                 if isinstance(number, bool) or not isinstance(number, numbers.Real):
@@ -177,7 +192,9 @@ class ETraceConfig:
         new_rules, new_decays = zip(*new, strict=True)
         put("temporal_recursion", new_rules if pair else new_rules[0])
         put("decay", new_decays if pair else new_decays[0])
-        if self.trace_filter == "kappa" and self.kappa == 0:
+        if isinstance(self.kappa, list):
+            put("kappa", tuple(self.kappa))
+        if self.trace_filter in ("kappa", "eligibility") and self.kappa in (0, (0.0,), ()):
             put("trace_filter", "none")
             put("kappa", None)
         if self.recurrence_scope == "sparse_n" and self.sparse_n == 1:
@@ -196,13 +213,20 @@ class ETraceConfig:
         carried = rule[1] if pair else rule
         for name, axis in (("kappa", "trace_filter"), ("sparse_n", "recurrence_scope")):
             value, choice = getattr(self, name), getattr(self, axis)
-            yield ((choice == name) != (value is not None),
+            named = (name, "eligibility") if name == "kappa" else (name,)
+            yield ((choice in named) != (value is not None),
                    f"{axis}={choice!r} with {name}={value}",
                    "one needs the other", f"{axis}={name!r} and {name}=<number>, or neither")
         yield (self.window_size is not None, "window_size",
                "windows are set by vjp_method and chunk_size", "None")
         per_weight = kind == "per_param"
-        yield (self.trace_filter == "kappa" and not per_weight, f"a filter of the trace {kind!r}",
+        yield (self.trace_filter == "kappa" and isinstance(self.kappa, tuple),
+               f"trace_filter='kappa' with kappa={self.kappa}", "it filters once",
+               "one number, or trace_filter='eligibility'")
+        yield (self.trace_filter == "eligibility" and self.temporal_recursion != "jacobian",
+               f"a filter of the eligibility with the recursion {rule!r}",
+               "it filters what the step keeps of its states", "temporal_recursion='jacobian'")
+        yield (self.trace_filter != "none" and not per_weight, f"a filter of the trace {kind!r}",
                "it filters traces of weights", "'per_param'")
         yield (self.include_recurrent_mixing and carried != "jacobian",
                f"the scope {scope!r} with the recursion {carried!r}",

@@ -22,6 +22,16 @@ from ._options import (
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
+TWICE = "the filter stands for paths through a read-out's state, which a window has as well"
+_FILTERED = {
+    "trace": "the trace of every weight",
+    "eligibility": "the derivative of the unit's output times the trace",
+}
+_FEEDBACK = {
+    "symmetric": "the loss's own derivative",
+    "random": "a random projection of it",
+    "adaptive": "the same, with random numbers added to the weights",
+}
 NO_PAIRING = "the pairing of a sensitivity with later inputs is no derivative of the loss"
 
 
@@ -63,29 +73,60 @@ def pp_prop(decay_or_rank: Any, *, trace_dtype: TraceDtype = None) -> LearningRu
 @stated
 def eprop(
     feedback: str = "symmetric",
-    kappa_filter_decay: float = 0.0,
-    random_feedback_key: Any = None,
+    kappa_filter_decay: Any = 0.0,
+    random_feedback_key: Any = 0,
     *,
+    filtered: str = "trace",
     feedback_scale: float = 1.0,
     trace_dtype: TraceDtype = None,
 ) -> LearningRule:
-    """Traces per weight, filtered once more, with symmetric or random feedback.
+    """Traces per weight, filtered once more, with symmetric, random or adaptive feedback.
+
+    With `filtered='eligibility'` this is e-prop as its paper defines it: the filter is on the
+    derivative of the unit's output by its states times their trace, and the read-out's own weights
+    have none. With `filtered='trace'`, the form that was published under this name, it is on the
+    trace of every weight.
 
     Args:
-        feedback: 'symmetric', the loss's own derivative; or 'random', with fixed random operands in
-            the reverse pass through read-outs and from layer to layer.
-        kappa_filter_decay: decay in [0, 1) of the filter of the traces; 0 is none, and D-RTRL.
+        feedback: 'symmetric', the loss's own derivative; 'random', with fixed random operands in
+            the reverse pass through read-outs and from layer to layer; or 'adaptive', the same with
+            random numbers added to the weights, which is what random feedback becomes that gets
+            the updates of the weights.
+        kappa_filter_decay: decay in [0, 1) of the filter; 0 is none, and D-RTRL. Of the eligibility
+            also 'readout', the decay of the leaky read-out in the step, or several numbers, a chain
+            of filters.
         random_feedback_key: seed or key of the random operands.
+        filtered: 'trace' or 'eligibility'.
         feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
         trace_dtype: storage type of the traces.
     """
-    kappa = check_fraction("kappa_filter_decay", kappa_filter_decay)
-    signals = {"symmetric": "the loss's own derivative", "random": "a random projection of it"}
-    check_choice("feedback", feedback, signals)
+    check_choice("filtered", filtered, _FILTERED)
+    check_choice("feedback", feedback, _FEEDBACK)
     signal = "symmetric" if feedback == "symmetric" else "random_feedback"
-    config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
-    how = {"key": random_feedback_key, "scale": feedback_scale, "trace_dtype": trace_dtype}
-    return learning_rule(config, how=how)
+    if filtered == "trace":
+        kappa: Any = check_fraction("kappa_filter_decay", kappa_filter_decay)
+        config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
+    else:
+        kappa = _decays(kappa_filter_decay)
+        config = ETraceConfig(learning_signal=signal, trace_filter="eligibility", kappa=kappa)
+    how = {
+        "key": random_feedback_key,
+        "scale": feedback_scale,
+        "adaptive": feedback == "adaptive",
+        "trace_dtype": trace_dtype,
+    }
+    return learning_rule(config, how=how, no_windows=None if config.filters is None else TWICE)
+
+
+def _decays(kappa: Any) -> Any:
+    """The decay of a filter, those of a chain, or 'readout'."""
+    name = "kappa_filter_decay"
+    if isinstance(kappa, str):
+        check_choice(name, kappa, {"readout": "the decay of the leaky read-out in the step"})
+        return kappa
+    if isinstance(kappa, tuple | list):
+        return tuple(check_fraction(name, k) for k in kappa)
+    return check_fraction(name, kappa)
 
 
 @stated

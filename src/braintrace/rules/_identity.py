@@ -25,6 +25,8 @@ def rule_identity(rule: LearningRule, record: Rule) -> dict[str, Any]:
     out = {"rule": rule.name, **dataclasses.asdict(rule.config), **record.constants, **rule.values}
     if record.feedback is not None:
         out |= {f"feedback {k}": getattr(record.feedback, k) for k in ("key", "scale")}
+        if record.feedback.adaptive:
+            out["feedback adaptive"] = True
     return {k: _word(v) for k, v in out.items()}
 
 

@@ -78,13 +78,15 @@ def rule_of(
     *,
     key: Any = None,
     scale: float = 1.0,
+    adaptive: bool = False,
     eps: float = 1e-12,
     trace_dtype: TraceDtype = None,
     most: float | None = None,
 ) -> Rule:
     """The record with these coordinates.
 
-    `key` is for random operands, which have a `scale`, or signs; `eps` is added to the norms of
+    `key` is for random operands, which have a `scale` and are added to the weights if `adaptive`,
+    or signs; `eps` is added to the norms of
     random products, `most` bounds the traces.
     """
     trace_dtype = trace_type(trace_dtype)
@@ -102,7 +104,7 @@ def rule_of(
         return paired(config.decay_x, config.decay_f, *config.alphas, trace_dtype)
     how: dict[str, Any] = {}
     if config.learning_signal == "random_feedback":
-        how["feedback"] = random_feedback(key_of("random_feedback_key", key), scale)
+        how["feedback"] = random_feedback(key_of("random_feedback_key", key), scale, adaptive)
     if config.include_recurrent_mixing:
         how["exit_cotangents"] = ExitCotangents.UNCUT
     if config.is_factorized:
@@ -112,9 +114,13 @@ def rule_of(
             decay = f if leaky else 1.0
             how |= {"kept": leak(decay), "exit_cotangents": ExitCotangents.DETACHED}
         return factored(x, 1.0 if leaky else f, trace_dtype, plain=leaky, **how)
+    if config.filters is not None:
+        how |= {"words": "the derivative of every unit's output times its trace: it is filtered"}
     if config.temporal_recursion != "jacobian":
         how |= {"kept": leak(config.decay), "exit_cotangents": ExitCotangents.DETACHED}
-    return per_weight(trace_dtype, kappa=config.kappa or 0.0, most=most, **how)
+    return per_weight(
+        trace_dtype, kappa=config.kappa if config.trace_filter == "kappa" else 0.0, most=most, **how
+    )
 
 
 def crossings_of(config: ETraceConfig) -> int | None:

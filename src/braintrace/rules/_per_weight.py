@@ -56,11 +56,13 @@ def per_weight(
     feedback: Feedback | None = None,
     kappa: float = 0.0,
     most: float | None = None,
+    words: str | None = None,
 ) -> Rule:
     """One trace entry per (free output position, weight element, slot).
 
     `kept` is the Jacobian in place of the step's own, `kappa` the decay of a second trace, the
     first one filtered, in slots of its own; a trace is clipped to the absolute value `most`.
+    `words` say how a trace differs from RTRL's where the step is another one.
     """
     stored = storage(trace_dtype)
     copies = 2 if kappa else 1
@@ -114,7 +116,7 @@ def per_weight(
         one_by_one=most is not None,
         folds=True,
         of_parameters=True,
-        approximates=_words(kept, kappa),
+        approximates=words or _words(kept, kappa),
     )
     waiting = relation_rule(RelationFunctions(init, _wait, _credit_waiting(placed)), **how)
     pending = Pending(_fits, _open, waiting, fold) if most is None else None

@@ -55,9 +55,9 @@ def with_signal(rule: Rule, signal: Signal) -> Rule:
     return replace(rule, signal=signal, approximates=replaced, pending=pending)
 
 
-def random_feedback(key: Array, scale: float) -> Feedback:
+def random_feedback(key: Array, scale: float, adaptive: bool = False) -> Feedback:
     """Fixed random operands from this key; a signal where no operator is passed."""
-    return Feedback(key, scale, _square(key))
+    return Feedback(key, scale, _square(key), adaptive)
 
 
 def _square(key: Array) -> Signal:

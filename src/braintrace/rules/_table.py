@@ -40,11 +40,12 @@ ROWS = (
     Row("d_rtrl", family.d_rtrl, "D_RTRL", "one entry per weight and state of its neuron", _LOSS,
         "diagonal RTRL: Mozer, *A focused backpropagation algorithm for temporal pattern "
         "recognition*, 1989; Zucchet et al., *Online learning of long-range dependencies*, 2023; "
-        "for any model: Wang et al., *BrainScale*, 2024"),
+        "for any model: Wang et al., *Nature Communications* 17:1745, 2026"),
     Row("pp_prop", family.pp_prop, "pp_prop", "two filtered factors: inputs, and outputs × states",
-        _LOSS, "Wang et al., *BrainScale*, 2024", ("es_d_rtrl", "esd_rtrl")),
-    Row("eprop", family.eprop, "EProp", "as `D_RTRL`, with another low-pass filter (κ)",
-        "the loss, or random feedback",
+        _LOSS, "Wang et al., *Nature Communications* 17:1745, 2026", ("es_d_rtrl", "esd_rtrl")),
+    Row("eprop", family.eprop, "EProp",
+        "as `D_RTRL`, with another low-pass filter (κ), of the trace or of the eligibility",
+        "the loss, random or adaptive feedback",
         "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
         "neurons*, 2020"),
     Row("rflo", family.rflo, "RFLO", "as `D_RTRL`, or with a single leak", "random feedback",

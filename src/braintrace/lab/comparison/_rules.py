@@ -32,8 +32,6 @@ BLOCK = 8
 # Options without a default, or whose default is too short for sequences of this length.
 DEFAULTS: dict[str, Options] = {
     "pp_prop": {"decay_or_rank": 0.95},
-    "eprop": {"kappa_filter_decay": 0.9},
-    "rflo": {"random_feedback_key": 0},
     "ottt": {"leak": 0.9},
     "otpe": {"leak": 0.9},
 }

@@ -1,0 +1,178 @@
+"""Filters between units and what reads them: the step whose D-RTRL is e-prop.
+
+With z the output of a unit, eps the trace of a weight and L = dL_t/dz_t within the step, e-prop is
+
+    e_t = (dz/dh) eps_t,    ebar_t = kappa ebar_{t-1} + e_t,    gradient = sum_t L_t ebar_t
+
+That is D-RTRL of a step in which the operators that read z, and do not feed back, read in its place
+
+    stop(z) + r',    r' = kappa r + (z - stop(z))
+
+r is zero at all times and has a derivative all the same, which is ebar. The values of the step, and
+with them the gradient of the read-out's own weight, stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._errors import not_supported, value_error
+from ..program import Atom, Const, Equation, Program, Var, prune, trace
+from ._graph import Graph
+from ._leaky import Leak, decay_of, leaky_readouts
+from ._reach import bits_of, reach
+from ._sites import Site
+from ._step import Leaf, Step
+
+READOUT = "readout"
+_BY_NUMBER = "or give the decay: kappa_filter_decay=0.95"
+
+
+def with_filters(graph: Graph, consts: Sequence[Any], decays: Sequence[float] | str) -> Step:
+    """The analysed step with such a filter before every operator that reads units.
+
+    Args:
+        graph: the step, analysed without filters.
+        consts: values of its constants.
+        decays: of a chain of filters, or 'readout': that of the leaky read-out in the step.
+
+    Raises:
+        ValueError: no operator reads the units, or the read-out's decay is not one number.
+    """
+    step = graph.step
+    readers = _readers(graph)
+    if decays == READOUT:
+        first, chain = _of_readout(graph, consts, readers)
+    else:
+        first, chain = [], [Const(np.float64(k)) for k in decays]
+    xs = list(dict.fromkeys(s.x for s in readers))
+    made = {x: _filter(x, chain) for x in xs}
+    program = step.program
+    equations, readers_of = list(first), {s.equation: s for s in readers}
+    waiting = dict(made)
+    for eqn in program.equations:
+        if eqn in readers_of:
+            s = readers_of[eqn]
+            equations += waiting.pop(s.x).equations if s.x in waiting else ()
+            k, new = s.operator.primitive.x_invar_index, made[s.x].outputs[0]
+            inputs = tuple(new if i == k else a for i, a in enumerate(eqn.inputs))
+            equations.append(replace(eqn, inputs=inputs))
+        elif eqn not in first:
+            equations.append(eqn)
+    entries = [v for f in made.values() for v in f.inputs]
+    exits = [v for f in made.values() for v in f.outputs[1:]]
+    start, end = len(program.inputs), len(program.outputs) - 2 * step.penalised
+    leaves = tuple(Leaf(("filter", i), 0, start + i, end + i) for i in range(len(entries)))
+    outputs = (*program.outputs[:end], *exits, *program.outputs[end:])
+    wider = Program(program.consts, (*program.inputs, *entries), tuple(equations), outputs)
+    hidden = (*step.hidden, *leaves)
+    return replace(step, program=wider, hidden=hidden, filters=len(leaves))
+
+
+def _readers(graph: Graph) -> list[Site]:
+    """The operators that read states and do not feed back: read-outs, and between layers."""
+    step = graph.step
+    states = [v for leaf in step.hidden for v in (step.entry(leaf), step.exit(leaf))]
+    carries = reach(step.program, {v: 1 for v in states if isinstance(v, Var)})
+    sites = [s for s in graph.sites if s.equation not in graph.links.cut_entries]
+    readers = [s for s in sites if s.x is not None and bits_of(s.x, carries)]
+    if inside := [s for s in readers if s.levels]:
+        raise not_supported(
+            "e-prop's filter before an operator in the body of a loop or a branch.",
+            where=inside[0].equation.where(),
+            why="the filter counts steps, and the body does not run once a step",
+            do="move the read-out out of it",
+        )
+    if not readers:
+        raise value_error(
+            "e-prop's filter has no place: no read-out reads the units.",
+            why="the eligibility trace is filtered where an operator with a trained weight, that "
+            "does not feed back, reads what a unit puts out",
+            do="read out with a trained weight, as in z @ W; or leave out filtered='eligibility'",
+        )
+    return readers
+
+
+def _filter(x: Var, decays: Sequence[Atom]) -> Program:
+    """The equations of a chain of filters of x: inputs are its states, outputs x' and these."""
+
+    def chain(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
+        still = lax.stop_gradient(x)
+        value, new = x - still, []
+        for k, r in zip(decays, states, strict=True):
+            value = k.astype(x.dtype) * r + value
+            new.append(value)
+        return still + value, new
+
+    zeros = lambda a: jnp.zeros(a.shape, a.dtype)
+    program, _ = trace(chain, zeros(x), list(map(zeros, decays)), [zeros(x) for _ in decays])
+    states = program.inputs[1 + len(decays) :]
+    known = dict(zip(program.inputs, (x, *decays), strict=False))
+    equations = _renamed(program.equations, known)
+    return Program((), states, equations, program.outputs)
+
+
+def _renamed(equations: Sequence[Equation], names: dict[Any, Atom]) -> tuple[Equation, ...]:
+    put = lambda e: tuple(names.get(a, a) if isinstance(a, Var) else a for a in e.inputs)
+    return tuple(replace(e, inputs=put(e)) for e in equations)
+
+
+# ------------------------------------------------------------------------- the read-out's own decay
+
+
+def _of_readout(
+    graph: Graph, consts: Sequence[Any], readers: Sequence[Site]
+) -> tuple[list[Equation], list[Atom]]:
+    """The equations that compute the decay of the leaky read-out, and the decay."""
+    step = graph.step
+    found = leaky_readouts(step, readers, graph.links)
+    if not found:
+        raise value_error(
+            "kappa_filter_decay='readout', and no read-out of the step leaks.",
+            why="the decay is that of a state r' = kappa r + z @ W behind the weight; with the "
+            "filter before the weight, as in FilteredReadout, d_rtrl is e-prop already",
+            do=f"read out with LeakyRateReadout, {_BY_NUMBER}",
+        )
+    values = {leak: decay_of(step, consts, leak) for leak in found.values()}
+    known = [v for v in values.values() if v is not None]
+    numbers = {float(a) for v in known for a in np.ravel(v)}
+    if len(known) < len(values) or len(numbers) != 1:
+        why = "it is trained, or not known before the step runs"
+        why = f"it has {len(numbers)} values" if len(known) == len(values) else why
+        raise value_error(
+            "kappa_filter_decay='readout', and the read-outs have no single decay.",
+            where=next(iter(found)).where(),
+            why=f"{why}: one filter stands before the weight, for all outputs",
+            do=f"give the read-outs one constant time constant, {_BY_NUMBER}",
+        )
+    leak = next(iter(found.values()))
+    return _decay_equations(step, leak)
+
+
+def _decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], list[Atom]]:
+    """The decay of a leaky state, computed in the step: what becomes of ones in its place."""
+    program, leaf = step.program, step.hidden[leak.leaf]
+    entry, factors = step.entry(leaf), set(leak.factors)
+    first = list(prune(program, [a for a in leak.factors if isinstance(a, Var)]).equations)
+    ones: dict[Atom, Atom] = {entry: Const(np.ones(entry.shape, entry.dtype))}
+    new: list[Equation] = []
+    for eqn in prune(program, [step.exit(leaf)]).equations:
+        if ones.keys().isdisjoint(eqn.inputs):
+            continue
+        zero = lambda a: Const(np.zeros(a.shape, a.dtype))
+        inputs = tuple(ones.get(a, a if a in factors else zero(a)) for a in eqn.inputs)
+        (out,) = eqn.outputs
+        of_ones = Var(out.shape, out.dtype)
+        ones[out] = of_ones
+        new.append(replace(eqn, inputs=inputs, outputs=(of_ones,)))
+    at_first = lambda a: jnp.reshape(lax.slice(a, [0] * a.ndim, [1] * a.ndim), ())
+    decay = ones[step.exit(leaf)]
+    taken, _ = trace(at_first, jnp.zeros(decay.shape, decay.dtype))
+    last = _renamed(taken.equations, {taken.inputs[0]: decay})
+    return [*first, *new, *last], [taken.outputs[0]]

@@ -1,0 +1,222 @@
+"""e-prop with its filter on the eligibility, against the equations of its paper."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+from tests.oracle._eprop import Neurons, Rate, eprop_grad
+
+import braintrace
+from braintrace.engine._evaluate import back_operands
+from braintrace.rules import eprop
+
+T, I, N, O = 60, 5, 8, 3
+RNG = np.random.default_rng(0)
+XS, YS = jnp.asarray(RNG.normal(size=(T, I))), jnp.asarray(RNG.normal(size=(T, O)))
+WEIGHTS = {
+    "w_in": jnp.asarray(0.6 * RNG.normal(size=(I, N))),
+    "w_rec": jnp.asarray(0.3 * RNG.normal(size=(N, N))),
+    "w_out": jnp.asarray(RNG.normal(size=(N, O))),
+}
+FEED = {k: WEIGHTS[k] for k in ("w_in", "w_out")}
+ADAPTING = Neurons(beta=0.6)
+constant = jax.lax.stop_gradient
+
+
+@jax.custom_jvp
+def spike(over):
+    return (over > 0).astype(over.dtype)
+
+
+spike.defjvps(lambda t, z, over: 0.3 * jnp.maximum(0, 1 - jnp.abs(over)) * t)
+
+
+def network(neurons, leaky=True, kappa=None):
+    n, kappa = neurons, neurons.kappa if kappa is None else kappa
+
+    def step(params, state, x):
+        v, a, y, z = state
+        drive = x @ params["w_in"]
+        if "w_rec" in params:
+            drive = drive + z @ params["w_rec"]
+        v, a = n.alpha * v + drive - n.v_th * constant(z), n.rho * a + z
+        z = spike(v - n.v_th - n.beta * a)
+        out = z @ params["w_out"]
+        y = kappa * y + out if leaky else out
+        return (v, a, y, z), y
+
+    return step
+
+
+def start(batch=()):
+    return tuple(jnp.zeros((*batch, n)) for n in (N, N, O, N))
+
+
+def gradient(step, params, rule, xs=XS, ys=YS, state=None, loss=None, **options):
+    net = braintrace.online(step, rule)
+    state = start() if state is None else state
+    loss = loss or (lambda y, target: 0.5 * ((y - target) ** 2).sum())
+    return net.grad(loss, **options)(params, net.init(params, state, xs[0]), xs, ys)[0]
+
+
+def close(got, want):
+    for k, g in want.items():
+        np.testing.assert_allclose(got[k], g, rtol=1e-11, atol=1e-12 * np.abs(g).max(), err_msg=k)
+
+
+@pytest.mark.parametrize("kappa", [0.8, "readout"])
+@pytest.mark.parametrize("params", [FEED, WEIGHTS], ids=["feedforward", "recurrent"])
+@pytest.mark.parametrize("neurons", [Neurons(), ADAPTING], ids=["eprop_iaf", "eprop_iaf_adapt"])
+def test_the_filtered_eligibility_is_that_of_the_paper(neurons, params, kappa):
+    rule = eprop(filtered="eligibility", kappa_filter_decay=kappa)
+    want = eprop_grad(params, XS, YS, neurons)
+    assert all(np.abs(g).max() > 0.1 for g in want.values())
+    close(gradient(network(neurons), params, rule, block_size=7), want)
+
+
+def test_without_recurrence_it_is_bptt():
+    rule = eprop(filtered="eligibility", kappa_filter_decay="readout")
+
+    def total(params):
+        out = jax.lax.scan(lambda s, x: network(ADAPTING)(params, s, x), start(), XS)[1]
+        return 0.5 * ((out - YS) ** 2).sum()
+
+    close(gradient(network(ADAPTING), FEED, rule), jax.grad(total)(FEED))
+
+
+def test_a_chain_of_filters():
+    rule = eprop(filtered="eligibility", kappa_filter_decay=(0.8, 0.5))
+    close(
+        gradient(network(ADAPTING), WEIGHTS, rule),
+        eprop_grad(WEIGHTS, XS, YS, ADAPTING, filters=(0.8, 0.5)),
+    )
+
+
+def test_the_filter_of_a_read_out_that_does_not_leak_is_the_given_one():
+    instant = Neurons(kappa=0.0)
+    rule = eprop(filtered="eligibility", kappa_filter_decay=0.7)
+    got = gradient(network(instant, leaky=False), WEIGHTS, rule)
+    close(got, eprop_grad(WEIGHTS, XS, YS, instant, filters=(0.7,)))
+
+
+def test_adaptive_feedback_adds_the_random_one_to_the_weights():
+    how = {"filtered": "eligibility", "kappa_filter_decay": 0.8, "random_feedback_key": 3}
+    of = lambda feedback: gradient(network(Neurons()), WEIGHTS, eprop(feedback, **how))
+    symmetric, random, adaptive = map(of, ("symmetric", "random", "adaptive"))
+    for k in ("w_in", "w_rec"):
+        assert np.abs(random[k]).max() > 0.1
+        np.testing.assert_allclose(adaptive[k], symmetric[k] + random[k], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(adaptive["w_out"], symmetric["w_out"], rtol=1e-12)
+
+
+def test_random_feedback_is_that_of_the_paper():
+    rule = eprop("random", 0.8, 3, filtered="eligibility")
+    net = braintrace.online(network(Neurons()), rule)
+    net.init(WEIGHTS, start(), XS[0])
+    (drawn,) = back_operands(net._compiled().graph, rule.record.feedback).values()
+    ((B, _),) = drawn.values()
+    assert B.shape == (N, O)
+    got = gradient(network(Neurons()), WEIGHTS, rule)
+    close(got, eprop_grad(WEIGHTS, XS, YS, feedback=np.asarray(B)))
+
+
+def test_a_loss_of_rates_is_the_regularisation_of_nest():
+    rate = Rate(c_reg=2.0, f_target=0.1, kappa_reg=0.95)
+    inner = network(ADAPTING)
+
+    def step(params, state, x):
+        state, f = state
+        state, y = inner(params, state, x)
+        f = rate.kappa_reg * f + (1 - rate.kappa_reg) * state[3]
+        return (state, f), (y, f)
+
+    def loss(out, target):
+        y, f = out
+        missed = 0.5 * rate.c_reg * ((f - rate.f_target) ** 2).sum()
+        return 0.5 * ((y - target) ** 2).sum() + missed
+
+    rule = eprop(filtered="eligibility", kappa_filter_decay="readout")
+    got = gradient(step, WEIGHTS, rule, state=(start(), jnp.zeros(N)), loss=loss)
+    close(got, eprop_grad(WEIGHTS, XS, YS, ADAPTING, rate=rate))
+
+
+def test_samples_of_a_batch_are_apart_and_masked_steps_do_not_count():
+    rule = eprop(filtered="eligibility", kappa_filter_decay="readout")
+    xs, ys = jnp.stack([XS, XS[::-1]], 1), jnp.stack([YS, -YS], 1)
+    batched = gradient(network(ADAPTING), WEIGHTS, rule, xs, ys, start((2,)))
+    one = [eprop_grad(WEIGHTS, xs[:, i], ys[:, i], ADAPTING) for i in range(2)]
+    close(batched, {k: one[0][k] + one[1][k] for k in WEIGHTS})
+
+
+class Net(brainstate.nn.Module):
+    def __init__(self, readout):
+        super().__init__()
+        draw = np.random.default_rng(3).normal
+        w, out = jnp.asarray(draw(size=(3, 5))), jnp.asarray(draw(size=(5, 2)))
+        self.cell = braintrace.nn.ALIFCell(3, 5, w_init=w, u_init=0.1 * jnp.ones((5, 5)))
+        self.readout = readout(5, 2, tau=8.0 * u.ms, w_init=out)
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
+
+def learned(readout, rule, **options):
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        learner = braintrace.compile(Net(readout), rule, jnp.zeros((2, 3)), batch_size=2, **options)
+        xs = 2 * jnp.asarray(np.random.default_rng(1).normal(size=(20, 2, 3)))
+        grads = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum())
+    return learner, grads
+
+
+def test_layers_learn_as_with_the_filter_before_the_weight(tmp_path):
+    layers = braintrace.nn
+    options = {"filtered": "eligibility", "kappa_filter_decay": "readout"}
+    learner, behind = learned(layers.LeakyRateReadout, "eprop", **options)
+    before = learned(layers.FilteredReadout, "d_rtrl")[1]
+    assert len(behind) == 3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), behind, before)
+    assert "it is filtered" in str(learner.report)
+    assert learner.filtered == "eligibility" and len(learner.hidden_states) == 3
+    learner.save(tmp_path / "learner")
+    other = learned(layers.LeakyRateReadout, "eprop", **options)[0]
+    other.reset()
+    other.load(tmp_path / "learner")
+    assert other.etraces.keys() == learner.etraces.keys()
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_a_step_without_a_decay_for_the_filter_is_refused(leaky):
+    kappa = jnp.linspace(0.5, 0.9, O) if leaky else None
+    rule = eprop(filtered="eligibility", kappa_filter_decay="readout")
+    words = "no single decay(.|\n)*it has 3 values" if leaky else "no read-out of the step leaks"
+    with pytest.raises(ValueError, match=words):
+        gradient(network(Neurons(), leaky, kappa), WEIGHTS, rule)
+
+
+def test_a_trained_decay_is_refused():
+    rule = eprop(filtered="eligibility", kappa_filter_decay="readout")
+
+    def step(params, state, x):
+        return network(Neurons(), kappa=params["kappa"])(params, state, x)
+
+    with pytest.raises(ValueError, match=r"no single decay(.|\n)*it is trained"):
+        gradient(step, {**WEIGHTS, "kappa": jnp.float64(0.8)}, rule)
+
+
+def test_a_step_whose_units_nothing_reads_is_refused():
+    step = lambda params, h, x: (jnp.tanh(0.9 * h + x @ params["w_in"]),) * 2
+    rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
+    with pytest.raises(ValueError, match="no read-out reads the units"):
+        gradient(step, {"w_in": WEIGHTS["w_in"]}, rule, ys=XS[:, :1], state=jnp.zeros(N))
+
+
+def test_windows_are_refused():
+    rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
+    with pytest.raises(ValueError, match="which a window has as well"):
+        braintrace.online(network(Neurons()), rule, window=4)
+
+
+def test_a_decay_of_zero_is_d_rtrl():
+    assert eprop(filtered="eligibility").config == braintrace.rules.d_rtrl().config
