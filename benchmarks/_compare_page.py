@@ -6,8 +6,8 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from compare import PARTS
 
 from braintrace import CompareResult
 from braintrace.lab.cli._names import STREAMS, TASKS
-from braintrace.lab.comparison._figure import COLOURS, new_figure
+from braintrace.lab.comparison._figure import COLOURS, draw, new_figure
 from braintrace.lab.comparison._result import Row, short_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+import svg
 
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CELLS = {"rnn": "vanilla RNN", "gru": "GRU", "lru": "LRU", "alif": "LIF (adaptive)"}
@@ -276,9 +279,7 @@ def page_with(page: str, tables: dict[str, str]) -> str:
 
 def draw_tasks(records: Records) -> Any:
     """Every rule on every task: chance level is 0 and the mean of BPTT 1."""
-    figure, axes = new_figure((11, 6), 2, width_ratios=(1, 0.001))
-    left = axes[0]
-    axes[1].set_visible(False)
+    figure, (left,) = new_figure((svg.WIDTH, 8), 1)
     shown = {k: v for k, v in SUMMARY.items() if k != "bptt"}
     names = list(records.tasks)[::-1]
     for index, (label, about) in enumerate(shown.items()):
@@ -302,11 +303,11 @@ def draw_tasks(records: Records) -> Any:
     left.set_yticks(range(len(names)), [f"{n} ({records.tasks[n].settings.model.split(' of ')[0]})"
                                         for n in names])  # fmt: skip
     left.set(
-        xlabel="score (0: chance level, 1: BPTT; dot: mean, line: all seeds)", xlim=(-0.12, 1.1)
+        xlabel="score (0: chance level, 1: BPTT)\ndot: mean, line: all seeds", xlim=(-0.12, 1.1)
     )
     for place in range(len(names) - 1):
         left.axhline(place + 0.5, color="#DDDDDD", lw=0.6)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -314,7 +315,7 @@ def draw_streams(records: Records) -> Any:
     """No trace, D_RTRL and RTRL on the streams, with every optimizer."""
     cells = [cell for cell in CELLS if f"streams-{cell}" in records.parts]
     rules = ("no_trace", "d_rtrl", "pp_prop:decay_or_rank=0.9", "rolling:window=8", "rtrl")
-    figure, axes = new_figure((14, 4.6), len(STREAMS))
+    figure, axes = new_figure((svg.WIDTH, 3 * len(STREAMS)), (len(STREAMS), 1))
     for panel, task in zip(axes, STREAMS, strict=True):
         for c, cell in enumerate(cells):
             result = records.parts[f"streams-{cell}"][task]
@@ -330,10 +331,10 @@ def draw_streams(records: Records) -> Any:
                 label = rule if task == STREAMS[0] and c == 0 else None
                 panel.plot([x - 0.06, x + 0.06], [statistics.mean(values)] * 2, lw=2.4,
                            color=COLOURS[r], label=label)  # fmt: skip
-        panel.set_xticks(range(len(cells)), [CELLS[cell] for cell in cells], fontsize=7)
+        panel.set_xticks(range(len(cells)), [CELLS[cell] for cell in cells])
         panel.set(title=task, ylabel="mean loss" if adapts else result.metric.name)
         panel.set_yscale("log" if adapts else "linear")
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -344,12 +345,8 @@ def write(documents: Path, folder: Path) -> None:
     for page in pages(documents):
         page.write_text(page_with(page.read_text("utf-8"), tables), "utf-8")
     if records.tasks:
-        draw_tasks(records).savefig(folder / "tasks.png")
+        svg.write(draw_tasks(records), folder / "tasks.svg")
     if any(part.startswith("streams-") for part in records.parts):
-        draw_streams(records).savefig(folder / "streams.png")
-    if "evidence" in records.parts:
-        whole = records.tasks["evidence"]
-        few = [r for r in whole.rows if r.label in SUMMARY or r.rule == "tbptt"]
-        replace(whole, rows=few).figure().savefig(documents / "evidence.png")
+        svg.write(draw_streams(records), folder / "streams.svg")
     for name, result in records.parts.get("example", {}).items():
-        result.figure().savefig(folder / "example" / f"compare_{name}.png")
+        svg.write(draw(result, svg.WIDTH), folder / "example" / f"compare_{name}.svg")

@@ -1,4 +1,4 @@
-"""Draws graph.png, show.png and ei.png beside this file: `make pictures`."""
+"""Draws graph.png, show.svg and ei.svg beside this file: `make pictures`."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import svg
 from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 
@@ -93,15 +94,15 @@ def show(path: Path) -> None:
     wave = jnp.sin(jnp.arange(steps) / 25)[:, None]
     loss = lambda x, y: jnp.mean((learner(x)[1] - y) ** 2)
     seen = braintrace.show.record(learner, xs, wave, step_fn=loss, entries=6)
-    figure = Figure(figsize=(8, 7.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(svg.WIDTH, 7.5), layout="constrained")
     top, middle, bottom = figure.subplots(3, sharex=True)
     braintrace.show.raster(seen.states["z",], dt=1.0, ax=top)
     braintrace.show.traces(seen, "input", dt=1.0, ax=middle)
     braintrace.show.signals(seen, "z", dt=1.0, ax=bottom)
-    middle.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="x-small")
+    middle.legend(loc="upper left", frameon=False, fontsize="x-small", ncols=2)
     for axes in (top, middle):
         axes.set_xlabel("")
-    figure.savefig(path)
+    svg.write(figure, path)
 
 
 def tutorial(name: str, path: Path) -> None:
@@ -109,10 +110,11 @@ def tutorial(name: str, path: Path) -> None:
     text, names = (HERE / "tutorials" / f"{name}.md").read_text("utf-8"), {}
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         exec(code, names)
-    names["figure"].savefig(path, dpi=110)
+    names["figure"].set_size_inches(svg.WIDTH, 7.5)
+    svg.write(names["figure"], path)
 
 
 if __name__ == "__main__":
     graph(HERE / "graph.png")
-    show(HERE / "show.png")
-    tutorial("ei-network", HERE / "ei.png")
+    show(HERE / "show.svg")
+    tutorial("ei-network", HERE / "ei.svg")

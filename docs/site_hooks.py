@@ -14,9 +14,13 @@ import html
 import importlib.util
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import svg  # noqa: E402
+
 PAGES = {
     "README.md": "readme.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -170,10 +174,10 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Typeset formulas, and hide an empty table of contents."""
+    """Typeset formulas, take pictures into the page, and hide an empty table of contents."""
     if not any(entry.children for entry in page.toc):
         page.meta.setdefault("hide", []).append("toc")
-    return typeset(html)
+    return svg.inlined(typeset(html), ROOT / "docs" / posixpath.dirname(page.file.src_uri))
 
 
 def on_post_build(config):

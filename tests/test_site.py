@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -62,6 +63,20 @@ def test_inline_formulas_have_nothing_that_markdown_changes(path):
 )
 def test_latex_becomes_mathml(page, parts):
     assert all(part in hooks.typeset(page) for part in parts)
+
+
+def test_pictures_follow_the_colours_of_their_page(tmp_path):
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2], color="#222222", marker="o", mfc="white")
+    hooks.svg.write(figure, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text("utf-8")
+    assert "prefers-color-scheme:dark" in text and "currentColor" in text
+    assert "#222222" not in text and "fill: var(--paper)" in text
+    page = hooks.svg.inlined('<p><img alt="b &amp; c" src="a.svg" /></p>', tmp_path)
+    assert page.startswith('<p><svg class="figure" role="img" aria-label="b &amp; c" ')
+    assert "<style" not in page, "a style would be that of the whole page"
+    hooks.svg.write(figure, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text("utf-8") == text, "the same figure is the same file"
 
 
 @pytest.mark.parametrize("latex", [r"\begin{aligned} a &amp;= b \end{aligned}", r"\nonsense"])

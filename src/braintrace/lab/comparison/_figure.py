@@ -22,23 +22,32 @@ GREYS = ("#222222", "#666666", "#909090", "#B8B8B8")
 STYLES = ("-", "--", ":", "-.")
 
 
-def new_figure(size: tuple[float, float], columns: int, **options: Any) -> tuple[Figure, Any]:
+def new_figure(
+    size: tuple[float, float], shape: int | tuple[int, int], **options: Any
+) -> tuple[Figure, Any]:
+    """A figure, and its axes in the order of reading; a number is that of columns."""
     from matplotlib import figure as matplotlib_figure
 
     figure = matplotlib_figure.Figure(figsize=size, dpi=150, layout="constrained")
-    axes = figure.subplots(1, columns, **options)
+    rows, columns = (1, shape) if isinstance(shape, int) else shape
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def draw(result: CompareResult) -> Figure:
-    """Learning curves, final scores and memory of every rule."""
+def draw(result: CompareResult, width: float = 14) -> Figure:
+    """Learning curves, final scores and memory of every rule; one above the other if narrow."""
     s, metric = result.settings, result.metric
     rows = [row for row in result.rows if row.refused is None]
     looks = _looks(rows)
-    height = max(4.8, 2.2 + 0.34 * len(rows))
-    figure, (curves, finals, memory) = new_figure((14, height), 3, width_ratios=(1.7, 1, 1))
+    bars = 0.34 * len(rows)
+    if narrow := width < 8:
+        ratios = (3, 1 + bars, 1 + bars)
+        size, shape, options = (width, 3.5 + sum(ratios)), (3, 1), {"height_ratios": ratios}
+    else:
+        size, shape, options = (width, max(4.8, 2.2 + bars)), (1, 3), {"width_ratios": (1.7, 1, 1)}
+    figure, (curves, finals, memory) = new_figure(size, shape, **options)
     figure.suptitle(
         f"{result.heading}\n{s.model}, T = {result.length}, batches of {s.batch}, "
         f"{s.seeds} seed{'s' if s.seeds > 1 else ''}",
@@ -63,7 +72,8 @@ def draw(result: CompareResult) -> Figure:
         yscale=scale,
     )
     if trained:
-        figure.legend(loc="outside lower center", ncols=min(len(trained), 7), frameon=False)
+        columns = min(len(trained), 3 if narrow else 7)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
 
     places = np.arange(len(rows))[::-1]
     for place, row in zip(places, rows, strict=True):
@@ -73,22 +83,29 @@ def draw(result: CompareResult) -> Figure:
             finals.barh(place, scores.mean(), color=colour, height=0.62)
             finals.plot(scores, np.full(len(scores), place), "o", color="white", mec="black", ms=4)
             text = metric.form.format(scores.mean())
-            finals.text(scores.max(), place, f"  {text}", va="center", fontsize=8)
+            _beside(finals, text, (scores.max(), place), 5)
         for shift, alpha, count in ((0.17, 1, row.working_bytes), (-0.17, 0.35, row.stored_bytes)):
             size = count / 1e6
             memory.barh(place + shift, size, color=colour, alpha=alpha, height=0.32)
             if math.isfinite(size):
-                memory.text(size, place + shift, f" {size:.3g}", va="center", fontsize=7)
+                _beside(memory, f"{size:.3g}", (size, place + shift), 2)
     finals.axvline(chance, color="grey", lw=1, ls=(0, (1, 3)), zorder=0)
     finals.set(title="after learning (dots: seeds)", xlabel=f"test {metric.name}")
     finals.set_xscale("linear" if result.streaming else scale)
     memory.set(title="memory (full: working, pale: stored)", xlabel="MB", xscale="log")
-    finals.set_yticks(places, [row.label for row in rows], fontsize=8)
-    memory.set_yticks(places, [""] * len(rows))
+    names = [row.label for row in rows]
+    finals.set_yticks(places, names, fontsize=8)
+    memory.set_yticks(places, names if narrow else [""] * len(rows), fontsize=8)
     for axes in (finals, memory):
         axes.margins(x=0.18)
         axes.tick_params(axis="y", length=0)
     return figure
+
+
+def _beside(axes: Axes, text: str, at: tuple[float, float], points: float) -> None:
+    """A number to the right of a place."""
+    offset = {"xytext": (points, 0), "textcoords": "offset points"}
+    axes.annotate(text, at, va="center", fontsize=8, **offset)
 
 
 def _looks(rows: list[Row]) -> dict[str, tuple[str, str]]:
