@@ -43,11 +43,11 @@ def draw(result: CompareResult, width: float = 14) -> Figure:
     looks = _looks(rows)
     bars = 0.34 * len(rows)
     if narrow := width < 8:
-        ratios = (3, 1 + bars, 1 + bars)
-        size, shape, options = (width, 3.5 + sum(ratios)), (3, 1), {"height_ratios": ratios}
+        high = (3, 1 + bars, 1 + bars)
+        figure, axes = new_figure((width, 3.5 + sum(high)), (3, 1), height_ratios=high)
     else:
-        size, shape, options = (width, max(4.8, 2.2 + bars)), (1, 3), {"width_ratios": (1.7, 1, 1)}
-    figure, (curves, finals, memory) = new_figure(size, shape, **options)
+        figure, axes = new_figure((width, max(4.8, 2.2 + bars)), 3, width_ratios=(1.7, 1, 1))
+    curves, finals, memory = axes
     figure.suptitle(
         f"{result.heading}\n{s.model}, T = {result.length}, batches of {s.batch}, "
         f"{s.seeds} seed{'s' if s.seeds > 1 else ''}",
