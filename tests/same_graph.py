@@ -63,6 +63,7 @@ def described(graph):
             [[[(c, picks(p)) for c, p in cell] for cell in row] for row in s.transition],
             [[(part, d, back, picks(p)) for part, d, back, p in row] for row in s.arrival],
             None if s.table is None else s.table.index,
+            [[None if t is None else t.index for t in (of.ahead, of.back)] for of in s.tails],
         )
         for s in slots
     ]

@@ -196,3 +196,37 @@ def test_the_summary_is_one_sentence():
         "through pairs."
     )
     assert net.report.summary in str(net.report)
+
+
+def wide(units):
+    """Diagonal units that meet in a fixed matrix: every weight reaches all of them."""
+    fixed = drawn(9, units, units)
+
+    def step(p, h, x):
+        h = jnp.tanh(p["a"] * h + x @ p["w"] + h @ fixed)
+        return h, h
+
+    return step, {"a": drawn(8, units), "w": drawn(7, I, units)}, np.zeros((B, units))
+
+
+def test_the_program_for_many_slots_does_not_grow_with_their_number():
+    found = []
+    for units in (5, 20):
+        step, params, state = wide(units)
+        net = bt.online(step, bt.rules.snap(n=2))
+        carry = net.init(params, state, XS[0])
+        grad = jax.make_jaxpr(net.grad(lambda out: jnp.sum(out**2)))(params, carry, XS)
+        found.append(str(grad).count("gather["))
+    assert 0 < found[0] == found[1]
+
+
+def test_many_slots_without_a_loop_over_what_they_share():
+    """Every weight of a sample reaches the same units, so one cotangent per sample goes back."""
+    step, params, state = wide(6)
+    net = bt.online(step, bt.rules.snap(n=2))
+    got, want = gradient(net, params, state, block=T), bptt(step, params, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), got, want)
+    kept = gradient(net, params, state, block=2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept, want)
+    for r in net._last.graph.relations:
+        assert r.slots.width == 6 and r.slots.at[0].shape[-2] == 1

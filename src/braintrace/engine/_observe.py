@@ -34,13 +34,14 @@ def observe(
     `ys` are outputs of operators that were computed before, by the number of the site.
     """
     parts = _observed(graph, consts, inputs, ys)
-    return [Steps(x, jnp.stack(slots, -1), D) for x, slots, D in parts]
+    pairs = zip(graph.relations, parts, strict=True)
+    return [Steps(x, _at_all_slots(r, slots), D) for r, (x, slots, D) in pairs]
 
 
 def _observed(
     graph: Graph, consts: Sequence[Array], inputs: Sequence[Array], ys: Mapping[int, Array] | None
 ) -> list[tuple[Any, list[Array], Array]]:
-    """x, f slot by slot, and D of each relation."""
+    """x, f slot by slot (one array of many), and D of each relation."""
     outputs: dict[Any, Any] = {graph.tangent.ys[i]: y for i, y in (ys or {}).items()}
     of_view: dict[int, tuple[Pushed, _States]] = {}
     for k in {0, *graph.view_of}:
@@ -92,9 +93,12 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
         x, f = jax.tree.map(lambda a: values.all_steps(a, axes.length), (x, slots))
         few = r.slots.table is None and r.site.iterations is None
         own = tuple(map(once, slots)) if few else None
-        steps = Steps(x, jnp.stack(f, -1), once(D), slots=own)
-        out.append(steps)
+        out.append(Steps(x, _at_all_slots(r, f), once(D), slots=own))
     return out
+
+
+def _at_all_slots(relation: HiddenParamOpRelation, slots: Sequence[Array]) -> Array:
+    return jnp.stack(slots, -1) if relation.slots.table is None else slots[0]
 
 
 def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None) -> Pushed:
@@ -139,7 +143,11 @@ class _States:
         rows = [
             jnp.stack(
                 [
-                    _total([p(self.derivatives[c], slots.dtype) for c, p in cell], slots)
+                    _total(
+                        [p(self.derivatives[c], slots.dtype) for c, p in cell],
+                        slots.shape,
+                        slots.dtype,
+                    )
                     for cell in row
                 ],
                 -1,
@@ -149,17 +157,17 @@ class _States:
         return jnp.stack(rows, -2)
 
     def stacked(self, dtype) -> Array:
-        shapes = [v.shape for v in self._graph.tangent.entries]
-        rows = [
-            jnp.concatenate(
-                [
-                    (jnp.zeros(s, dtype) if a is None else a.astype(dtype)).reshape(-1)
-                    for a, s in zip(derivative, shapes, strict=True)
-                ]
-            )
-            for derivative in self.derivatives
-        ]
-        return jnp.stack(rows)
+        return _stacked(self._graph.tangent.entries, self.derivatives, dtype)
+
+
+def _stacked(entries: Sequence[Var], derivatives: Sequence[Derivative], dtype: Any) -> Array:
+    """Derivatives as one array, (derivatives, state elements)."""
+    flat = lambda a, v: (jnp.zeros(v.shape, dtype) if a is None else a.astype(dtype)).reshape(-1)
+    rows = [
+        jnp.concatenate([flat(a, v) for a, v in zip(derivative, entries, strict=True)])
+        for derivative in derivatives
+    ]
+    return jnp.stack(rows)
 
 
 def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[Derivative]:
@@ -212,6 +220,7 @@ def _tail(
     """f slot by slot, with an axis of iterations first where the operator has them."""
     parts, slots, site = graph.tangent.taps[t], relation.slots, relation.site
     entries, offsets = graph.tangent.entries, graph.influence.offsets
+    shape = slots.shape if site.iterations is None else (site.iterations, *slots.shape)
     derivatives: dict[tuple[int, int, bool], Derivative] = {}
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
         ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
@@ -239,12 +248,29 @@ def _tail(
                 terms.append(read(derivatives[p, i, True][0]))
             else:
                 terms.append(jax.vmap(read)(derivatives[p, i, True][0]))
-        return _total(terms, slots, site.iterations)
+        return _total(terms, shape, slots.dtype)
 
+    def all_picked(part: int) -> Array:
+        tails, c, terms = slots.tails[part], tap.colourings[part], []
+        if tails.ahead is not None:
+            ahead = [derivatives[part, i, False] for i in range(c.n_sources)]
+            terms.append(tails.ahead(_stacked(entries, ahead, slots.dtype), slots.dtype))
+        if tails.back is not None:
+            behind: list[Any] = [derivatives[part, i, True][0] for i in range(c.n_exits)]
+            back = jnp.stack(behind)
+            read = lambda back: tails.back(back, slots.dtype)
+            in_loop = site.iterations is not None
+            terms.append(jax.vmap(read, in_axes=1)(back) if in_loop else read(back))
+        return _total(terms, (*shape, slots.width), slots.dtype)
+
+    if slots.table is None:
+        by_part = [[picked(k, p) for k in range(slots.width)] for p in range(len(parts))]
+    else:
+        by_part = [[all_picked(p)] for p in range(len(parts))]  # one array of all slots
     if len(parts) == 1:
-        return [picked(k, 0) for k in range(slots.width)]
+        return by_part[0]
     # A slot is real; its derivative by a complex y is the covector d/d(re) - i d/d(im).
-    return [jax.lax.complex(picked(k, 0), -picked(k, 1)) for k in range(slots.width)]
+    return [jax.lax.complex(re, -im) for re, im in zip(*by_part, strict=True)]
 
 
 def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Array]) -> list[Array]:
@@ -295,8 +321,5 @@ def _everywhere(analysed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(one.reshape(shape[1:]), shape)
 
 
-def _total(terms: list[Array], slots: Any, iterations: int | None = None) -> Array:
-    if terms:
-        return sum(terms[1:], terms[0])
-    shape = slots.shape if iterations is None else (iterations, *slots.shape)
-    return jnp.zeros(shape, slots.dtype)
+def _total(terms: list[Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    return sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtype)

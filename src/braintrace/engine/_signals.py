@@ -109,7 +109,7 @@ def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
     def one(*leaves):
         lam = split_cotangents(graph.tangent.components, leaves)
         dtype = jnp.result_type(*lam)
-        return [jnp.stack([pick(lam, dtype) for pick in r.slots.at], -1) for r in graph.relations]
+        return [r.slots.values(lam, dtype) for r in graph.relations]
 
     return map_steps(cotangents[0].shape[0], one, *cotangents)
 

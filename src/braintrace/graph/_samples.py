@@ -29,7 +29,7 @@ from ._pattern import Pattern, TapPattern
 from ._relations import HiddenParamOpRelation
 from ._sets import NONE, NotAlike
 from ._sites import Site
-from ._slots import Cell, Pick, Slots, Table
+from ._slots import Cell, Pick, Slots, Table, Tails
 from ._slots import pick as as_pick
 from ._step import Component, Step
 from ._tangent import Tangent, tangent_program
@@ -102,11 +102,12 @@ class Samples:
         shape = lanes + y_shape
 
         def wide(pick: Pick, places: _Places) -> Pick:
-            if pick.component is not None and not axis:
+            if pick.component is not None and not axis and slots.table is None:
                 return Pick(shape, pick.component, None, places.sizes)
             if pick.component is not None:  # of one sample: behind lanes the samples come later
                 return as_pick(places.widened(pick.elements, axis), places.starts)
-            return Pick(shape, None, places.widened(pick.index, axis), places.sizes)
+            index = places.widened(pick.index, axis)
+            return Pick(index.shape, None, index, places.sizes)
 
         cell = lambda cell: tuple((c, wide(p, entries)) for c, p in cell)
         transition: tuple[tuple[Cell, ...], ...] = tuple(
@@ -116,12 +117,8 @@ class Samples:
             tuple((p, d, back, wide(k, output if back else entries)) for p, d, back, k in row)
             for row in slots.arrival
         )
-        table = slots.table
-        if table is not None:
-            derivative, element = np.divmod(table.index, entries.n)
-            element = entries.widened(np.where(table.index == NONE, NONE, element), axis)
-            first = derivative if axis is None else derivative.take([0], axis)
-            table = Table(np.where(element == NONE, NONE, first * sum(entries.sizes) + element))
+        at_entries = lambda table: None if table is None else entries.widened_table(table, axis)
+        at_output = lambda table: None if table is None else output.widened_table(table, axis)
         return replace(
             slots,
             lanes=lanes,
@@ -129,7 +126,8 @@ class Samples:
             at=tuple(wide(p, entries) for p in slots.at),
             transition=transition,
             arrival=arrival,
-            table=table,
+            table=at_entries(slots.table),
+            tails=tuple(Tails(at_entries(t.ahead), at_output(t.back)) for t in slots.tails),
         )
 
 
@@ -169,6 +167,14 @@ class _Places:
             raise NotAlike
         start, inner = start.take([0], axis), inner.take([0], axis)
         return np.where(start == NONE, NONE, start + inner * along(self.size))
+
+    def widened_table(self, table: Table, axis: int | None) -> Table:
+        """The same of a table of derivatives by elements."""
+        derivative, element = np.divmod(table.index, self.n)
+        element = self.widened(np.where(table.index == NONE, NONE, element), axis)
+        first = derivative if axis is None else derivative.take([0], axis)
+        index = first * int(self.starts[-1]) + element
+        return Table(np.where(element == NONE, NONE, index))
 
 
 def thin(tangent: Tangent) -> Samples | None:

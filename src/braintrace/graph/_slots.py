@@ -73,8 +73,16 @@ class Pick:
             jnp.zeros(n, dtype) if a is None else a.reshape(-1).astype(dtype)
             for a, n in zip(arrays, self.sizes, strict=True)
         ]
-        values = jnp.concatenate(flat)[np.maximum(self.index, 0)]
-        return jnp.where(self.index == NONE, jnp.zeros((), dtype), values)
+        return _looked_up(jnp.concatenate(flat), self.index)
+
+
+def _looked_up(values: Array, index: np.ndarray) -> Array:
+    """`values[index]`, zero for NONE: a zero is appended, since a mask would be a constant more."""
+    missing = index == NONE
+    if not missing.any():
+        return values[index]
+    values = jnp.concatenate([values, jnp.zeros(1, values.dtype)])
+    return values[np.where(missing, len(values) - 1, index)]
 
 
 def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
@@ -95,8 +103,15 @@ class Table:
 
     def __call__(self, stacked: Array, dtype) -> Array:
         """Read from (derivatives, elements)."""
-        values = stacked.reshape(-1)[np.maximum(self.index, 0)].astype(dtype)
-        return jnp.where(self.index == NONE, jnp.zeros((), dtype), values)
+        return _looked_up(stacked.reshape(-1), self.index).astype(dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tails:
+    """f at many slots: what is read of tangents at the exits, and of cotangents at the output."""
+
+    ahead: Table | None
+    back: Table | None
 
 
 Cell = tuple[tuple[int, Pick], ...]
@@ -110,8 +125,11 @@ class Slots:
     are the destinations, (lanes, y, slots), of those samples of a batch that were analysed. Per
     slot k, `at[k]` reads state-shaped arrays. `transition[k][j]` is (derivative, Pick) pairs whose
     sum is D from slot j to slot k, `arrival[k]` (part, derivative, backward, Pick) the same for f:
-    a derivative is one tangent at all exits, or one cotangent at all sources. With many slots
-    `table` holds all of D; it may have size one along axes of y where D is the same.
+    a derivative is one tangent at all exits, or one cotangent at all sources.
+
+    With many slots these are tables instead, and `at` is one Pick with the slots as its last axis.
+    `table` holds all of D, and `tails` f for each real part of the output. `table` and `at` may
+    have size one along axes of y where all is the same.
     """
 
     lanes: tuple[int, ...]
@@ -123,6 +141,7 @@ class Slots:
     transition: tuple[tuple[Cell, ...], ...]
     arrival: tuple[tuple[tuple[int, int, bool, Pick], ...], ...]
     table: Table | None
+    tails: tuple[Tails, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,15 +155,23 @@ class Slots:
     @property
     def destination(self) -> np.ndarray:
         """The state element of each slot, or NONE: (lanes, y, slots)."""
-        return np.stack([p.elements for p in self.at], -1).reshape(
-            (-1, prod(self.y_shape), self.width)
-        )
+        if self.table is None:
+            elements = np.stack([p.elements for p in self.at], -1)
+        else:
+            elements = np.broadcast_to(self.at[0].elements, (*self.shape, self.width))
+        return elements.reshape((-1, prod(self.y_shape), self.width))
+
+    def values(self, arrays: Sequence[Array | None], dtype: Any) -> Array:
+        """State-shaped arrays (None is zero) at the slots; of size one along axes that repeat."""
+        if self.table is None:
+            return jnp.stack([pick(arrays, dtype) for pick in self.at], -1)
+        return self.at[0](arrays, dtype)
 
 
 MOST_ENTRIES = 1 << 28  # of the D of one relation
 TAKE_WINDOWS = "online(..., window=K) or compile(..., vjp_method='multi-step')"
 _ARRAYS = 5  # of the size of D while its entries are looked up
-_FEW = 4  # slots; with more of them, D is one table
+FEW_SLOTS = 4  # with more of them, D and f are tables
 
 
 def slots(
@@ -190,24 +217,23 @@ def slots(
     lanes = () if n_lanes == 1 else (n_lanes,)
     shape = lanes + y_shape
     offsets = places.offsets
-    at = tuple(pick(destination[..., k].reshape(shape), offsets) for k in range(width))
     read = _Reader(edges, pattern.colouring, places)
-    transition: tuple[tuple[Cell, ...], ...] = ()
-    table = None
     wide = _narrowed(destination.reshape((*shape, width)), len(lanes), same_axes)
     if (entries := wide.size * width * copies) > most_entries:
         raise NotSupportedError(_too_large(entries, width, most_entries))
     taken(_ARRAYS * 8 * wide.size * width)
-    if width > _FEW:
-        table = Table(read.table(wide))
-    else:
-        column = [destination[..., k] for k in range(width)]
-        transition = tuple(
-            tuple(read.cell(column[k], column[j], shape) for j in range(width))
-            for k in range(width)
-        )
-    arrival = tuple(_arrival(destination[..., k], tap, places, shape) for k in range(width))
-    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, table)
+    column = [destination[..., k] for k in range(width)]
+    if width > FEW_SLOTS:
+        at: tuple[Pick, ...] = (pick(wide, offsets),)
+        tails = _tails(destination, tap, places, (*shape, width))
+        table, none = Table(read.table(wide)), ()
+        return Slots(lanes, y_shape, width, destination, dtype, at, none, none, table, tails)
+    at = tuple(pick(c.reshape(shape), offsets) for c in column)
+    transition = tuple(
+        tuple(read.cell(column[k], column[j], shape) for j in range(width)) for k in range(width)
+    )
+    arrival = tuple(_arrival(c, tap, places, shape) for c in column)
+    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, None, ())
 
 
 # For y0 that reaches the state elements 0, 4 and 2, where 0 and 4 meet in the kept Jacobian and 2
@@ -310,4 +336,21 @@ def _arrival(to, tap: TapPattern, places: Places, shape) -> tuple[tuple[int, int
             if here.any():
                 index = np.where(here, y, NONE)
                 out.append((part, derivative, True, pick(index.reshape(shape), at_y)))
+    return tuple(out)
+
+
+def _tails(to, tap: TapPattern, places: Places, shape: tuple[int, ...]) -> tuple[Tails, ...]:
+    out = []
+    n_y = to.shape[1]
+    y = np.broadcast_to(np.arange(n_y)[:, None], to.shape)
+    for pairs, c in zip(tap.edges, tap.colourings, strict=True):
+        edges = matrix(pairs, (places.n, n_y))
+        entries = edges[np.maximum(to, 0).ravel(), y.ravel()]
+        edge = (to != NONE) & np.asarray(entries).reshape(to.shape)
+        blocks = np.array([b for b, _ in c.backward], int)
+        back = edge & np.isin(places.component[np.maximum(to, 0)], blocks)
+        ahead = np.where(edge & ~back, c.sources[y] * places.n + to, NONE).reshape(shape)
+        behind = np.where(back, c.exits[np.maximum(to, 0)] * n_y + y, NONE).reshape(shape)
+        tables = (Table(i) if (i != NONE).any() else None for i in (ahead, behind))
+        out.append(Tails(*tables))
     return tuple(out)

@@ -96,6 +96,8 @@ def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Ar
     for r in (b.relation for b in blocks):
         at_entry, each = by_space[slot_space(r)]
         of = firsts[slot_space(r)][0].relation
+        if r.slots.table is not None:  # cotangents have one entry where their slots are the same
+            at_entry = jnp.broadcast_to(at_entry, (*of.slots.shape, *at_entry.shape[-1:]))
         out.append((_shaped(at_entry, of, r, 1), _shaped(each, of, r, 1)))
     return out
 
