@@ -20,6 +20,7 @@ from ._dni import DNI
 RULES: dict[str, type[Learner]] = {
     name: DNI if row.learner == "DNI" else getattr(_presets, row.learner)
     for name, row in BY_NAME.items()
+    if row.learner is not None
 }
 
 

@@ -41,8 +41,10 @@ from ._run_block import BlockResult as BlockResult
 from ._run_block import LaterTraces as LaterTraces
 from ._run_block import run_block as run_block
 from ._signals import OWN as OWN
+from ._signals import at_slots as at_slots
 from ._signals import run_with_exits as run_with_exits
 from ._signals import signals_of as signals_of
+from ._signals import states_after as states_after
 from ._singular import pushed as pushed
 from ._singular import singular as singular
 from ._transition import Transition as Transition

@@ -49,13 +49,13 @@ def signal_source(
         extra = {**jax.tree.map(longer, called, timed), **own}
     states = path.hidden
     if axes.window is None:
-        states = _after(graph, path, axes)
+        states = states_after(graph, path, axes)
     elif axes.window > 1:
         states = tuple(h[:: axes.window] for h in path.hidden)
     return SignalSource(ExitCotangents.READ, signal, states, extra)
 
 
-def _after(graph: Graph, path: Values, axes: TimeAxes) -> tuple[Array, ...]:
+def states_after(graph: Graph, path: Values, axes: TimeAxes) -> tuple[Array, ...]:
     """The states after every step."""
 
     def step(slices, hidden, others):
@@ -71,8 +71,8 @@ def signals_of(graph: Graph, arrived: Arrived, steps: Sequence[Steps]) -> list[S
     if source.signal is not None:
         return _replaced(graph, arrived, source.signal)
     masked = arrived.substitute is not None
-    entry = _at_slots(graph, arrived.entry)
-    leaving = _at_slots(graph, arrived.exits) if arrived.exits else None
+    entry = at_slots(graph, arrived.entry)
+    leaving = at_slots(graph, arrived.exits) if arrived.exits else None
     out = []
     for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
         at, new = entry[i], None if leaving is None else leaving[i]
@@ -94,7 +94,7 @@ def _replaced(graph: Graph, arrived: Arrived, signal: Signal) -> list[Signals]:
         counts = substitute == jnp.arange(len(substitute))
         own = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in own]
     out = []
-    for r, a in zip(graph.relations, _at_slots(graph, own), strict=True):
+    for r, a in zip(graph.relations, at_slots(graph, own), strict=True):
         ct, masked = arrived.taps[r.index], substitute is not None
         if every is None:
             out.append(Signals(jnp.zeros_like(a), jnp.zeros_like(ct), every, masked, exits=a))
@@ -103,7 +103,7 @@ def _replaced(graph: Graph, arrived: Arrived, signal: Signal) -> list[Signals]:
     return out
 
 
-def _at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
+def at_slots(graph: Graph, cotangents: Sequence[Array]) -> list[Array]:
     """Cotangents of states, with a leading axis, at the slots of every relation."""
 
     def one(*leaves):

@@ -16,7 +16,7 @@ from .._published import part
 from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import StepFunction
 from ..program import PyTree
-from ..rules import BY_NAME, ETraceConfig, LearningRule, check_count, check_options
+from ..rules import BY_NAME, ETraceConfig, LearningRule, check_count, check_options, rule_value
 from ._checks import check_exact
 from ._learner import Learner
 from ._nnx import ModuleLearner, is_nnx
@@ -155,6 +155,12 @@ def _maker(
 ) -> Callable[[], Learner]:
     """What makes a learner of a model by a rule."""
     make: Any
+    row = BY_NAME.get(algorithm.strip().lower()) if isinstance(algorithm, str) else None
+    if row is not None and row.learner is None:  # a name without a published class
+        assert row.make is not None
+        own = {k: options[k] for k in inspect.signature(row.make).parameters if k in options}
+        options = {k: v for k, v in options.items() if k not in own}
+        algorithm = rule_value(row.name, own)
     rule = make = _rule(algorithm)
     name = rule.__name__
     if isinstance(algorithm, ETraceConfig):

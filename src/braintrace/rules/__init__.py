@@ -42,6 +42,8 @@ from ._options import key_of as key_of
 from ._options import trace_type as trace_type
 from ._relation_rule import RelationFunctions as RelationFunctions
 from ._relation_rule import relation_rule as relation_rule
+from ._reward import r_stdp as r_stdp
+from ._reward import reward_eprop as reward_eprop
 from ._signal import OfGroup as OfGroup
 from ._signal import by_group as by_group
 from ._signal import with_signal as with_signal

@@ -133,13 +133,13 @@ def check_target_of(extra: Mapping[str, Any], rule: str, why: str) -> None:
 # ------------------------------------------------------------------------------------ modulators
 
 
-def check_modulator(groups: Groups, extra: Mapping[str, Any]) -> None:
+def check_modulator(groups: Groups, extra: Mapping[str, Any], rule: str = "three_factor") -> None:
     """Refuse a call without a modulator, or with one for groups that do not exist."""
     modulator = extra.get("modulator")
     if modulator is None:
         raise RuntimeError(
             message(
-                "three_factor is called without a modulator.",
+                f"{rule} is called without a modulator.",
                 why="it takes the place of the derivative of the loss",
                 do="pass it with the call by keyword, modulator=m; a learner may also have one: "
                 "learner.modulator",

@@ -15,6 +15,7 @@ from typing import Any
 from .._errors import meant, message, type_error
 from . import _family as family
 from . import _modulated as modulated
+from . import _reward as reward
 from ._config import ETraceConfig
 from ._learning_rule import LearningRule, learning_rule
 
@@ -25,7 +26,7 @@ class Row:
 
     name: str
     make: Callable[..., LearningRule] | None  # checks its options; None if there is a learner only
-    learner: str  # its class for brainstate modules
+    learner: str | None  # its published class for brainstate modules
     trace: str  # what it stores, in words
     signal: str  # what meets the trace, in words
     source: str  # where it comes from
@@ -71,6 +72,14 @@ ROWS = (
         "a modulator, passed with the call",
         "Frémaux and Gerstner, *Neuromodulated spike-timing-dependent plasticity, and theory of "
         "three-factor learning rules*, 2016"),
+    Row("r_stdp", reward.r_stdp, None, "coincidences of inputs and outputs, which decay",
+        "a modulator, passed with the call",
+        "Izhikevich, *Solving the distal reward problem through linkage of STDP and dopamine "
+        "signaling*, 2007"),
+    Row("reward_eprop", reward.reward_eprop, None, "as `eprop(filtered='eligibility')`",
+        "a modulator, passed with the call",
+        "Bellec et al., *A solution to the learning dilemma for recurrent networks of spiking "
+        "neurons*, 2020"),
     Row("decolle", modulated.decolle, "DECOLLE", "as `D_RTRL`", "a local loss per layer",
         "Kaiser et al., *Synaptic plasticity dynamics for deep continuous local learning*, 2020"),
     Row("stllr", family.stllr, "STLLR",

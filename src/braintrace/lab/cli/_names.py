@@ -59,7 +59,7 @@ CELLS = {
 RULES = (
     "bptt", "remat", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo",
     "ostl_recurrent", "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor",
-    "decolle", "stllr", "dni", "uoro", "kf_rtrl",
+    "r_stdp", "reward_eprop", "decolle", "stllr", "dni", "uoro", "kf_rtrl",
 )  # fmt: skip
 ALIASES = ("es_d_rtrl", "esd_rtrl")
 
