@@ -81,6 +81,7 @@ def _window(cls: Any, **options: Any) -> Judged:
 
 
 _TARGET = {"y_target": lambda y: y}
+_MODULATOR = {"modulator": jnp.sum}
 TABLE: dict[str, Judged] = {
     "window": Judged(
         _with(bt.D_RTRL, vjp_method="multi-step"), bptt=True, chunk=T, steps=False, share=3
@@ -95,6 +96,9 @@ TABLE: dict[str, Judged] = {
     "pp_prop by ranks": Judged(_with(bt.pp_prop, decay_or_rank=(3, 0.8))),
     "eprop": Judged(bt.EProp, twin="d_rtrl"),
     "eprop filtered": Judged(_with(bt.EProp, kappa_filter_decay=0.6)),
+    "eprop eligibility": Judged(
+        _with(bt.EProp, filtered="eligibility", kappa_filter_decay=0.6)
+    ),
     "eprop random": Judged(_with(bt.EProp, feedback="random", random_feedback_key=1)),
     "rflo": Judged(_with(bt.RFLO, leak=0.7, random_feedback_key=1)),
     "ostl_recurrent": Judged(bt.OSTLRecurrent, twin="snap 1"),
@@ -106,7 +110,11 @@ TABLE: dict[str, Judged] = {
     "snap 1": Judged(_with(bt.SnAp, n=1)),
     "snap 2": Judged(_with(bt.SnAp, n=2), share=2),
     "snap 3": Judged(_with(bt.SnAp, n=3)),
-    "three_factor": Judged(bt.ThreeFactor, extra={"modulator": jnp.sum}),
+    "three_factor": Judged(bt.ThreeFactor, extra=_MODULATOR),
+    "r_stdp": Judged(
+        _with(bt.Learner, rule=bt.rules.r_stdp(lambda h: abs(h[..., 0]))), extra=_MODULATOR
+    ),
+    "reward_eprop": Judged(_with(bt.Learner, rule=bt.rules.reward_eprop()), extra=_MODULATOR),
     "decolle": Judged(_with(bt.DECOLLE, n_target=N_OUT), extra=_TARGET),
     "stllr": Judged(_with(bt.STLLR, leak_pre=0.7, leak_post=0.6, alpha_post=-0.5)),
     "dni": Judged(bt.DNI, chunk=2, attach=_synthesizer, steps=False),
