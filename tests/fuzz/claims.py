@@ -96,9 +96,7 @@ TABLE: dict[str, Judged] = {
     "pp_prop by ranks": Judged(_with(bt.pp_prop, decay_or_rank=(3, 0.8))),
     "eprop": Judged(bt.EProp, twin="d_rtrl"),
     "eprop filtered": Judged(_with(bt.EProp, kappa_filter_decay=0.6)),
-    "eprop eligibility": Judged(
-        _with(bt.EProp, filtered="eligibility", kappa_filter_decay=0.6)
-    ),
+    "eprop eligibility": Judged(_with(bt.EProp, filtered="eligibility", kappa_filter_decay=0.6)),
     "eprop random": Judged(_with(bt.EProp, feedback="random", random_feedback_key=1)),
     "rflo": Judged(_with(bt.RFLO, leak=0.7, random_feedback_key=1)),
     "ostl_recurrent": Judged(bt.OSTLRecurrent, twin="snap 1"),

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from .._errors import not_supported, value_error
-from ..program import Atom, Const, Equation, Program, Var, prune, trace
+from ..program import Atom, Const, Equation, Program, Var, prune, shape_of, trace
 from ._graph import Graph
 from ._leaky import Leak, decay_of, leaky_readouts
 from ._reach import bits_of, reach
@@ -47,12 +47,13 @@ def with_filters(graph: Graph, consts: Sequence[Any], decays: Sequence[float] | 
     """
     step = graph.step
     readers = _readers(graph)
+    first: list[Equation] = []
+    chain: list[Atom | float]
     if decays == READOUT:
         first, chain = _of_readout(graph, consts, readers)
     else:
-        first, chain = [], [Const(np.float64(k)) for k in decays]
-    xs = list(dict.fromkeys(s.x for s in readers))
-    made = {x: _filter(x, chain) for x in xs}
+        chain = [float(k) for k in decays]
+    made = {x: _filter(x, chain) for x in dict.fromkeys(s.x for s in readers)}
     program = step.program
     equations, readers_of = list(first), {s.equation: s for s in readers}
     waiting = dict(made)
@@ -99,10 +100,13 @@ def _readers(graph: Graph) -> list[Site]:
     return readers
 
 
-def _filter(x: Var, decays: Sequence[Atom]) -> Program:
+def _filter(x: Var, chain: Sequence[Atom | float]) -> Program:
     """The equations of a chain of filters of x: inputs are its states, outputs x' and these."""
+    decays: list[Atom] = [
+        Const(np.asarray(k, x.dtype)) if isinstance(k, float) else k for k in chain
+    ]
 
-    def chain(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def filters(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
         still = lax.stop_gradient(x)
         value, new = x - still, []
         for k, r in zip(decays, states, strict=True):
@@ -110,8 +114,7 @@ def _filter(x: Var, decays: Sequence[Atom]) -> Program:
             new.append(value)
         return still + value, new
 
-    zeros = lambda a: jnp.zeros(a.shape, a.dtype)
-    program, _ = trace(chain, zeros(x), list(map(zeros, decays)), [zeros(x) for _ in decays])
+    program, _ = trace(filters, shape_of(x), [*map(shape_of, decays)], [shape_of(x)] * len(decays))
     states = program.inputs[1 + len(decays) :]
     known = dict(zip(program.inputs, (x, *decays), strict=False))
     equations = _renamed(program.equations, known)
@@ -128,7 +131,7 @@ def _renamed(equations: Sequence[Equation], names: dict[Any, Atom]) -> tuple[Equ
 
 def _of_readout(
     graph: Graph, consts: Sequence[Any], readers: Sequence[Site]
-) -> tuple[list[Equation], list[Atom]]:
+) -> tuple[list[Equation], list[Atom | float]]:
     """The equations that compute the decay of the leaky read-out, and the decay."""
     step = graph.step
     found = leaky_readouts(step, readers, graph.links)
@@ -155,7 +158,7 @@ def _of_readout(
     return _decay_equations(step, leak)
 
 
-def _decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], list[Atom]]:
+def _decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], list[Atom | float]]:
     """The decay of a leaky state, computed in the step: what becomes of ones in its place."""
     program, leaf = step.program, step.hidden[leak.leaf]
     entry, factors = step.entry(leaf), set(leak.factors)
@@ -173,6 +176,6 @@ def _decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], list[Atom]
         new.append(replace(eqn, inputs=inputs, outputs=(of_ones,)))
     at_first = lambda a: jnp.reshape(lax.slice(a, [0] * a.ndim, [1] * a.ndim), ())
     decay = ones[step.exit(leaf)]
-    taken, _ = trace(at_first, jnp.zeros(decay.shape, decay.dtype))
+    taken, _ = trace(at_first, shape_of(decay))
     last = _renamed(taken.equations, {taken.inputs[0]: decay})
     return [*first, *new, *last], [taken.outputs[0]]
