@@ -160,6 +160,9 @@ def gradients():
             out["trace by formula"] = page["trace_bytes"](SAMPLES, shapes, model=2, **axes)
             out["gather by formula"] = page["gather_bytes"](SAMPLES, UNITS, **axes)
             out["gradient by formula"] = page["gradient_bytes"](shapes, model=2, size=8)
+    mixture = {"w": "d_rtrl", "u": bt.rules.snap(2), "a": "rtrl"}
+    spread, one = (run(bt.online(rnn, mixture, **options))[0] for options in (where, {}))
+    out["mixture"] = {"error": distance(spread, one)}
     return out
 
 

@@ -58,7 +58,7 @@ def computed():
     return run.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop", "rtrl"])
+@pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop", "rtrl", "mixture"])
 def test_gradients_do_not_depend_on_the_devices(results, rule):
     assert results["gradients"][rule]["error"] < 1e-9
 

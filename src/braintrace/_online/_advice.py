@@ -20,23 +20,35 @@ from typing import Any
 
 import jax
 
-from .._errors import CompilationError, NotSupportedError
-from ..engine import Values
+from .._errors import CompilationError, NotSupportedError, dotted, not_supported
+from ..engine import Values, shared_passes, split_traces
 from ..graph import (
     CompilationRecord,
     ControlFlowPolicy,
     Graph,
     ParameterReport,
     Path,
+    Prepared,
     Step,
     Traces,
-    analyse,
     certify,
+    follow,
+    prepare,
     with_filters,
 )
-from ..program import PyTree, evaluate
+from ..program import PyTree, evaluate, fingerprint
 from ..report import Advice, RuleCost
-from ..rules import ETraceConfig, LearningRule, Rule, credit_of, d_rtrl, no_trace, rtrl, snap
+from ..rules import (
+    ETraceConfig,
+    LearningRule,
+    Rule,
+    credit_of,
+    d_rtrl,
+    no_trace,
+    rtrl,
+    shares_of,
+    snap,
+)
 from ._blocks import MOST_STEPS, nbytes, varying_bytes
 from ._checks import Wording, check_relations
 
@@ -58,6 +70,7 @@ class Problem:
     judge: Callable[[Reports], Reports] = lambda reports: reports
     find: Callable[[Path], Any] = lambda path: None  # the object that holds a parameter
     words: Wording | None = None  # of the front end, in messages
+    whole: bool = True  # whether it has all parameters that a pattern of a mixture may name
 
 
 def analysed(
@@ -68,23 +81,104 @@ def analysed(
 ) -> tuple[Graph, list[PyTree]]:
     """The graph of a step for a rule, with `extra` records, and the shapes of its traces."""
     record, step = rule.record, problem.step
-    limits = (rule.crossings, rule.most_entries, problem.policy, record.folds)
-    follow = lambda step, extra, unmarked: analyse(
-        step, problem.consts, problem.find, extra, *limits, unmarked, rule.couple_axis
-    )
-    if rule.config.filters is None:
-        graph = follow(step, extra, problem.unmarked)
+    if rule.shares:
+        graph = mixed(problem, rule, extra)
     else:
-        graph = follow(step, (), problem.unmarked)
-        filtered = with_filters(graph, problem.consts, rule.config.filters)
-        graph = follow(filtered, extra, False)  # its operators are recognised already
-    words = () if problem.words is None else (problem.words,)
-    check_relations(graph, rule, windows, problem.unmarked, *words)
-    rule.check_groups(graph.groups)
+        prepared = prepare(step, problem.consts, *_how(problem, rule))
+        graph = _followed(problem, prepared, rule, extra)
+        _check(problem, graph, rule, windows)
     # Constants are read as values: KF-RTRL tries out whether a batch has samples.
     init = lambda params: record.init(graph, Values(problem.consts, (), params, (), ()))
     params = tuple(_shape(step.entry(leaf)) for leaf in step.params)
     return graph, jax.eval_shape(init, params)
+
+
+def _how(problem: Problem, rule: LearningRule) -> tuple[ControlFlowPolicy | None, bool, bool]:
+    return problem.policy, rule.record.folds, problem.unmarked
+
+
+def _followed(
+    problem: Problem,
+    prepared: Prepared,
+    rule: LearningRule,
+    extra: Sequence[CompilationRecord],
+) -> Graph:
+    """The graph of a prepared step for one rule."""
+    limits, consts = (rule.crossings, rule.most_entries, rule.couple_axis), problem.consts
+    if rule.config.filters is not None:
+        graph = follow(prepared, consts, problem.find, (), *limits)
+        filtered = with_filters(graph, consts, rule.config.filters)
+        # Its operators are recognised already.
+        prepared = prepare(filtered, consts, problem.policy, rule.record.folds, False)
+    return follow(prepared, consts, problem.find, extra, *limits)
+
+
+def _check(problem: Problem, graph: Graph, rule: LearningRule, windows: bool) -> None:
+    """Refuse a step that the rule cannot learn."""
+    words = () if problem.words is None else (problem.words,)
+    check_relations(graph, rule, windows, problem.unmarked, *words)
+    rule.check_groups(graph.groups)
+
+
+def mixed(problem: Problem, rule: LearningRule, extra: Sequence[CompilationRecord] = ()) -> Graph:
+    """The graph of a step for a mixture, with the graphs of its parts.
+
+    A step is prepared once for all rules for which it is the same program, so that they share what
+    is evaluated; rules with the same analysis share that too.
+    """
+    owned = shares_of(rule, [dotted(leaf.path) for leaf in problem.step.params], problem.whole)
+    steps: dict[bool, Prepared] = {}
+    graphs: dict[Any, Graph] = {}
+    whole = []
+    for share in rule.shares:
+        own, windows = share.rule, share.window is not None
+        folds = own.record.folds
+        if folds not in steps:
+            new = prepare(problem.step, problem.consts, *_how(problem, own))
+            other = steps.get(not folds)
+            steps[folds] = other if other and _same(problem, new, other) else new
+        limits = (own.crossings, own.most_entries, own.couple_axis)
+        key = (id(steps[folds]), *limits, own.config.filters)
+        if key not in graphs:
+            graphs[key] = _followed(problem, steps[folds], own, extra)
+        _check(problem, graphs[key], own, windows)
+        whole.append(graphs[key])
+    parts = [graph.owning(leaves) for graph, leaves in zip(whole, owned, strict=True)]
+    plain = [graph for graph in whole if not graph.step.filters]
+    if not plain:
+        first = next(iter(steps.values()))
+        plain = [follow(first, problem.consts, problem.find, extra)]
+    graph = replace(plain[-1], parts=tuple(parts), whole=tuple(whole))
+    passes = shared_passes(graph, rule.record, rule.window is not None)
+    if graph.effects and len(passes) > 1:
+        first, second = (rule.shares[of[0]] for of in passes[:2])
+        raise not_supported(
+            f"a step with side effects, with {first} for {', '.join(first.patterns)} and {second} "
+            f"for {', '.join(second.patterns)}.",
+            why="these two differentiate a step in different ways, so that it runs once for each",
+            do="leave out the side effect (a print, a callback), or use one of the two rules",
+        )
+    return graph
+
+
+def _same(problem: Problem, a: Prepared, b: Prepared) -> bool:
+    """Whether two preparations of a step are the same program with the same operators."""
+    prints = [fingerprint(p.step.program, problem.consts) for p in (a, b)]
+    return prints[0] == prints[1] and len(a.trained) == len(b.trained)
+
+
+def certified(graph: Graph, rule: LearningRule, shapes: list[PyTree], windows: bool) -> Reports:
+    """The report on every parameter; in a mixture by the rule that it has."""
+    if not rule.shares:
+        return certify(graph, traces_of(rule.record, rule.config, shapes, windows))
+    rules = [s.rule.record for s in rule.shares]
+    parts = zip(rule.shares, graph.parts, split_traces(rules, graph, shapes), strict=True)
+    own: dict[Path, ParameterReport] = {}
+    for s, part, of in parts:
+        reports = certified(part, s.rule, of, s.window is not None)
+        mine = {p.path for i, p in enumerate(graph.step.params) if part.owns(i)}
+        own |= {path: replace(reports[path], rule=str(s)) for path in mine}
+    return {leaf.path: own[leaf.path] for leaf in graph.step.params}
 
 
 def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows: bool) -> Traces:
@@ -165,10 +259,9 @@ def _cost(problem: Problem, rule: LearningRule, why: str, forward: float) -> Rul
 def _measured(problem: Problem, rule: LearningRule, forward: float) -> tuple[Reports, int, float]:
     """The reports on parameters in use, the bytes and the operations."""
     graph, shapes = analysed(problem, rule)
-    traces = traces_of(rule.record, rule.config, shapes, windows=False)
-    reports = problem.judge(certify(graph, traces))
+    reports = problem.judge(certified(graph, rule, shapes, windows=False))
     used = {path: p for path, p in reports.items() if p.how != "none"}
-    return used, nbytes(shapes), _operations(graph, rule.record, shapes, forward)
+    return used, nbytes(shapes), _time(graph, rule.record, shapes, forward)
 
 
 def _exact(reports: Reports) -> frozenset[Path]:
@@ -185,6 +278,17 @@ def _forward(problem: Problem) -> float:
     lowered = jax.jit(run).lower(problem.consts, [_shape(v) for v in program.inputs])
     counts: Any = lowered.cost_analysis() or lowered.compile().cost_analysis()  # None on a GPU
     return max(1.0, float(counts.get("flops", 0)) + float(counts.get("transcendentals", 0)))
+
+
+def _time(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:
+    """Operations of one step of a rule; of a mixture with a reverse pass for each of its cuts."""
+    if not record.parts:
+        return _operations(graph, record, shapes, forward)
+    rules = [part.rule for part in record.parts]
+    passes = len(shared_passes(graph, record, any(p.windowed for p in record.parts)))
+    parts = zip(graph.parts, rules, split_traces(rules, graph, shapes), strict=True)
+    own = sum(_operations(*part_of, forward) - 3 * forward for part_of in parts)
+    return (1 + 2 * passes) * forward + own
 
 
 def _operations(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:

@@ -134,7 +134,7 @@ def step_bytes(graph: Graph) -> StepBytes:
     # The tangent program has the inputs of the step, in order, and those of its tangents.
     inputs = zip(tangent.program.inputs, (*step.program.consts, *step.program.inputs), strict=False)
     stored += stored_bytes(tangent.program, {v for v, of in inputs if of in params})
-    for r in graph.relations:
+    for r in (r for part in graph.parts or (graph,) for r in part.relations):
         stored += prod(r.slots.shape) * r.slots.width**2 * np.dtype(r.slots.dtype).itemsize
         if r.slots.table is not None:
             stored += r.slots.table.index.size * np.dtype(r.slots.dtype).itemsize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,7 +118,7 @@ class Carry:
 
 def online(
     step: Callable[..., PyTree],
-    rule: str | LearningRule | ETraceConfig = "d_rtrl",
+    rule: str | LearningRule | ETraceConfig | Mapping[str, Any] = "d_rtrl",
     *,
     window: int | None = None,
     strict: bool = False,
@@ -137,7 +137,9 @@ def online(
         step: `step(params, state, *inputs) -> (state, out)`, one step of a network. `params` and
             `state` are any pytrees; leaves that are not floating arrays are passed through.
         rule: a rule by name ('d_rtrl', 'pp_prop', ...), as a value (`braintrace.rules.d_rtrl()`)
-            or by its coordinates.
+            or by its coordinates; or a dict of rules for names of parameters as the report prints
+            them, `{'cell': 'd_rtrl', 'gru.*': ('snap', {'n': 2}), '*': 'no_trace'}`, where
+            `('d_rtrl', {'window': 8})` takes windows.
         window: steps in which nothing is cut, for `scan`, `grad` and `train`; None takes single
             steps, with recurrent entries cut.
         strict: refuse a step with a parameter whose gradient is not exact, naming all of them.
@@ -188,9 +190,10 @@ def online(
             why="it is a function step(params, state, *inputs) -> (state, out)",
             do="pass a function; a lambda may adapt another signature",
         )
-    value = rule_value(rule, options)
     window = None if window is None else check_count("window", window, "steps")
-    if window is not None and value.no_windows is not None:
+    value = rule_value(rule, options, window)
+    window = value.window if value.shares else window
+    if window is not None and not value.shares and value.no_windows is not None:
         raise value_error(
             f"{value.name} has no windows (window={window}).",
             why=f"{value.no_windows}; inside a window reverse mode is the only signal",
@@ -555,7 +558,7 @@ class Online:
                 do="pass inputs of the step by position",
             )
         extra = {k: v for k, v in extra.items() if v is not None}
-        self.rule.check_call(plan.graph.groups, extra)
+        plan.check_call(extra)
         return plan, arrays, extra
 
     def _carry(self, plan: Plan, at: Position) -> Carry:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..engine import LaterTraces, TimeLoop, left_at, running_placement
-from ..graph import HiddenParamOpRelation as Relation
 from ..program import PyTree
 from ..rules import Rule, in_parts
 from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
@@ -165,7 +164,7 @@ class Body(Protocol):
 
     Attributes:
         record: the rule.
-        relations: what has a trace; empty where traces are not to wait.
+        relations: what has a trace, in a mixture part by part; empty where traces are not to wait.
         step_bytes: what one step takes.
         one_by_one: whether calls are taken one after another.
         call_steps: steps of the model in a call of the step function.
@@ -177,7 +176,7 @@ class Body(Protocol):
     @property
     def record(self) -> Rule: ...
     @property
-    def relations(self) -> Sequence[Relation]: ...
+    def relations(self) -> Sequence[Any]: ...
     @property
     def step_bytes(self) -> StepBytes: ...
     @property

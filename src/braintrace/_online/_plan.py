@@ -13,7 +13,16 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
-from ..engine import Engine, Placement, TimeAxes, Values, map_steps, recorded
+from ..engine import (
+    Engine,
+    Placement,
+    TimeAxes,
+    Values,
+    map_steps,
+    recorded,
+    reset_traces,
+    split_traces,
+)
 from ..graph import (
     CompilationRecord,
     ControlFlowPolicy,
@@ -21,7 +30,6 @@ from ..graph import (
     Leaf,
     Step,
     bits_of,
-    certify,
     reach,
     warn_of_zero_derivatives,
 )
@@ -39,8 +47,8 @@ from ..program import (
     zeros_of,
 )
 from ..report import CompilationReport, uses_of
-from ..rules import LearningRule
-from ._advice import Problem, advise, analysed, traces_of
+from ..rules import LearningRule, Rule, check_calls
+from ._advice import Problem, advise, analysed, certified
 from ._checks import (
     check_effects,
     check_memory,
@@ -163,15 +171,16 @@ class Plan:
 
     def report(self) -> CompilationReport:
         """How every parameter is learned."""
-        record = self.rule.record
-        traces = traces_of(record, self.rule.config, self.trace_shapes, self.windows)
         graph = self.graph
         others = [leaf.path for leaf in graph.step.others]
-        parameters = certify(graph, traces)
-        uses = uses_of(graph, record.per_parameter)
+        parameters = certified(graph, self.rule, self.trace_shapes, self.windows)
+        pairs = zip(graph.parts, self.rule.record.parts, strict=True)
+        each = [(part, p.rule) for part, p in pairs] or [(graph, self.rule.record)]
+        uses = [use for part, record in each for use in uses_of(part, record.per_parameter)]
+        relations = [r for part, _ in each for r in part.relations]
         records = [] if self.placement is None else self.placement.records(graph)
-        records = [*graph.records, *records]
-        about = (graph.groups, graph.relations, records, others, parameters, uses)
+        records = [*_records(graph), *records]
+        about = (graph.groups, relations, records, others, parameters, uses)
         advice = partial(advise, self.problem, self.rule)
         last = (self.rule.name, advice, self.model, graph.memory)
         return CompilationReport(*about, *last)
@@ -228,8 +237,15 @@ class Plan:
     def trace_places(self) -> list[PyTree]:
         """Where the traces lie, on a mesh."""
         assert self.placement is not None
-        record = self.rule.record
-        return self.placement.traces(self.graph, record.per_parameter, self.trace_shapes)
+        return self.placement.traces(self.graph, self.rule.record, self.trace_shapes)
+
+    def reset(self, traces: list[PyTree], record: Rule) -> list[PyTree]:
+        """Traces between sequences; `record` are the functions that are run."""
+        return reset_traces(record, self.graph, traces)
+
+    def check_call(self, extra: Mapping[str, PyTree]) -> None:
+        """Refuse a call that does not give the rule what it needs."""
+        check_calls(self.rule, [g.groups for g in self.graph.parts or (self.graph,)], extra)
 
 
 def _failed(step: Callable, cause: Exception, state: PyTree, inputs: PyTree) -> str:
@@ -282,10 +298,29 @@ def plan_of(
     graph, shapes = analysed(problem, rule, records, windows)
     warn_of_zero_derivatives(graph)
     limit = rule.memory_limit if memory_limit is None else memory_limit
-    check_memory(limit, graph, shapes, rule.name, *(() if do is None else (do,)))
+    said = () if do is None else (do,)
+    check_memory(limit, graph, shapes, rule.name, *said)
+    split = split_traces([s.rule.record for s in rule.shares], graph, shapes)
+    for s, part, of in zip(rule.shares, graph.parts, split, strict=True):
+        own = s.rule.memory_limit if memory_limit is None else None
+        check_memory(own, part, of, s.rule.name, *said)
     if placement is not None:
         placement.check(graph)
     return Plan(problem, graph, rule, out_tree, shapes, name, windows, engine, placement)
+
+
+def _records(graph: Graph) -> list[CompilationRecord]:
+    """What the analysis noted; in a mixture of each parameter by its own rule."""
+    if not graph.parts:
+        return list(graph.records)
+    out = []
+    for part in graph.parts:
+        own = {leaf.path for i, leaf in enumerate(graph.step.params) if part.owns(i)}
+        of_states = part is graph.parts[-1]
+        out += [
+            d for d in part.records if d.weight_path in own or (of_states and d.weight_path is None)
+        ]
+    return out
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..engine import COUNTED, OWN, BlockResult, TimeAxes, Values, map_steps, run_block
-from ..graph import HiddenParamOpRelation as Relation
 from ..graph import affine_equations
 from ..program import PyTree, trace
 from ..rules import Rule
@@ -108,8 +108,9 @@ class PlanBody:
         return self.plan.rule.record
 
     @property
-    def relations(self) -> Sequence[Relation]:
-        return self.plan.graph.relations
+    def relations(self) -> Sequence[Any]:
+        graph = self.plan.graph
+        return [part.relations for part in graph.parts] or graph.relations
 
     @cached_property
     def step_bytes(self) -> StepBytes:

@@ -11,6 +11,10 @@ from ._loops import kernels_allowed as kernels_allowed
 from ._loops import recorded as recorded
 from ._loops import running_placement as running_placement
 from ._loops import scan_time as scan_time
+from ._mixture import mixture as mixture
+from ._mixture import reset_traces as reset_traces
+from ._mixture import shared_passes as shared_passes
+from ._mixture import split_traces as split_traces
 from ._observe import group_jacobians as group_jacobians
 from ._observe import observe as observe
 from ._observe import observe_block as observe_block
@@ -30,6 +34,7 @@ from ._rule import ExitCotangents as ExitCotangents
 from ._rule import Feedback as Feedback
 from ._rule import Fresh as Fresh
 from ._rule import Grads as Grads
+from ._rule import Part as Part
 from ._rule import Pending as Pending
 from ._rule import Rule as Rule
 from ._rule import Signal as Signal

@@ -25,6 +25,8 @@ from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Graph, L
 from ..graph import HiddenParamOpRelation as Relation
 from ..ops import Operator
 from ..program import PyTree, is_traced, varies_by_device
+from ._mixture import split_traces
+from ._rule import Rule
 
 SAMPLES, UNITS = "samples", "units"
 Axes = list[str | None]  # per axis of an array
@@ -158,8 +160,15 @@ class Placement:
             out.append(self.sharding(shape, axes))
         return out
 
-    def traces(self, graph: Graph, per_parameter: bool, traces: Sequence[PyTree]) -> list[PyTree]:
+    def traces(self, graph: Graph, rule: Rule, traces: Sequence[PyTree]) -> list[PyTree]:
         """Where the arrays of each trace lie; those of rules over all parameters along samples."""
+        if not rule.parts:
+            return self._of_rule(graph, rule.per_parameter, traces)
+        rules = [part.rule for part in rule.parts]
+        each = zip(graph.parts, rules, split_traces(rules, graph, traces), strict=True)
+        return [at for own, part, of in each for at in self.traces(own, part, of)]
+
+    def _of_rule(self, graph: Graph, per_parameter: bool, traces: Sequence[PyTree]) -> list[PyTree]:
         samples = samples_of(graph)
         sized = lambda a, axes: self.sharding(a.shape, axes)
         out = []

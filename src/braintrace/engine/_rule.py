@@ -191,6 +191,7 @@ class Rule:
         constants: arrays of the rule that are in no trace, by name; a checkpoint compares them.
         per_parameter: whether traces belong to parameters, not to operators.
         complete: whether it follows all paths between states.
+        parts: the rules of a mixture, see `_mixture`; each has a graph in `Graph.parts`.
     """
 
     init: Callable[[Graph, Values], list[Trace]]
@@ -212,12 +213,20 @@ class Rule:
     constants: Mapping[str, Any] = field(default_factory=dict)
     per_parameter: bool = False
     complete: bool = False
+    parts: tuple[Part, ...] = ()
 
     def named(self, graph: Graph) -> list[Any]:
         """For every trace a tree of the names of its parts."""
         if self.names is not None:
             return self.names(graph)
         return [f"{'.'.join(map(str, path))} {number}" for number, path in self.traced(graph)]
+
+
+class Part(NamedTuple):
+    """One rule of a mixture; in a block of windows it takes these, or single steps."""
+
+    rule: Rule
+    windowed: bool
 
 
 class Pending(NamedTuple):

@@ -30,6 +30,7 @@ from ._evaluate import (
     stored_exits,
 )
 from ._loops import as_running, running_placement
+from ._mixture import passes_of
 from ._placement import pinned
 from ._recurrence import StepValues, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource, Steps, Trace
@@ -124,7 +125,7 @@ def run_block(
     before: list[Trace] = lax.stop_gradient(list(traces))
     placement = running_placement()
     if placement is not None:
-        places = placement.traces(graph, rule.per_parameter, before)
+        places = placement.traces(graph, rule, before)
         before = pinned(before, places)
         hidden = pinned(list(values.hidden), placement.states(graph, graph.step.hidden))
         values = replace(values, hidden=tuple(hidden))
@@ -142,11 +143,11 @@ def run_block(
         after = rule.advance(graph, block, before, observed, fresh)
         after = after if placement is None else pinned(after, places)
     memory = _Memory(graph, rule, before, observed, fresh)
-    flat = _results(memory, values, block, None)
+    flat = _all_results(memory, values, block, None)
     outs, new = after_step(graph, values, flat)
     credited = outs, new
     if substitute is not None:
-        credited = after_step(graph, values, _results(memory, values, block, substitute))
+        credited = after_step(graph, values, _all_results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat
         results, after_each = _penalised(credited, penalty)
@@ -249,6 +250,23 @@ class _Memory:
     traces: list[Trace]
     observed: Any
     fresh: Fresh
+
+
+def _all_results(
+    memory: _Memory, values: Values, block: Block, substitute: Array | None
+) -> list[Array]:
+    """All results of all steps, with the derivatives of all reverse passes of a mixture."""
+    graph, rule = memory.graph, memory.rule
+    if not rule.parts:
+        return _results(memory, values, block, substitute)
+    total: list[Array] | None = None
+    for own in reversed(passes_of(graph, rule, memory.traces, memory.observed, block)):
+        of_pass = _Memory(own.graph, own.rule, own.traces, own.observed, memory.fresh)
+        instead = own.substitute(substitute, block.axes)
+        results = own.results(_results(of_pass, own.values(values), own.block, instead))
+        total = results if total is None else _with_derivative(total, results)
+    assert total is not None
+    return total
 
 
 def _results(

@@ -18,7 +18,10 @@ from ._fold import Kinds as Kinds
 from ._fold import folded_equations as folded_equations
 from ._fold import replaced as replaced
 from ._graph import Graph as Graph
+from ._graph import Prepared as Prepared
 from ._graph import analyse as analyse
+from ._graph import follow as follow
+from ._graph import prepare as prepare
 from ._groups import HiddenGroup as HiddenGroup
 from ._moves import NO_FORWARD as NO_FORWARD
 from ._names import group_name as group_name

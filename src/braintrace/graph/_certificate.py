@@ -81,6 +81,7 @@ class ParameterReport:
             its trace is that of a weight which is computed from it, and is no linear or
             element-wise function of it. If weights change between two steps, such a trace is
             pulled back at the present ones.
+        rule: of a mixture, the rule that it has.
     """
 
     path: Path
@@ -93,9 +94,11 @@ class ParameterReport:
     trace_bytes: int
     silent: Silent | None = None
     while_constant: bool = False
+    rule: str = ""
 
     def __str__(self) -> str:
-        what = f"{dotted(self.path)}: {self.how}"
+        by = f" by {self.rule}" if self.rule else ""
+        what = f"{dotted(self.path)}: {self.how}{by}"
         if self.operators:
             what += f" through {', '.join(self.operators)}"
         if self.states:

@@ -103,6 +103,32 @@ class Graph:
     crossings: int | None
     records: tuple[CompilationRecord, ...]
     memory: int  # bytes that the analysis took
+    owned: frozenset[int] | None = None  # the parameter leaves that it is for, None for all
+    parts: tuple[Graph, ...] = ()  # of a mixture of rules, the graph of each
+    whole: tuple[Graph, ...] = ()  # and what it would be if its rule were alone
+
+    def owning(self, leaves: frozenset[int]) -> Graph:
+        """The graph for some parameter leaves alone: the operators that use one of them.
+
+        What is cut, and which states share a trace, stays as it is.
+        """
+        uses = lambda r: any(leaves.intersection(of) for of in r.site.leaves.values())
+        own = [i for i, r in enumerate(self.relations) if uses(r)]
+        relations = tuple(replace(self.relations[i], index=n) for n, i in enumerate(own))
+        at = [a for r in relations for a in operand_atoms(r.site)]
+        return replace(
+            self,
+            relations=relations,
+            view_of=tuple(self.view_of[i] for i in own),
+            tapped=tuple(self.tapped[i] for i in own),
+            weights=computing(self.step.program, at),
+            opens=_opens(self.step.program, self.sites, relations),
+            owned=leaves,
+        )
+
+    def owns(self, leaf: int) -> bool:
+        """Whether it is for this parameter leaf."""
+        return self.owned is None or leaf in self.owned
 
     @property
     def inner(self) -> dict[Equation, frozenset[int]]:
@@ -195,7 +221,29 @@ def analyse(
     Raises:
         NotSupportedError: the analysis would take more memory than the machine has.
     """
-    step = replace(step, couple_axis=couple_axis)
+    prepared = prepare(step, consts, policy, fold, unmarked)
+    limits = (crossings, most_entries, couple_axis)
+    return follow(prepared, consts, states, extra, *limits)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prepared:
+    """A step with its operators recognised: what the analyses for all rules have in common."""
+
+    step: Step
+    sites: tuple[Site, ...]
+    trained: tuple[Site, ...]
+    unmarked: bool
+
+
+def prepare(
+    step: Step,
+    consts: Sequence[Any],
+    policy: ControlFlowPolicy | None = None,
+    fold: bool = True,
+    unmarked: bool = False,
+) -> Prepared:
+    """Find the operators of a step; arguments as for `analyse`."""
     carried = [(step.entry(leaf), step.exit(leaf)) for leaf in (*step.hidden, *step.others)]
     if (divided := explicit(step.program, step.n_outs, carried)) is not None:
         step = replace(step, program=divided, penalised=True)
@@ -208,6 +256,21 @@ def analyse(
         step = folded
         sites = find_sites(step, flow_of(step, unsteady))
     trained = close_bodies(policy, step, [s for s in sites if s.trained])
+    return Prepared(step, tuple(sites), tuple(trained), unmarked)
+
+
+def follow(
+    prepared: Prepared,
+    consts: Sequence[Any],
+    states: Callable[[Path], Any] = lambda path: None,
+    extra: Sequence[CompilationRecord] = (),
+    crossings: int | None = None,
+    most_entries: int = MOST_ENTRIES,
+    couple_axis: int | None = None,
+) -> Graph:
+    """The graph of a step whose operators were found; arguments as for `analyse`."""
+    step = replace(prepared.step, couple_axis=couple_axis)
+    sites, trained, unmarked = prepared.sites, prepared.trained, prepared.unmarked
     with measured() as memory:
         tangents, paths = _paths(step, consts, trained, crossings, most_entries)
         if unmarked and (parts := _split_up(step, tangents[0], paths.apart)):
@@ -241,7 +304,6 @@ def analyse(
     if crossings is None:
         records += dropped(step, tangent, view.influence, view.pattern, trained)
 
-    operators = {s.equation: -1 for s in trained} | {r.site.equation: r.index for r in relations}
     graph = Graph(
         step=step,
         tangent=tangent,
@@ -253,7 +315,7 @@ def analyse(
         relations=tuple(relations),
         weights=computing(step.program, [a for r in relations for a in operand_atoms(r.site)]),
         links=links,
-        opens=opened(step.program, operators.get),
+        opens=_opens(step.program, trained, relations),
         whiles=_around_whiles(step.program),
         custom=opened(step.program, quiet),
         influenced=influenced(step, links),
@@ -424,6 +486,14 @@ class _Paths:
                 break
             reached = more
         return reached
+
+
+def _opens(
+    program: Program, sites: Sequence[Site], relations: Sequence[HiddenParamOpRelation]
+) -> dict[Equation, frozenset[int]]:
+    """Control flow around operators, with the numbers of the relations inside."""
+    numbers = {s.equation: -1 for s in sites} | {r.site.equation: r.index for r in relations}
+    return opened(program, numbers.get)
 
 
 def _around_whiles(program: Program) -> dict[Equation, frozenset[int]]:

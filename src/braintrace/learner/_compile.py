@@ -25,7 +25,7 @@ from ._reset import check_batch_size
 
 def compile(
     model: Any,
-    algorithm: str | LearningRule | ETraceConfig | type[Learner],
+    algorithm: str | LearningRule | ETraceConfig | type[Learner] | Mapping[str, Any],
     *example_inputs: PyTree,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -53,7 +53,8 @@ def compile(
             nnx, one step in `__call__`, with its states as Variables: then plain JAX is always
             recognised, and `batch_size`, `seed`, `vmap` and `kwargs` do not apply.
         algorithm: a rule by name ('d_rtrl', 'pp_prop', ...), as a value
-            (`braintrace.rules.d_rtrl()`), by its coordinates or by class.
+            (`braintrace.rules.d_rtrl()`), by its coordinates or by class; or a dict of rules for
+            names of parameters, see `online`.
         *example_inputs: arguments of one step; only shapes and types matter, so
             `jax.ShapeDtypeStruct`s will do.
         batch_size: number of samples; states get a batch axis of this size.
@@ -103,6 +104,10 @@ def compile(
             f"verbose={verbose!r}.", why="the levels are 0, 1, 2", do="choose one of them"
         )
     learner: Any
+    if isinstance(algorithm, Mapping):
+        algorithm = rule_value(algorithm, {}, window)
+    if isinstance(algorithm, LearningRule) and algorithm.shares:
+        window = algorithm.window
     if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
         spread = {"mesh": mesh, "batch": batch, "units": units}

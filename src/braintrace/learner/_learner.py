@@ -315,6 +315,7 @@ class Learner(
                 *(info.step, tuple(info.consts), self.control_flow, self.unmarked),
                 find=info.states.get,
                 words=FOR_MODULES,
+                whole=not of_step,
             )
             name = title_of(self.model4compile)
             windows = self.vjp_method == "multi-step"
@@ -324,7 +325,7 @@ class Learner(
             extra = passed(info) if of_step else None
             if extra is not None:
                 structure = jax.tree.unflatten(extra.tree, extra.program.outputs)
-                rule.check_call(plan.graph.groups, structure)
+                plan.check_call(structure)
             plan = replace(plan, passed=extra, attach=self._attach(plan))
             if plan.reusable:
                 _store(self._known.plans, key, plan, _MOST_PLANS)
@@ -559,7 +560,7 @@ class Learner(
             info.write(kind, put(info.leaves(kind), tuple(at), old))
         names = list(plan.parts(plan.trace_shapes))
         traces = plan.traces_of({name: self.etraces[name].take() for name in names})
-        where = placement.traces(graph, self.rule.per_parameter, traces)
+        where = placement.traces(graph, self.rule, traces)
         for name, value in plan.parts(put(traces, where, old)).items():
             self.etraces[name].put(value)
         if self.optimizer_state is not None:
@@ -599,7 +600,7 @@ class Learner(
             if not self.etraces.keys() >= set(names):  # it never ran
                 continue
             traces = plan.traces_of({name: self.etraces[name].take() for name in names})
-            for name, value in plan.parts(self.rule.reset(traces)).items():
+            for name, value in plan.parts(plan.reset(traces, self.rule)).items():
                 if name not in reset:
                     self.etraces[name].put(value)
             reset |= set(names)

@@ -62,7 +62,7 @@ class SignalMixin:
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
         """Refuse a call without what the rule needs."""
-        self.learning_rule.check_call(self._compiled().plan.graph.groups, extra)
+        self._compiled().plan.check_call(extra)
 
     def _extra(self, kwargs: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """The keyword arguments of the model, and those that are for the rule."""

@@ -62,7 +62,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box: its lines, a note below, and the whole story as `text`."""
+    """A box: its lines, a note below, and the whole story as `text`; in a mixture its rule."""
 
     key: str
     column: Column
@@ -70,6 +70,7 @@ class Node:
     note: str
     text: str
     standing: Standing | None = None
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,11 @@ class Picture:
     title: str = ""
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules of a mixture."""
+        return tuple(dict.fromkeys(n.rule for n in self.nodes if n.rule))
+
+    @property
     def summary(self) -> str:
         """How many parameters there are of each standing, in one line."""
         total = sum(self.counts.values())
@@ -105,7 +111,7 @@ def uses_of(graph: Graph, per_parameter: bool) -> tuple[Use, ...]:
     relation_of = {r.site.equation: r for r in graph.relations}
     uses: Counter[tuple[str, str | None, tuple[Path, ...], tuple[int, ...] | None]] = Counter()
     for site in graph.sites:
-        leaves = [i for v in site.leaves.values() for i in v]
+        leaves = [i for v in site.leaves.values() for i in v if graph.owns(i)]
         if not leaves:
             continue
         paths = tuple(dict.fromkeys(graph.step.params[i].path for i in leaves))
@@ -206,8 +212,8 @@ class _Drawing:
         for path, p in self.parameters.items():
             size = f" · {p.trace_bytes:,} bytes" if p.trace_bytes else ""
             standing, lines = standing_of(p), (dotted(path),)
-            note = f"{standing.label}{size}"
-            yield Node(self.key_of[path], Column.PARAMETER, lines, note, str(p), standing)
+            note = f"{standing.label}{size}" + (f" · {p.rule}" if p.rule else "")
+            yield Node(self.key_of[path], Column.PARAMETER, lines, note, str(p), standing, p.rule)
         for i, use in enumerate(self.uses):
             name = use.operator + (f" × {use.count}" if use.count > 1 else "")
             where = use.line or "(no line)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,8 @@ from ._picture import Picture, Standing
 # The browser is told to load nothing: what is not in the page is not there.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 SEARCHABLE = 12  # parameters from which on a search box helps
+# Of the rules of a mixture; apart for most eyes, on a light and on a dark page.
+_RULES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b5ea7")
 
 
 def _read(name: str) -> str:
@@ -67,13 +70,18 @@ def svg(picture: Picture, form: Form) -> str:
                 _curve(c, form.between / WIDE.between)
                 for c in sorted(layout.curves, key=lambda c: not c.edge.left_out)
             ),
-            *(_box(b, layout, form) for b in layout.boxes),
+            *(_box(b, layout, form, _colours(picture)) for b in layout.boxes),
             "</svg>",
         ]
     )
 
 
-def _box(box: Box, layout: Layout, form: Form) -> str:
+def _colours(picture: Picture) -> dict[str, str]:
+    """A colour for each rule of a mixture."""
+    return {rule: _RULES[i % len(_RULES)] for i, rule in enumerate(picture.rules)}
+
+
+def _box(box: Box, layout: Layout, form: Form, colours: Mapping[str, str]) -> str:
     node = box.node
     links = [c.edge for c in layout.curves if node.key in (c.edge.source, c.edge.target)]
     about = [k for link in links for k in link.parameters]
@@ -92,6 +100,11 @@ def _box(box: Box, layout: Layout, form: Form) -> str:
         out.append(
             f'<rect class="bar" x="{box.x:.1f}" y="{box.y:.1f}" width="6" '
             f'height="{box.height:.1f}" rx="3"/>'
+        )
+    if node.rule:
+        out.append(
+            f'<circle class="rule" cx="{box.x + box.width - 9:.1f}" cy="{box.y + 9:.1f}" r="4.5" '
+            f'fill="{colours[node.rule]}"/>'
         )
     y = box.y + 1.5 + LINE
     for line in box.lines:
@@ -125,6 +138,10 @@ def _legend(picture: Picture) -> str:
         f"{escape(s.meaning)}</li>"
         for s in Standing
         if picture.counts.get(s)
+    ]
+    entries += [
+        f'<li><span style="color:{colour}">●</span> <b>{escape(rule)}</b></li>'
+        for rule, colour in _colours(picture).items()
     ]
     if any(e.left_out for e in picture.edges):
         entries.append('<li class="dash"><span class="mark"></span><b>dashed</b> left out</li>')

@@ -26,10 +26,13 @@ from ._family import uoro as uoro
 from ._identity import rule_identity as rule_identity
 from ._kept import leak as leak
 from ._learning_rule import LearningRule as LearningRule
+from ._learning_rule import Share as Share
 from ._learning_rule import credit_of as credit_of
 from ._learning_rule import crossings_of as crossings_of
 from ._learning_rule import rule_of as rule_of
 from ._learning_rule import stated as stated
+from ._mixture import check_calls as check_calls
+from ._mixture import shares_of as shares_of
 from ._modulated import decolle as decolle
 from ._modulated import local_loss_of as local_loss_of
 from ._modulated import osttp as osttp

@@ -54,15 +54,19 @@ def parameters_of(graph: Graph) -> list[tuple[int, tuple[Any, ...]]]:
 def _names(graph: Graph) -> list[Any]:
     """Per parameter leaf and state leaf."""
     states = [leaf_name(leaf) for leaf in graph.step.hidden]
-    each = zip(graph.step.params, graph.influenced, strict=True)
-    return [{str(k): f"{leaf_name(p)} -> {states[k]}" for k in reached} for p, reached in each]
+    each = enumerate(zip(graph.step.params, graph.influenced, strict=True))
+    return [
+        {str(k): f"{leaf_name(p)} -> {states[k]}" for k in reached if graph.owns(i)}
+        for i, (p, reached) in each
+    ]
 
 
 def _init(graph: Graph, values: Values) -> list[Trace]:
     """Zero traces: per parameter leaf, one array for every state leaf that it can reach."""
     out = []
-    for reached, p in zip(graph.influenced, values.params, strict=True):
-        entries = {k: graph.step.entry(graph.step.hidden[k]) for k in reached}
+    for i, (reached, p) in enumerate(zip(graph.influenced, values.params, strict=True)):
+        followed = reached if graph.owns(i) else ()
+        entries = {k: graph.step.entry(graph.step.hidden[k]) for k in followed}
         shape = (2 if jnp.iscomplexobj(p) else 1, *p.shape)
         out.append({str(k): jnp.zeros(shape + v.shape, v.dtype) for k, v in entries.items()})
     return out

@@ -22,6 +22,15 @@ def rule_identity(rule: LearningRule, record: Rule) -> dict[str, Any]:
         rule: the rule.
         record: its functions, or others that a learner runs in their place.
     """
+    if rule.shares:
+        pairs = zip(rule.shares, record.parts, strict=True)
+        parts = {str(s.patterns): (rule_identity(s.rule, p.rule), s.window) for s, p in pairs}
+        each = {
+            f"{k} of {name}": v
+            for name, (of, size) in parts.items()
+            for k, v in {**of, "window": size}.items()
+        }
+        return {"rule": rule.name, **each}
     out = {"rule": rule.name, **dataclasses.asdict(rule.config), **record.constants, **rule.values}
     if record.feedback is not None:
         out |= {f"feedback {k}": getattr(record.feedback, k) for k in ("key", "scale")}

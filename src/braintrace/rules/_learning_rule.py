@@ -29,6 +29,24 @@ def _accept(groups: Groups, *_: Any) -> None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rule of a mixture: the names of its parameters, and the steps of its windows.
+
+    Attributes:
+        patterns: names of parameters, as `fnmatch` has them.
+        rule: their rule.
+        window: steps in which nothing is cut, None for single steps.
+    """
+
+    patterns: tuple[str, ...]
+    rule: LearningRule
+    window: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rule}" if self.window is None else f"{self.rule}, window={self.window}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LearningRule:
     """A learning rule as a value: what `braintrace.online` runs on a step.
@@ -51,6 +69,8 @@ class LearningRule:
         call: that call as a user writes it, e.g. `snap(n=2)`; `str` of the rule.
         check_groups: refuses hidden groups that do not fit the rule.
         check_call: refuses a call that does not give the rule what it needs.
+        shares: the rules of a mixture, each for its parameters; empty for one rule.
+        window: of a mixture, the steps of its windows.
     """
 
     name: str
@@ -68,6 +88,8 @@ class LearningRule:
     call: str = ""
     check_groups: Callable[[Groups], None] = _accept
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
+    shares: tuple[Share, ...] = ()
+    window: int | None = None
 
     def __str__(self) -> str:
         return self.call or self.name

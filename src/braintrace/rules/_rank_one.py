@@ -78,7 +78,9 @@ def _init(graph: Graph, values: Values) -> list[Any]:
         )
     s = {str(k): jnp.zeros(v.shape, v.dtype) for k, v in enumerate(entries)}
     floats = [jnp.issubdtype(jnp.result_type(p), jnp.inexact) for p in values.params]
-    pairs = zip(values.params, floats, strict=True)
+    pairs = [
+        (p, f and graph.owns(i)) for i, (p, f) in enumerate(zip(values.params, floats, strict=True))
+    ]
     out: list[Any] = [{"w": jnp.zeros(p.shape, p.dtype)} if f else {} for p, f in pairs]
     return [*out, {"s": s, "draws": jnp.zeros((), jnp.int32)}]
 

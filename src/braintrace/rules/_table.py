@@ -8,7 +8,7 @@ tables of the README and of `docs/rules.md` (by a test) follow from it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from . import _modulated as modulated
 from . import _reward as reward
 from ._config import ETraceConfig
 from ._learning_rule import LearningRule, learning_rule
+from ._mixture import mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,19 @@ BY_NAME = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 RULES = {row.name: row.make for row in ROWS if row.make is not None}
 
 
-def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
-    """A rule from its name and options, from its coordinates, or as it is."""
+def rule_value(rule: Any, options: dict[str, Any], window: int | None = None) -> LearningRule:
+    """A rule from its name and options, from its coordinates, from rules by name, or as it is.
+
+    `window` is for the rules of a mixture that do not state one.
+    """
+    if isinstance(rule, Mapping):
+        if options:
+            raise type_error(
+                f"a mixture with the options {', '.join(options)}.",
+                why="they could be for any of its rules",
+                do="pass them with their rule: {'cell': ('snap', {'n': 2})}",
+            )
+        return mixture(rule, window, rule_value=rule_value)
     if isinstance(rule, str):
         name = rule.strip().lower()
         row = BY_NAME.get(name)
@@ -115,7 +127,8 @@ def rule_value(rule: Any, options: dict[str, Any]) -> LearningRule:
         kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
         raise type_error(
             f"{kind} is not a rule.",
-            why="a rule is a name, a value of braintrace.rules, or an ETraceConfig",
+            why="a rule is a name, a value of braintrace.rules, a dict of these by the names of "
+            "parameters, or an ETraceConfig",
             do=f"pass one of {', '.join(sorted(RULES))}",
         )
     if isinstance(rule, ETraceConfig):

@@ -88,6 +88,15 @@ def test_plan_prints_what_rules_cost(word, words, total, name, file, capsys):
     assert f"Recommended: snap(n=2), {total} of {total} parameters exact, " in shown
 
 
+def test_plan_of_a_mixture_prices_it_beside_the_rules(file, capsys):
+    status, shown, errors = plan(capsys, f"{file}:model", "--rule", "r=snap:n=2,*=d_rtrl")
+    assert status == 0 and not errors
+    rows = [line for line in shown.splitlines() if line.startswith("{r: snap(n=2), *: d_rtrl}")]
+    assert rows and " x 1 " in rows[0] and rows[0].endswith("1 of 2")
+    status, _, errors = plan(capsys, f"{file}:model", "--rule", "q=snap:n=2,*=d_rtrl")
+    assert status == 1 and "no parameter is named 'q'" in errors
+
+
 def test_plan_respects_a_memory_limit(file, capsys):
     status, shown, _ = plan(capsys, f"{file}:model(40, batch=16)", "--memory", "300kB")
     assert status == 0

@@ -217,3 +217,25 @@ def test_window_that_matches_memory():
     assert matching_window(line, 1, 40) == 1 and matching_window(line, 1e9, 40) == 40
     bent = lambda window: 10 + window**1.3
     assert abs(matching_window(bent, bent(10), 100) - 10) <= 3
+
+
+def test_a_mixture_in_words_has_each_parameter_by_its_rule():
+    text = "u=snap:n=2,w=d_rtrl:window=2,*=no_trace"
+    found = gradient(text)[0]
+    alone = {"u": "snap:n=2", "w": "d_rtrl:window=2", "a": "no_trace", "out": "no_trace"}
+    assert_close(found, {name: gradient(rule)[0][name] for name, rule in alone.items()})
+    (choice,) = choices_of([{"u": braintrace.rules.snap(2), "*": "no_trace"}])
+    assert choice.label == "{u: snap(n=2), *: no_trace}"
+
+
+MIXED = {
+    "u=snap:n=2,u=d_rtrl": "u has two rules",
+    "u=bptt,*=d_rtrl": "bptt has no traces and no part in a mixture",
+    "u=snap:m=2,*=d_rtrl": "no option of snap 'm'",
+}
+
+
+@pytest.mark.parametrize("text, words", MIXED.items())
+def test_mixtures_in_words_that_do_not_read_are_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        choices_of([text])

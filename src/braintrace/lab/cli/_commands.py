@@ -33,7 +33,7 @@ MEASURED = ("bptt", "remat", "d_rtrl", "pp_prop")
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 BENCH: dict[str, Any] = {"lengths": LENGTHS, "units": 128, "batch": 16, "repeats": 7}
 QUICK_BENCH: dict[str, Any] = {"lengths": (16, 32, 64), "units": 8, "batch": 2, "repeats": 2}
-RULE = "name or name:option=value,option=value"
+RULE = "name, name:option=value,option=value, or PARAMETERS=name,PARAMETERS=name:option=value"
 QUICK = "small and short, too short to learn"
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from ..._errors import dotted, message
 from ...learner import compile
+from ...rules import LearningRule
 from ..comparison._rules import BASELINES, IMMEDIATE, Options, parse
 from ._parser import Ended
 from ._source import Failure, Mistake, load_module, make_model
@@ -78,13 +79,15 @@ def read_inputs(options: argparse.Namespace, module: ModuleType) -> tuple[Any, .
     return example if isinstance(example, tuple) else (example,)
 
 
-def read_rule(text: str) -> tuple[str, Options]:
-    """The name and the options of a rule with traces."""
+def read_rule(text: str) -> tuple[str | LearningRule, Options]:
+    """The name and the options of a rule with traces; a mixture as a value."""
     try:
         (choice,) = parse([text])
         if choice.name in BASELINES and choice.name != IMMEDIATE:
             raise ValueError(f"{choice.name} has no traces: there is nothing to explain.")
     except ValueError as error:
         raise Mistake(f"--rule {text}.", str(error), "see braintrace compare --list") from None
+    if choice.value is not None:
+        return choice.value, {}
     windows = {} if choice.window is None else {"vjp_method": "multi-step"}
     return choice.name, choice.options | windows

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..._errors import type_error, unknown
-from ...rules import BY_NAME, LearningRule
+from ...rules import BY_NAME, LearningRule, rule_value
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 Options = dict[str, Any]  # arguments of a rule by name
@@ -49,18 +49,21 @@ class Choice:
     value: LearningRule | None = None  # a rule that has no name here
 
 
-def choices_of(rules: Iterable[str | LearningRule]) -> list[Choice]:
-    """Rules as words or as values."""
+def choices_of(rules: Iterable[str | LearningRule | Mapping[str, Any]]) -> list[Choice]:
+    """Rules as words or as values; a dict is a mixture."""
     choices: dict[str, Choice] = {}
     for rule in rules if not isinstance(rules, str) else [rules]:
+        if isinstance(rule, Mapping):
+            rule = rule_value(rule, {})
         if isinstance(rule, LearningRule):
-            parsed = [Choice(rule.call, rule.name, {}, value=rule)]
+            parsed = [Choice(rule.call, rule.name, {}, rule.window, value=rule)]
         elif isinstance(rule, str):
             parsed = parse(rule.split())
         else:
             raise type_error(
                 f"a rule has type {type(rule).__name__}.",
-                why="rules are words such as 'd_rtrl:window=8', or values of braintrace.rules",
+                why="rules are words such as 'd_rtrl:window=8', values of braintrace.rules or "
+                "dicts of these",
                 do="pass a list of these",
             )
         choices |= {choice.label: choice for choice in parsed}
@@ -70,17 +73,59 @@ def choices_of(rules: Iterable[str | LearningRule]) -> list[Choice]:
 def parse(words: Iterable[str], block: int | None = BLOCK) -> list[Choice]:
     """Read `name`, `name:option=value,option=value` or `all`; between rules blanks or commas.
 
-    `block` is that of rules without an option `block`.
+    `parameters=name:option=value,parameters=name` is a mixture. `block` is that of rules without an
+    option `block`.
     """
     rules: list[str] = []
-    for item in (item for word in words for item in BETWEEN.split(word) if item):
+    mixtures: dict[str, Choice] = {}
+    for word in words:
+        if _starts_share(word):
+            mixtures[word] = _mixture(word, block)
+            rules.append(word)
+            continue
+        _read(word, rules)
+    return [mixtures.get(text) or _choice(text, block) for text in dict.fromkeys(rules)]
+
+
+def _read(word: str, rules: list[str]) -> None:
+    """Add the rules of a word, and the options of the last one."""
+    for item in (item for item in BETWEEN.split(word) if item):
         if "=" in item and ":" not in item.partition("=")[0]:
             if not rules:
                 raise ValueError(f"{item!r} is an option without a rule.")
             rules[-1] += ("," if ":" in rules[-1] else ":") + item
         else:
             rules += NAMES if item == "all" else [item]
-    return [_choice(text, block) for text in dict.fromkeys(rules)]
+
+
+def _starts_share(item: str) -> bool:
+    """Whether this is `parameters=rule`, and no option of a rule."""
+    pattern, sign, rule = item.partition("=")
+    name = BETWEEN.split(rule)[0].partition(":")[0].lower()
+    return bool(sign) and ":" not in pattern and (name in BY_NAME or name in BASELINES)
+
+
+def _mixture(word: str, block: int | None) -> Choice:
+    """`parameters=rule,parameters=rule:option=value`."""
+    given: dict[str, str] = {}
+    for item in BETWEEN.split(word):
+        if not _starts_share(item):
+            last = next(reversed(given))
+            given[last] += ("," if ":" in given[last] else ":") + item
+            continue
+        pattern, _, rule = item.partition("=")
+        if pattern in given:
+            raise ValueError(f"{word!r}: {pattern} has two rules.")
+        given[pattern] = rule
+    rules: dict[str, Any] = {}
+    for pattern, text in given.items():
+        choice = _choice(text, block)
+        if choice.name in BASELINES and choice.name != IMMEDIATE:
+            raise ValueError(f"{word!r}: {choice.name} has no traces and no part in a mixture.")
+        windows = {} if choice.window is None else {"window": choice.window}
+        rules[pattern] = (choice.name, {**choice.options, **windows})
+    value = rule_value(rules, {})
+    return Choice(word, value.name, {}, value.window, block, value)
 
 
 def _choice(text: str, default: int | None) -> Choice:
