@@ -151,10 +151,10 @@ def mixed(problem: Problem, rule: LearningRule, extra: Sequence[CompilationRecor
     graph = replace(plain[-1], parts=tuple(parts), whole=tuple(whole))
     passes = shared_passes(graph, rule.record, rule.window is not None)
     if graph.effects and len(passes) > 1:
-        first, second = (rule.shares[of[0]] for of in passes[:2])
+        one, two = (rule.shares[of[0]] for of in passes[:2])
         raise not_supported(
-            f"a step with side effects, with {first} for {', '.join(first.patterns)} and {second} "
-            f"for {', '.join(second.patterns)}.",
+            f"a step with side effects, with {one} for {', '.join(one.patterns)} and {two} "
+            f"for {', '.join(two.patterns)}.",
             why="these two differentiate a step in different ways, so that it runs once for each",
             do="leave out the side effect (a print, a callback), or use one of the two rules",
         )
