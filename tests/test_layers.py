@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "rules": {"errors", "ops", "graph", "engine"},
     "online": CORE | {"report", "rules", "engine"},
     "frontend": CORE | {"precision", "published", "report"},
+    "torch": CORE | {"report", "rules", "online"},
     "checkpoint": {"errors", "files", "program", "frontend", "version"},
     "learner": LEARNING | {"precision", "published", "checkpoint"},
     "verify": LEARNING | {"precision", "nn", "version"},
@@ -171,6 +172,13 @@ def _imports(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
+def check_torch(path: str, source: str) -> list[str]:
+    """PyTorch is imported by its own room, and nothing imports that."""
+    if room(path) == "torch":
+        return []
+    return [n for n in imported(path, source) if within(n, "torch", "braintrace.torch")]
+
+
 def check_jax_internals(path: str, source: str) -> list[str]:
     if path == "program/_jax.py":
         return []
@@ -208,7 +216,7 @@ def check_oracle(path: str, source: str) -> list[str]:
 
 CHECKS = (
     *(check_rooms, check_floors, check_brainstate, check_optional),
-    *(check_jax_internals, check_names, check_history),
+    *(check_torch, check_jax_internals, check_names, check_history),
 )
 FILES = {
     file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8")
@@ -272,6 +280,8 @@ BROKEN = [
     (check_rooms, "_online/_x.py", "from ..learner import compile"),
     (check_brainstate, "program/_x.py", "import brainstate"),
     (check_optional, "learner/_x.py", "from flax import nnx"),
+    (check_torch, "_online/_x.py", "def late():\n    import torch.nn"),
+    (check_torch, "learner/_x.py", "from ..torch import online"),
     (check_jax_internals, "graph/_x.py", "from jax._src import core"),
     (check_jax_internals, "graph/_jax.py", "from jax import core"),
     (check_jax_internals, "program/_x.py", "from jax.interpreters import ad"),
@@ -307,6 +317,7 @@ KEPT = [
     (check_brainstate, "frontend/_x.py", "import brainstate"),
     (check_brainstate, "ops/_x.py", "import brainstate_like, saiunit"),
     (check_optional, "learner/_x.py", "def of_nnx():\n    from flax import nnx"),
+    (check_torch, "torch/_x.py", "import torch\nfrom torch import nn"),
     (check_jax_internals, "program/_jax.py", "from jax.extend import core"),
     (check_jax_internals, "ops/_x.py", "import jax\njax.lax.dot_general"),
     (check_oracle, "oracle/_x.py", "from ._y import z\nfrom braintrace.program import Var"),

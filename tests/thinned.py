@@ -388,6 +388,10 @@ FEW = {
     "zoo/test_states.py": {
         "test_ring_buffer": 1,
     },
+    "pytorch/test_cells.py": {
+        "test_rtrl_is_bptt_and_the_certificate_is_true": 12,
+        "test_a_rule_is_that_of_the_same_cell_in_jax": 2,
+    },
 }
 
 

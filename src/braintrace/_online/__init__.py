@@ -42,6 +42,8 @@ from ._plan import plan_of as plan_of
 from ._progress import ticking as ticking
 from ._sequence import Arrays as Arrays
 from ._silence import warn_if_silent as warn_if_silent
+from ._tree import UNNAMED as UNNAMED
+from ._tree import Dotted as Dotted
 from ._tree import Untrained as Untrained
 from ._tree import split as split
 from ._tree import strong as strong

@@ -30,6 +30,10 @@ def is_floating(leaf: Any) -> bool:
 UNNAMED = object()  # a key that no path has
 
 
+class Dotted(str):
+    """A key that is a path itself, `layers.0.weight`, and is shown as it is."""
+
+
 def path_of(keys: Sequence[Any], default: str, boxed: bool = False) -> Path:
     """A leaf's path as plain keys, shown as a user would write it: `layers[1].weight_hh`.
 
@@ -38,7 +42,8 @@ def path_of(keys: Sequence[Any], default: str, boxed: bool = False) -> Path:
     """
     names = ("key", "idx", "name")
     plain = [next((getattr(k, n) for n in names if hasattr(k, n)), k) for k in keys]
-    parts = [f".{k}" if str(k).isidentifier() else f"[{k!r}]" for k in plain]
+    is_name = lambda k: isinstance(k, Dotted) or str(k).isidentifier()
+    parts = [f".{k}" if is_name(k) else f"[{k!r}]" for k in plain]
     text = "".join(parts[:-1] if boxed else parts)
     shown = text.removeprefix(".") if text.startswith(".") else default + text
     return NamedPath(plain or [default], shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterable
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -52,6 +52,12 @@ def failing_line(error: BaseException) -> str | None:
     """`file:line (function)` of the innermost frame of an error that belongs to the user."""
     frames = [(f.f_code, line) for f, line in walk_tb(error.__traceback__)]
     return _first_of_user((c.co_filename, line, c.co_name) for c, line in reversed(frames))
+
+
+def calling_line() -> str | None:
+    """`file:line (function)` of the innermost frame that belongs to the user, of this call."""
+    frames = [(f.f_code, line) for f, line in walk_stack(None)]
+    return _first_of_user((c.co_filename, line, c.co_name) for c, line in frames)
 
 
 def made_by_cond(eqn: Equation) -> bool:

@@ -1,0 +1,385 @@
+"""`braintrace.torch.online`: an online learner of a module of torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import torch
+from torch import nn
+
+from .. import _online
+from .._errors import CompilationError, NotSupportedError, type_error, value_error
+from .._online import Carry, Online, RunInfo
+from ..program import PyTree
+from ..report import CompilationReport
+from ..rules import ETraceConfig, LearningRule, check_count
+from ._arrays import (
+    Array,
+    arrays_of,
+    copied,
+    own,
+    places_of,
+    shapes_of,
+    tensors_of,
+    wide,
+)
+from ._functions import tracing
+from ._module import Contents, Mode
+from ._parameters import Parameters
+from ._step import Inner, State, Step, Weights, inner_of, start_of, unwrapped, wrapped
+from ._tracing import Refused, tensors_in
+
+
+def online(
+    net: nn.Module,
+    rule: str | LearningRule | ETraceConfig = "d_rtrl",
+    state: PyTree = None,
+    *inputs: PyTree,
+    **options: Any,
+) -> Learner:
+    """Make an online learner of a module that computes one step.
+
+    Args:
+        net: `net(state, *inputs) -> (state, out)`; with None for the state `net(*inputs) -> out`,
+            a module that keeps its state inside. Its parameters that require a gradient learn.
+        rule: as for `braintrace.online`.
+        state: the state before the first step, a pytree of tensors.
+        *inputs: inputs of one step; shapes and types count, and values only where the module
+            makes states of its own in its first step.
+        **options: those of `braintrace.online`: `window`, `strict`, `memory_limit`, options of the
+            rule.
+
+    Returns:
+        The learner. Tensors go in and come out; gradients are in `p.grad` of the parameters.
+
+    Raises:
+        NotSupportedError: the module uses operators that have no function in JAX, random numbers,
+            hooks, or a derivative that cannot be traced.
+        CompilationError: nothing of it can be learned online; with `strict`, not exactly.
+
+    Example:
+        >>> import torch, braintrace.torch as bt
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.cell, self.out = torch.nn.GRUCell(3, 8), torch.nn.Linear(8, 2)
+        ...     def forward(self, h, x):
+        ...         h = self.cell(x, h)
+        ...         return h, self.out(h)
+        >>> net, xs, ys = Net(), torch.randn(10, 4, 3), torch.randn(10, 4, 2)
+        >>> learner = bt.online(net, "d_rtrl", torch.zeros(4, 8), xs[0])
+        >>> losses = learner.grad(torch.nn.functional.mse_loss)(xs, ys)
+        >>> losses.shape, net.cell.weight_hh.grad.shape
+        (torch.Size([10]), torch.Size([24, 8]))
+    """
+    if not isinstance(net, nn.Module):
+        raise type_error(
+            f"the net has type {type(net).__name__}.",
+            why="the learner finds parameters and states in a torch.nn.Module",
+            do="pass a module whose forward is one step: forward(state, x) -> (state, out); "
+            "a function of arrays learns by braintrace.online",
+        )
+    contents = Contents.of(net)
+    with wide():
+        step = Step(contents, state is not None)
+        learner = Learner(net, _online.online(step, rule, **options), step)
+        learner.reset(state, *inputs)
+    return learner
+
+
+@dataclass(eq=False, repr=False)
+class Learner:
+    """A module of torch that learns online, see `braintrace.torch.online`.
+
+    It goes on from call to call: it holds the state and the traces, and `reset` starts a new
+    sequence. The parameters stay those of the module, and are read at every call.
+    """
+
+    net: nn.Module
+    online: Online
+    _step: Step
+    _carry: Carry = field(init=False)
+    _given: PyTree = field(default=None, init=False)
+    _inputs: tuple[PyTree, ...] = field(default=(), init=False)
+    _mode: Mode = field(init=False)
+    _traced_for: Hashable = field(default=None, init=False)
+    _written: dict[str, list[tuple[torch.Tensor, int]]] = field(default_factory=dict, init=False)
+    _parameters: Parameters = field(init=False)
+
+    def __repr__(self) -> str:
+        return repr(self.online)
+
+    @property
+    def rule(self) -> LearningRule:
+        """The rule."""
+        return self.online.rule
+
+    @property
+    def report(self) -> CompilationReport:
+        """The certificate: how every parameter is learned, by its name in the module."""
+        return self.online.report
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the traces."""
+        return self.online.memory
+
+    @property
+    def last_run(self) -> RunInfo | None:
+        """How the last sequence was run."""
+        return self.online.last_run
+
+    @property
+    def state(self) -> PyTree:
+        """A copy of the state after the last step, of the structure that the learner was given."""
+        with wide():
+            return tensors_of(own(self._carry.state.given, places_of(self._carry)))
+
+    # -------------------------------------------------------------------------------- calling
+
+    def reset(self, state: PyTree = None, *inputs: PyTree) -> None:
+        """Start a new sequence: the state before the first step, and traces of zero.
+
+        States inside of the module start as they did when the learner was made; buffers that are
+        saved with the module, such as running means, go on.
+
+        Args:
+            state: another initial state, default that of the last start.
+            *inputs: inputs of one step, if they have other shapes than before.
+        """
+        with wide():
+            self._given = self._given if state is None else arrays_of(state, copied)
+            self._inputs = arrays_of(inputs, copied) or self._inputs
+            self._start()
+
+    def step(self, *inputs: PyTree, **extra: PyTree) -> PyTree:
+        """One step; returns its output.
+
+        Args:
+            *inputs: inputs of the step.
+            **extra: what the rule takes with a call, e.g. a modulator.
+        """
+        with wide():
+            arrays = arrays_of((inputs, extra))
+            weights = self._weights()
+            carry, out = self.online(weights, self._carry, *arrays[0], **arrays[1])
+            return self._returned(carry, out, (weights, arrays))
+
+    def scan(self, xs: PyTree, **extra: PyTree) -> PyTree:
+        """Many steps without a gradient; returns their outputs.
+
+        Args:
+            xs: the input of all steps, with a leading axis of time; a tuple if there are several.
+            **extra: what the rule takes with a call, with a leading axis of time.
+        """
+        with wide():
+            arrays = arrays_of((xs, extra))
+            weights = self._weights()
+            carry, outs = self.online.scan(weights, self._carry, arrays[0], **arrays[1])
+            return self._returned(carry, outs, (weights, arrays))
+
+    def grad(
+        self,
+        loss: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        block_size: int | None = None,
+        memory_budget: int | None = None,
+        keep_traces: bool = True,
+        progress: bool = False,
+    ) -> Callable[..., PyTree]:
+        """The gradient of the summed losses of a sequence, in memory that does not grow with it.
+
+        Keep the function that is returned: it is compiled once.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step, a function of torch or of JAX; or
+                `(loss, aux)` with `has_aux`.
+            has_aux: whether `loss` returns a pair.
+            block_size: steps per block; default as many as pay.
+            memory_budget: bytes that the values of one block may take, if it has no size.
+            keep_traces: whether the sequence goes on in the next call; else its traces are zero.
+            progress: whether to show a progress bar (needs tqdm).
+
+        Returns:
+            `f(xs, *targets, mask=None, **extra)`, which adds to `p.grad` of every parameter, as
+            `backward()` does, and returns the losses of the steps, or `(losses, aux)`. `xs` is as
+            for `scan`, targets have a leading axis of time, `mask` (T,) weighs the losses.
+        """
+        gradient = self.online.grad(
+            _of_arrays(loss),
+            has_aux=has_aux,
+            block_size=block_size,
+            memory_budget=memory_budget,
+            keep_traces=keep_traces,
+            progress=progress,
+        )
+
+        def of_sequence(
+            xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
+        ) -> PyTree:
+            with wide():
+                arrays = arrays_of((xs, targets, mask, extra))
+                weights = self._weights()
+                xs, targets, mask, extra = arrays
+                grads, (carry, *results) = gradient(
+                    weights, self._carry, xs, *targets, mask=mask, **extra
+                )
+                done = self._returned(carry, (grads.trained, results), (weights, arrays))
+            self._parameters.add(done[0])
+            return tuple(done[1]) if has_aux else done[1][0]
+
+        return of_sequence
+
+    def train(
+        self,
+        loss: Callable[..., Any],
+        optimizer: torch.optim.Optimizer,
+        update_every: int = 1,
+        **sizes: Any,
+    ) -> Callable[..., torch.Tensor]:
+        """Learn while the sequence runs: the optimizer takes a step every few steps.
+
+        Keep the function that is returned: it is compiled once.
+
+        Args:
+            loss: `loss(out, *targets)`, the loss of one step, a function of torch or of JAX.
+            optimizer: one of `torch.optim`, of the parameters of the module.
+            update_every: steps between two updates; the gradient is that of their summed losses.
+            **sizes: `block_size` or `memory_budget` of the gradient of an update, as for `grad`.
+
+        Returns:
+            `f(xs, *targets, mask=None, **extra)`, which returns the losses of the steps.
+        """
+        every = check_count("update_every", update_every, "steps")
+        _check_optimizer(optimizer, self._step.contents)
+        gradient = self.grad(loss, **sizes)
+
+        def train(
+            xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
+        ) -> torch.Tensor:
+            length = len(jax.tree.leaves(xs)[0])
+            losses = []
+            for start in range(0, length, every):
+                steps = slice(start, start + every)
+                part = jax.tree.map(lambda a, steps=steps: a[steps], (xs, targets, mask, extra))
+                optimizer.zero_grad()
+                losses.append(gradient(part[0], *part[1], mask=part[2], **part[3]))
+                optimizer.step()
+            return torch.cat(losses)
+
+        return train
+
+    # --------------------------------------------------------------------------------- arrays
+
+    def _start(self) -> None:
+        """The state of a new sequence; the module is traced again if it has changed."""
+        step = self._step
+        step.contents = Contents.of(self.net)
+        self._parameters = Parameters(step.contents)
+        shapes = shapes_of((self._given, self._inputs))
+        mode = Mode.of(self.net, step.inner)
+        if self._traced_for != (mode.value, shapes):
+            weights = self._parameters.weights(mode.value)
+            step.inner = inner_of(step, weights, self._given, self._inputs)
+        self._written = {}
+        state = State(self._given, start_of(step.inner))
+        self._write(state.inside)
+        self._mode = Mode.of(self.net, step.inner)
+        self._traced_for = (self._mode.value, shapes)
+        weights = self._parameters.weights(self._mode.value)
+        self._carry = self.online.init(weights, own(state, places_of(state)), *self._inputs)
+
+    def _weights(self) -> Weights:
+        """The parameters of a call, of a module that is as it was at the start."""
+        self._mode.check()
+        for name, tensors in self._written.items():
+            held = tensors_in(self._step.inner[name].place.value)
+            if [(id(t), t._version) for t in held] != [(id(t), v) for t, v in tensors]:
+                raise value_error(
+                    f"the state {name} inside of the module has changed since the last call.",
+                    why="the traces of the learner belong to the state that it left",
+                    do="learner.reset() starts a new sequence; run the module by itself on a copy",
+                )
+        return self._parameters.weights(self._mode.value)
+
+    def _returned(self, carry: Carry, results: PyTree, given: PyTree) -> PyTree:
+        """Keep the carry; the results as tensors, of memory that nobody else writes into.
+
+        A tensor that was given may be changed in place after the call, so the call ends first.
+        """
+        jax.block_until_ready((carry, results))
+        taken = places_of(given)
+        self._carry = own(carry, taken)
+        self._write(self._carry.state.inside)
+        return tensors_of(results, taken | places_of(self._carry))
+
+    def _write(self, inside: dict[Any, Array]) -> None:
+        """Put the states inside of the module where it keeps them."""
+        for name, inner in self._step.inner.items():
+            if inner.state:
+                arrays = [inside[n] for n in inner.names]
+                tensors = tensors_of(arrays, places_of(arrays))
+                inner.place.put(_kept(inner, tensors))
+                self._written[name] = [(t, t._version) for t in tensors_in(inner.place.value)]
+
+
+def _kept(inner: Inner, tensors: list[torch.Tensor]) -> PyTree:
+    """The value of a place: a buffer that is saved with the module is the same tensor."""
+    if not inner.place.persistent:
+        return inner.filled(tensors)
+    buffer = inner.place.value
+    with torch.no_grad():
+        return buffer.copy_(tensors[0])
+
+
+def _of_arrays(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss of tensors as one of arrays; one that torch cannot run is a function of JAX."""
+    if not callable(loss):
+        raise type_error(
+            f"the loss has type {type(loss).__name__}.",
+            why="it is a function loss(out, *targets), of one step",
+            do="pass a function, torch.nn.functional.mse_loss",
+        )
+
+    @functools.wraps(loss, updated=())
+    def of_arrays(out: PyTree, *targets: PyTree) -> PyTree:
+        refused = Refused()
+        try:
+            with tracing(refused):
+                result = loss(wrapped(out), *wrapped(targets))
+        except (NotSupportedError, CompilationError):
+            raise
+        except Exception as of_torch:
+            try:
+                return loss(out, *targets)
+            except Exception as of_jax:
+                of_torch.add_note(
+                    f"the loss is a function of tensors or of arrays; of arrays it raised "
+                    f"{type(of_jax).__name__}: {of_jax}"
+                )
+                raise of_torch from None
+        refused.check()
+        return unwrapped(result)
+
+    return of_arrays
+
+
+def _check_optimizer(optimizer: Any, contents: Contents) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise type_error(
+            f"optimizer has type {type(optimizer).__name__}.",
+            why="it changes the parameters of the module, by their p.grad",
+            do="pass one of torch.optim, torch.optim.Adam(net.parameters())",
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held.intersection(map(id, contents.trained.values())):
+        raise value_error(
+            "the optimizer has no parameter of the module.",
+            why="it would change nothing that is learned",
+            do="make it of the same module, torch.optim.Adam(net.parameters())",
+        )
