@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
 
 CORE = {"errors", "program", "ops", "graph"}
 LEARNING = CORE | {"report", "rules", "engine", "online", "frontend", "learner"}
-MODULES = ("data", "nir", "show", "tasks")
+MODULES = ("data", "nir", "rl", "show", "tasks")
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
     "version": set(),
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "lab.nir": {"precision", "errors", "nn"},
     "lab.show": {"precision", "errors", "learner"},
     "lab.data": {"errors"},
+    "lab.rl": set(),
     "lab.tasks": {"errors", "lab.data"},
     "lab.comparison": LEARNING | {"files", "precision", "lab.table", "lab.tasks", "version"},
     "lab.cli": LEARNING

@@ -7,6 +7,7 @@ that do not come from `compat`.
 from . import data as data
 from . import nir as nir
 from . import nn as nn
+from . import rl as rl
 from . import rules as rules
 from . import show as show
 from . import tasks as tasks
