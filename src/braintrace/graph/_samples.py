@@ -107,7 +107,7 @@ class Samples:
             if pick.component is not None:  # of one sample: behind lanes the samples come later
                 return as_pick(places.widened(pick.elements, axis), places.starts)
             index = places.widened(pick.index, axis)
-            return Pick(index.shape, None, index, places.sizes)
+            return as_pick(index, places.starts)
 
         cell = lambda cell: tuple((c, wide(p, entries)) for c, p in cell)
         transition: tuple[tuple[Cell, ...], ...] = tuple(
@@ -127,6 +127,7 @@ class Samples:
             transition=transition,
             arrival=arrival,
             table=at_entries(slots.table),
+            runs=((0, y_shape[0]), *slots.runs[1:]) if own else slots.runs,
             tails=tuple(Tails(at_entries(t.ahead), at_output(t.back)) for t in slots.tails),
         )
 

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from scipy import sparse
 from scipy.sparse import csgraph
 
@@ -38,18 +40,49 @@ from ._sets import NONE, distinct
 Array = jax.Array
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of a component along an axis, or as many zeros."""
+
+    component: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Slices of components that are joined along an axis, of which they agree in all others."""
+
+    axis: int
+    slices: tuple[Part, ...]
+
+    def __call__(self, arrays: Sequence[Array | None], shape: tuple[int, ...], dtype: Any) -> Array:
+        before, after = shape[: self.axis], shape[self.axis + 1 :]
+        out = []
+        for part in self.slices:
+            array = None if part.component is None else arrays[part.component]
+            if array is None:
+                out.append(jnp.zeros((*before, part.stop - part.start, *after), dtype))
+                continue
+            array = array.reshape((*before, -1, *after)).astype(dtype)
+            out.append(lax.slice_in_dim(array, part.start, part.stop, axis=self.axis))
+        return jnp.concatenate(out, self.axis)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Pick:
     """Where each slot's value comes from: components' arrays to an array of `shape`.
 
     `component` is set when the slots are exactly that component in order; otherwise `index` counts
-    elements through all components, and NONE reads zero.
+    elements through all components, and NONE reads zero. `parts` is set when it is slices of
+    components, one after another: three gates of one product are three times the same state.
     """
 
     shape: tuple[int, ...]
     component: int | None
     index: np.ndarray | None
     sizes: tuple[int, ...]
+    parts: Parts | None = None
 
     @property
     def elements(self) -> np.ndarray:
@@ -69,6 +102,8 @@ class Pick:
             return array.reshape(self.shape).astype(dtype)
         if self.index is None or all(a is None for a in arrays):
             return jnp.zeros(self.shape, dtype)
+        if self.parts is not None:
+            return self.parts(arrays, self.shape, dtype)
         flat = [
             jnp.zeros(n, dtype) if a is None else a.reshape(-1).astype(dtype)
             for a, n in zip(arrays, self.sizes, strict=True)
@@ -92,7 +127,51 @@ def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
     for c, n in enumerate(sizes):
         if n == len(flat) and n and np.array_equal(flat, np.arange(offsets[c], offsets[c + 1])):
             return Pick(index.shape, c, None, sizes)
-    return Pick(index.shape, None, index, sizes)
+    return Pick(index.shape, None, index, sizes, _parts(index, offsets))
+
+
+_MOST_PARTS = 16
+
+
+def _parts(index: np.ndarray, offsets: np.ndarray) -> Parts | None:
+    """The slices along an axis that an array of indices is made of, if they are few."""
+    for axis in reversed(range(index.ndim)):
+        n, inner = index.shape[axis], prod(index.shape[axis + 1 :])
+        rows = np.moveaxis(index, axis, 0).reshape(n, -1)
+        # A slice goes on where all elements are the next ones, or none are.
+        on = ((np.diff(rows, axis=0) == inner) & (rows[1:] != NONE)) | (
+            (rows[1:] == NONE) & (rows[:-1] == NONE)
+        )
+        cuts = [0, *(np.flatnonzero(~on.all(1)) + 1).tolist(), n]
+        if len(cuts) - 1 > _MOST_PARTS:
+            continue
+        pieces = [index.take(range(a, b), axis) for a, b in pairwise(cuts)]
+        slices = [_slice(piece, axis, offsets) for piece in pieces]
+        if all(s is not None for s in slices):
+            return Parts(axis, tuple(s for s in slices if s is not None))
+    return None
+
+
+def _slice(piece: np.ndarray, axis: int, offsets: np.ndarray) -> Part | None:
+    """The slice of a component that these elements are; None if they are not one."""
+    n = piece.shape[axis]
+    if (piece == NONE).all():
+        return Part(None, 0, n)
+    first = int(piece.min())
+    if first == NONE:
+        return None
+    c = int(np.searchsorted(offsets, first, side="right")) - 1
+    size = int(offsets[c + 1] - offsets[c])
+    others = piece.size // n
+    if size % others:
+        return None
+    shape = (*piece.shape[:axis], size // others, *piece.shape[axis + 1 :])
+    start = (first - int(offsets[c])) // prod(piece.shape[axis + 1 :])
+    if start + n > shape[axis]:
+        return None
+    whole = np.arange(offsets[c], offsets[c + 1]).reshape(shape)
+    same = np.array_equal(whole.take(range(start, start + n), axis), piece)
+    return Part(c, start, start + n) if same else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -130,6 +209,10 @@ class Slots:
     With many slots these are tables instead, and `at` is one Pick with the slots as its last axis.
     `table` holds all of D, and `tails` f for each real part of the output. `table` and `at` may
     have size one along axes of y where all is the same.
+
+    `runs` are (start, stop) along each axis of y: destinations repeat those of that part, or are
+    some of them. Three gates in one product of 192 units reach the 64 units of the state three
+    times, so one D of 64 places is enough.
     """
 
     lanes: tuple[int, ...]
@@ -142,6 +225,7 @@ class Slots:
     arrival: tuple[tuple[tuple[int, int, bool, Pick], ...], ...]
     table: Table | None
     tails: tuple[Tails, ...]
+    runs: tuple[tuple[int, int], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,6 +235,16 @@ class Slots:
         """The state components with a slot, of those whose analysed elements begin there."""
         elements = distinct(self.analysed[self.analysed >= 0], int(offsets[-1]))
         return np.unique(np.searchsorted(offsets, elements, side="right") - 1).tolist()
+
+    @property
+    def run(self) -> tuple[tuple[int, ...], bytes]:
+        """The shape of the positions that others repeat, and what tells them apart."""
+        y = self.y_shape
+        if y:  # of a batch, some samples are analysed
+            y = (self.analysed.shape[1] // prod(y[1:]), *y[1:])
+        destination = self.analysed.reshape((len(self.analysed), *y, self.width))
+        part = destination[(slice(None), *(slice(*run) for run in self.runs))]
+        return (*self.lanes, *(b - a for a, b in self.runs)), part.tobytes()
 
     @property
     def destination(self) -> np.ndarray:
@@ -222,18 +316,19 @@ def slots(
     if (entries := wide.size * width * copies) > most_entries:
         raise NotSupportedError(_too_large(entries, width, most_entries))
     taken(_ARRAYS * 8 * wide.size * width)
+    runs = _runs(destination.reshape((*shape, width)), len(lanes))
     column = [destination[..., k] for k in range(width)]
     if width > FEW_SLOTS:
         at: tuple[Pick, ...] = (pick(wide, offsets),)
         tails = _tails(destination, tap, places, (*shape, width))
         table, none = Table(read.table(wide)), ()
-        return Slots(lanes, y_shape, width, destination, dtype, at, none, none, table, tails)
+        return Slots(lanes, y_shape, width, destination, dtype, at, none, none, table, tails, runs)
     at = tuple(pick(c.reshape(shape), offsets) for c in column)
     transition = tuple(
         tuple(read.cell(column[k], column[j], shape) for j in range(width)) for k in range(width)
     )
     arrival = tuple(_arrival(c, tap, places, shape) for c in column)
-    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, None, ())
+    return Slots(lanes, y_shape, width, destination, dtype, at, transition, arrival, None, (), runs)
 
 
 # For y0 that reaches the state elements 0, 4 and 2, where 0 and 4 meet in the kept Jacobian and 2
@@ -265,6 +360,28 @@ def _narrowed(destination: np.ndarray, lead: int, same_axes: bool) -> np.ndarray
         if np.array_equal(destination, np.broadcast_to(first, destination.shape)):
             destination = first
     return destination
+
+
+def _runs(destination: np.ndarray, lead: int) -> tuple[tuple[int, int], ...]:
+    """Along each axis of y, the part whose destinations all other parts repeat, or some of them."""
+    out = []
+    for axis in range(lead, destination.ndim - 1):
+        n = destination.shape[axis]
+        rows = np.moveaxis(destination, axis, 0).reshape(n, -1)
+        alike = (rows == rows[0]) | (rows == NONE) | (rows[0] == NONE)
+        lengths = (int(p) for p in np.flatnonzero(alike.all(1))[1:] if n % p == 0)
+        found = (start for p in lengths if (start := _complete(rows, p)) is not None)
+        out.append(next(found, (0, n)))
+    return tuple(out)
+
+
+def _complete(rows: np.ndarray, length: int) -> tuple[int, int] | None:
+    parts = rows.reshape((-1, length, rows.shape[1]))
+    union = parts.max(0)
+    if ((parts != union) & (parts != NONE)).any():
+        return None
+    whole = np.flatnonzero((parts == union).all((1, 2)))
+    return None if not len(whole) else (int(whole[0]) * length, (int(whole[0]) + 1) * length)
 
 
 def _too_large(entries: int, width: int, most: int) -> str:

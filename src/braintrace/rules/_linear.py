@@ -30,25 +30,58 @@ from ._block import scan
 from ._relation_rule import Blocks, RelationBlock
 
 
-def slot_space(r: Relation) -> tuple:
-    """Relations with the same slots share D and its products."""
+def slot_space(r: Relation, once: bool = True) -> tuple:
+    """Relations with the same slots share D and its products; `once` for what others repeat."""
     s = r.slots
+    shape, destinations = s.run if once else (s.shape, s.analysed.tobytes())
     # A parameter of one row that all samples share has the slots of a product with a batch.
-    shape = s.shape if s.table is not None else tuple(n for n in s.shape if n != 1)
-    return shape, s.width, s.dtype, s.analysed.tobytes()
+    shape = shape if s.table is not None else tuple(n for n in shape if n != 1)
+    return shape, s.width, s.dtype, destinations
 
 
-def _shaped(array: Array, old: Relation, new: Relation, behind: int) -> Array:
-    """An array at the slots of one relation in the shape of another one's, of the same space."""
-    before, after = old.slots.shape, new.slots.shape
+def _shaped(array: Array, before: tuple[int, ...], after: tuple[int, ...], behind: int) -> Array:
+    """An array at slots of one shape in another shape, of the same space.
+
+    Axes of size one come and go, and those of which `array` is a run repeat it.
+    """
     if before == after:
         return array
     if behind:  # slot by slot: the compiler sees through a stack, but not through its reshape
-        each = [_shaped(a, old, new, behind - 1) for a in jnp.unstack(array, axis=-behind)]
+        each = [_shaped(a, before, after, behind - 1) for a in jnp.unstack(array, axis=-behind)]
         return jnp.stack(each, -behind)
     front = array.ndim - len(before)
     sizes = iter([n for n, full in zip(array.shape[front:], before, strict=True) if full != 1])
     return array.reshape((*array.shape[:front], *(1 if n == 1 else next(sizes) for n in after)))
+
+
+def _run(array: Array, r: Relation, behind: int) -> Array:
+    """An array at the slots of a relation, at the part that others repeat."""
+    s = r.slots
+    front = array.ndim - behind - len(s.y_shape)
+    for axis, (run, n) in enumerate(zip(s.runs, s.y_shape, strict=True), front):
+        if run != (0, n) and array.shape[axis] == n:
+            array = jax.lax.slice_in_dim(array, *run, axis=axis)
+    return array
+
+
+def _repeated(array: Array, r: Relation, behind: int) -> Array:
+    """The inverse of `_run`; an axis along which all is the same stays one entry."""
+    s = r.slots
+    front = array.ndim - behind - len(s.y_shape)
+    for axis, ((start, stop), n) in enumerate(zip(s.runs, s.y_shape, strict=True), front):
+        length = stop - start
+        if 1 < length < n and array.shape[axis] == length:
+            lead, after = array.shape[:axis], array.shape[axis + 1 :]
+            many = jnp.expand_dims(array, axis)
+            many = jnp.broadcast_to(many, (*lead, n // length, length, *after))
+            array = many.reshape((*lead, n, *after))
+    return array
+
+
+def _from_run(array: Array, old: Relation, new: Relation, behind: int) -> Array:
+    """An array at the run of one relation at all slots of another one, of the same space."""
+    before, after = (r.slots.run[0] for r in (old, new))
+    return _repeated(_shaped(array, before, after, behind), new, behind)
 
 
 class Steady(NamedTuple):
@@ -75,11 +108,12 @@ def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Ar
     firsts = {slot_space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
         return []
-    D = [b.transition for b, _ in firsts.values()]
+    D = [_once(b) for b, _ in firsts.values()]
     maps, length = steady(D), blocks[0].steps.f.shape[0]
-    got = [(d, s) for d, (_, s) in zip(D, firsts.values(), strict=True)]
-    lam = [d.vector(each_step(s.lam, s.every, length)) for d, s in got]
-    exits = [None if s.exits is None else d.vector(s.exits) for d, s in got]
+    got = [(d, b.relation, s) for d, (b, s) in zip(D, firsts.values(), strict=True)]
+    at = lambda d, r, a: d.vector(_run(a, r, 1))
+    lam = [at(d, r, each_step(s.lam, s.every, length)) for d, r, s in got]
+    exits = [None if s.exits is None else at(d, r, s.exits) for d, r, s in got]
     masked = signals[0].masked
 
     def back(qs, now):
@@ -96,10 +130,15 @@ def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Ar
     for r in (b.relation for b in blocks):
         at_entry, each = by_space[slot_space(r)]
         of = firsts[slot_space(r)][0].relation
-        if r.slots.table is not None:  # cotangents have one entry where their slots are the same
-            at_entry = jnp.broadcast_to(at_entry, (*of.slots.shape, *at_entry.shape[-1:]))
-        out.append((_shaped(at_entry, of, r, 1), _shaped(each, of, r, 1)))
+        at_entry, each = (_from_run(a, of, r, 1) for a in (at_entry, each))
+        at_entry = jnp.broadcast_to(at_entry, (*r.slots.shape, *at_entry.shape[-1:]))
+        out.append((at_entry, each))
     return out
+
+
+def _once(b: RelationBlock) -> Transition:
+    """D of the part of its slots that others repeat."""
+    return b.map(_run(b.steps.D, b.relation, 2))
 
 
 def each_step(array: Array, every: int | None, length: int) -> Array:
@@ -115,13 +154,14 @@ def products_to_end(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     `add_up` sums the latter over the steps for operators without an input: one entry is left. And
     it may have axes of size one, along which it repeats.
     """
-    inside = kernels_allowed()  # else P of all steps is stored: products of all are faster
-    small = [inside and add_up and _repeats(b) for b in blocks]
+    if not kernels_allowed():
+        return _products_of_all(blocks)
+    small = [add_up and _repeats(b) for b in blocks]
     out: dict[int, tuple[Array, Array]] = {}
     for kind in (True, False):
         numbers = [i for i, s in enumerate(small) if s is kind]
         if numbers:
-            results = _products_to_end([blocks[i] for i in numbers], add_up, inside, kind)
+            results = _products_to_end([blocks[i] for i in numbers], add_up, kind)
             out.update(zip(numbers, results, strict=True))
     return [out[i] for i in range(len(blocks))]
 
@@ -134,17 +174,38 @@ def _repeats(b: RelationBlock) -> bool:
     return np.broadcast_shapes(D.shape[1:-2], *(a.shape[1:] for a in slots)) != r.slots.shape
 
 
-def _products_to_end(
-    blocks: Blocks, add_up: bool, inside: bool, small: bool
-) -> list[tuple[Array, Array]]:
-    """`inside` moves f within the loop; `small` with no more places than D and f have."""
+def _products_of_all(blocks: Blocks) -> list[tuple[Array, Array]]:
+    """P of all steps is stored: outside of kernels its products with all f at once are faster."""
     firsts = {slot_space(b.relation): b for b in reversed(blocks)}
-    numbers = [list(firsts).index(slot_space(b.relation)) for b in blocks]
-    of = [firsts[slot_space(b.relation)].relation for b in blocks]
+    D = [_once(b) for b in firsts.values()]
+    maps, length = steady(D), blocks[0].steps.f.shape[0] if blocks else 0
+
+    def back(products, varying):
+        return [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)], products
+
+    start = [d.identity(d.places(d.array)[1:]) for d in D]
+    ends = scan(back, start, maps.varying, length, reverse=True)
+    by_space = dict(zip(firsts, zip(*ends, strict=True), strict=True))
+    out = []
+    for b in blocks:
+        r, of = b.relation, firsts[slot_space(b.relation)].relation
+        whole, each = (_from_run(p.jacobian, of, r, 2) for p in by_space[slot_space(r)])
+        P = b.map(each)
+        moved = jax.vmap(lambda p, f, r=r: each_iteration(r, p, f))(P, P.vector(b.steps.f))
+        places = r.slots.shape if r.slots.table is None else b.steps.D.shape[1:-2]
+        out.append((jnp.broadcast_to(whole, (*places, *whole.shape[-2:])), P.slots(moved)))
+    return out
+
+
+def _products_to_end(blocks: Blocks, add_up: bool, small: bool) -> list[tuple[Array, Array]]:
+    """f is moved within the loop; `small` with no more places than D and f have."""
+    firsts = {slot_space(b.relation, once=False): b for b in reversed(blocks)}
+    numbers = [list(firsts).index(slot_space(b.relation, once=False)) for b in blocks]
+    of = [firsts[slot_space(b.relation, once=False)].relation for b in blocks]
     D = [b.transition for b in firsts.values()]
     maps, length = steady(D), blocks[0].steps.f.shape[0]
-    sums = [inside and add_up and b.steps.x is None for b in blocks]
-    f = [_parts(b, r, inside) for b, r in zip(blocks, of, strict=True)]
+    sums = [add_up and b.steps.x is None for b in blocks]
+    f = [_parts(b, r) for b, r in zip(blocks, of, strict=True)]
     # Parts of f that are the same at all steps stay out of the loop, as maps do.
     f_same = [[a[0] if len(a) == 1 else None for a in parts] for parts in f]
     f_varying = [[None if len(a) == 1 else a for a in parts] for parts in f]
@@ -159,8 +220,6 @@ def _products_to_end(
     def back(carry, now):
         (products, totals), (varying, tails) = carry, now
         new = [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)]
-        if not inside:
-            return (new, totals), products
         both = zip(f_same, tails, strict=True)
         parts = [[b if a is None else a for a, b in zip(*pair, strict=True)] for pair in both]
         moved = move(products, parts)
@@ -170,31 +229,33 @@ def _products_to_end(
     start = []
     for i, (b, d) in enumerate(zip(firsts.values(), D, strict=True)):
         places = d.places(d.array)[1:]
-        if inside and b.relation.slots.table is None:
+        if b.relation.slots.table is None:
             tails = [a for n, parts in zip(numbers, f, strict=True) if n == i for a in parts]
             shapes = [a.shape[1:] for a in tails]
             places = np.broadcast_shapes(places, *shapes) if small else b.relation.slots.shape
         start.append(d.identity(places))
     like = jax.eval_shape(move, start, [[a[0] for a in parts] for parts in f])
     zeros = [jnp.zeros(v.shape, v.dtype) if s else None for v, s in zip(like, sums, strict=True)]
-    slices = maps.varying, f_varying if inside else [[None] * len(parts) for parts in f]
-    (products, totals), moved = scan(back, (start, zeros), slices, length, reverse=True)
-    moved = moved if inside else jax.vmap(move)(moved, f)
+    (products, totals), moved = scan(
+        back, (start, zeros), (maps.varying, f_varying), length, reverse=True
+    )
     out = []
     for b, r, i, total, v in zip(blocks, of, numbers, totals, moved, strict=True):
         matrix = products[i].jacobian
         if r.slots.table is None:
             matrix = jnp.broadcast_to(matrix, (*r.slots.shape, *matrix.shape[-2:]))
         v = D[i].slots(v if total is None else total[None])
-        out.append((_shaped(matrix, r, b.relation, 2), _shaped(v, r, b.relation, 1)))
+        before, after = r.slots.shape, b.relation.slots.shape
+        out.append((_shaped(matrix, before, after, 2), _shaped(v, before, after, 1)))
     return out
 
 
-def _parts(b: RelationBlock, of: Relation, inside: bool) -> list[Array]:
-    """f slot by slot, without what repeats; for loops outside of kernels, as one array."""
-    if inside and b.steps.slots is not None:
-        return [_shaped(a, b.relation, of, 0) for a in b.steps.slots]
-    return [b.transition.vector(_shaped(b.steps.f, b.relation, of, 1))]
+def _parts(b: RelationBlock, of: Relation) -> list[Array]:
+    """f slot by slot, without what repeats; as one array where there are many."""
+    before, after = b.relation.slots.shape, of.slots.shape
+    if b.steps.slots is not None:
+        return [_shaped(a, before, after, 0) for a in b.steps.slots]
+    return [b.transition.vector(_shaped(b.steps.f, before, after, 1))]
 
 
 def each_iteration(r: Relation, D: Transition, v: Array) -> Array:
