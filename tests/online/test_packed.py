@@ -7,6 +7,7 @@ import pytest
 from library_cases import SPYX, I, N, T, inputs
 from unmarked_gradients import bptt, close, definition, gradient
 
+import braintrace
 from braintrace import rules
 
 
@@ -93,3 +94,28 @@ def test_a_delay_line_stays_one_array():
     got, net = gradient(case, "d_rtrl")
     close(got, bptt(case))
     assert net._last.graph.step.hidden[0].packed is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_analysis_of_states_in_one_array_does_not_grow_with_the_batch(axis):
+    """`jnp.stack([v, i], 0)` and `(..., 1)`, and an LSTM's `jnp.concatenate([h, c], -1)`."""
+
+    def step(p, state, x):
+        v, i = jnp.split(state, 2, axis)
+        v, i = (jnp.reshape(a, (len(x), N)) for a in (v, i))
+        i = 0.7 * i + x @ p["w"] + v @ p["r"]
+        v = jnp.tanh(p["leak"] * v + i)
+        join = jnp.concatenate if axis == -1 else jnp.stack
+        return join([v, i], axis), v
+
+    def found(batch):
+        shape = {0: (2, batch, N), 1: (batch, 2, N), -1: (batch, 2 * N)}[axis]
+        params = {"w": jnp.ones((I, N)), "r": jnp.ones((N, N)), "leak": jnp.ones(N)}
+        net = braintrace.online(step)
+        net.init(params, jnp.zeros(shape), jnp.ones((batch, I)))
+        graph = net._last.graph
+        assert graph.step.hidden[0].packed is not None
+        edges = [len(view.pattern.edges) for view in graph.views]
+        return edges, [r.slots.analysed.shape for r in graph.relations]
+
+    assert found(4) == found(512)
