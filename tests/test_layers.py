@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "braintrace"
 
 CORE = {"errors", "program", "ops", "graph"}
 LEARNING = CORE | {"report", "rules", "engine", "online", "frontend", "learner"}
-MODULES = ("data", "nir", "rl", "show", "tasks")
+MODULES = ("data", "nir", "rl", "show", "tasks", "wiring")
 # Room -> the rooms it may import besides itself. `init` is the package's own `__init__.py`.
 MAY_IMPORT = {
     "version": set(),
@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "lab.show": {"precision", "errors", "learner"},
     "lab.data": {"errors"},
     "lab.rl": set(),
+    "lab.wiring": {"errors"},
     "lab.tasks": {"errors", "lab.data"},
     "lab.comparison": LEARNING | {"files", "precision", "lab.table", "lab.tasks", "version"},
     "lab.cli": LEARNING

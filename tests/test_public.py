@@ -105,7 +105,7 @@ MORE = """
     online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
     ParameterReport PathClassification Silent Advice RuleCost Suggestion Learner ModuleLearner
     nir
-    compare CompareResult tasks data rl
+    compare CompareResult tasks data rl wiring
 """.split()
 
 

@@ -12,6 +12,7 @@ from . import rules as rules
 from . import show as show
 from . import tasks as tasks
 from . import verify as verify
+from . import wiring as wiring
 from ._errors import CompilationError as CompilationError
 from ._errors import NonFiniteError as NonFiniteError
 from ._errors import NotSupportedError as NotSupportedError
