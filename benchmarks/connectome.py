@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import sys
 import time
@@ -38,47 +37,6 @@ import braintrace
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from connectome import CHANNELS, OPTIMIZER, Connectome, random_edges
-
-
-def read_edges(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The columns of a file of edges, neurons as numbers from 0."""
-    kind = Path(path).suffix.lower()
-    if kind == ".npz":
-        table = dict(np.load(path))
-    elif kind == ".csv":
-        how = {"delimiter": ",", "names": True, "dtype": None, "encoding": "utf-8"}
-        rows = np.genfromtxt(path, usemask=True, **how)
-        table = {name: np.ma.atleast_1d(rows[name]) for name in rows.dtype.names or ()}
-    elif kind == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            text = f"{path}: Parquet needs pyarrow. pip install pyarrow, or save the edges as npz."
-            raise ImportError(text) from error
-        columns = pyarrow.parquet.read_table(path)
-        table = {name: columns[name].to_numpy() for name in columns.column_names}
-    else:
-        raise ValueError(f"{path}: a file of edges is named .csv, .parquet or .npz.")
-    if missing := {"pre", "post", "weight"} - table.keys():
-        raise ValueError(f"{path} has no column {', '.join(sorted(missing))}.")
-    if len({len(column) for column in table.values()}) != 1 or not len(table["pre"]):
-        raise ValueError(f"{path}: every column needs one entry per edge, and there must be one.")
-    for name in [n for n in ("pre", "post", "delay") if n in table]:
-        if table[name].dtype.kind == "f" or np.ma.is_masked(table[name]):
-            raise ValueError(f"{path}: column {name} has an entry that is missing or no integer.")
-    weight = np.ma.filled(table["weight"].astype(float), np.nan)
-    if not np.isfinite(weight).all():
-        raise ValueError(
-            f"{path}: edge {int(np.argmin(np.isfinite(weight)))} has no finite weight."
-        )
-    _, ends = np.unique(np.concatenate([table["pre"], table["post"]]), return_inverse=True)
-    pre, post = np.split(ends.reshape(-1).astype(np.int32), 2)
-    out = {"pre": pre, "post": post, "weight": weight}
-    if "delay" in table:
-        out["delay"] = np.asarray(table["delay"], int)
-        if out["delay"].min() < 1:
-            raise ValueError(f"{path}: a delay is less than one step.")
-    return out
 
 
 class Conductances(Connectome):
@@ -109,7 +67,8 @@ def network_of(options: argparse.Namespace) -> Connectome:
     """The network of the command line."""
     kind = Conductances if options.kind == "conductance" else Connectome
     if options.edges:
-        return kind(read_edges(options.edges))
+        edges = braintrace.data.read_edges(options.edges)
+        return kind({k: v for k, v in edges.items() if k != "id"})
     sizes = {"neurons": options.neurons, "synapses": options.synapses}
     return kind(random_edges(options.scale, **{k: v for k, v in sizes.items() if v}))
 

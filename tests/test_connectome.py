@@ -30,50 +30,6 @@ def connectome():
             del sys.modules[name]
 
 
-EDGES = "pre,post,weight,delay\n720,31,0.5,2\n720,720,1.5,1\n5,720,-2,3\n"
-
-
-def test_edges_are_read_and_neurons_numbered(connectome, tmp_path):
-    (tmp_path / "e.csv").write_text(EDGES)
-    edges = connectome.read_edges(tmp_path / "e.csv")
-    assert {k: v.tolist() for k, v in edges.items()} == {
-        "pre": [2, 2, 0],
-        "post": [1, 2, 2],
-        "weight": [0.5, 1.5, -2],
-        "delay": [2, 1, 3],
-    }
-    np.savez(tmp_path / "e.npz", **{**edges, "pre": edges["pre"].astype(np.int64) + 10**12})
-    again = connectome.read_edges(tmp_path / "e.npz")
-    assert again["pre"].tolist() == [3, 3, 2] and again["post"].tolist() == [0, 1, 1]
-    network = connectome.Connectome(edges)
-    assert (network.n, network.delays, network.sign.tolist()) == (3, 3, [-1, 1, 1])
-
-
-@pytest.mark.parametrize(
-    "name, text, told",
-    [
-        ("e.txt", EDGES, "is named .csv"),
-        ("e.csv", EDGES.replace("weight", "size"), "no column weight"),
-        ("e.csv", "pre,post,weight\n", "must be one"),
-        ("e.csv", EDGES.replace("-2", "nan"), "edge 2 has no finite weight"),
-        ("e.csv", EDGES.replace(",1\n", ",0\n"), "less than one step"),
-        ("e.csv", EDGES.replace("5,720", ",720"), "column pre has an entry that is missing"),
-        ("e.csv", EDGES.replace("31", "3.5"), "column post has an entry that is missing"),
-        ("e.csv", EDGES.replace("1.5", ""), "edge 1 has no finite weight"),
-    ],
-)
-def test_bad_edges_are_refused(connectome, tmp_path, name, text, told):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=told):
-        connectome.read_edges(tmp_path / name)
-
-
-def test_parquet_without_pyarrow_says_what_to_install(connectome, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match="pip install pyarrow"):
-        connectome.read_edges(tmp_path / "e.parquet")
-
-
 def gradients(make, through, *rules):
     """Learners of a small network, their gradients, and that of BPTT."""
     rng = np.random.default_rng(0)

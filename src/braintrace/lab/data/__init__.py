@@ -7,6 +7,8 @@ from ._batches import batches as batches
 from ._batches import pad as pad
 from ._dvs import read_dvs_gesture as read_dvs_gesture
 from ._dvs import read_nmnist as read_nmnist
+from ._edges import edge_matrix as edge_matrix
+from ._edges import read_edges as read_edges
 from ._events import Events as Events
 from ._events import bin_events as bin_events
 from ._shd import read_shd as read_shd
