@@ -175,13 +175,13 @@ def by_reverse_mode(params):
 
 
 def large():
-    """A GRU of 256 units and 16 samples on one device, and its samples on eight."""
+    """A GRU of 256 units and 16 samples on a mesh of one device, and its samples on eight."""
     n, b, steps, n_in, n_out = 256, 16, 4, 16, 4
     single = lambda tree: jax.tree.map(lambda a: a.astype("float32"), tree)
     params = single(weights(n_in, n) | {"out": draw(n, n_out)})
     xs, ys, h = single((draw(steps, b, n_in), draw(steps, b, n_out), jnp.zeros((b, n))))
-    where = {"mesh": mesh(data=8), "batch": "data"}
-    programs = [run(bt.online(gru, **o), params, xs, ys, h)[2] for o in ({}, where)]
+    nets = [bt.online(gru, mesh=mesh(data=count), batch="data") for count in (1, 8)]
+    programs = [run(net, params, xs, ys, h)[2] for net in nets]
     return {
         "temporary": [p.memory_analysis().temp_size_in_bytes for p in programs],
         "sent": sent(programs[1]),

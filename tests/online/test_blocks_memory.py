@@ -10,7 +10,7 @@ import scipy.sparse
 
 import braintrace
 from braintrace._online import _blocks
-from braintrace._online._blocks import StepBytes, calls_per_block, step_bytes
+from braintrace._online._blocks import StepBytes, calls_per_block, calls_per_segment, step_bytes
 from braintrace.rules import _block as rules_block
 
 N, B, T = 24, 8, 48
@@ -62,8 +62,9 @@ def learner(cell, rule="d_rtrl", **options):
     return net, params, net.init(params, state, CELL)
 
 
-def compiled(net, params, carry, size, xs):
-    return jax.jit(net.grad(LOSS, block_size=size)).lower(params, carry, xs, xs).compile()
+def compiled(net, params, carry, size, xs, **options):
+    grad = jax.jit(net.grad(LOSS, block_size=size, **options))
+    return grad.lower(params, carry, xs, xs).compile()
 
 
 def temporaries(program):
@@ -92,7 +93,7 @@ def test_estimate_of_a_step_is_what_it_takes(cell, rule):
     xs = jnp.zeros((T, B, N))
     short, long = (temporaries(compiled(net, params, carry, size, xs)) for size in (8, 24))
     ratio = step_bytes(plan_of(net).graph).stored / ((long - short) / 16)
-    assert 1 / 1.5 < ratio < 1.5, ratio
+    assert 1 / 1.6 < ratio < 1.6, ratio
 
 
 def test_operator_in_a_loop_computes_inside_for_one_step_at_a_time():
@@ -125,16 +126,31 @@ def test_blocks_fit_and_pay(monkeypatch):
     assert sizes(StepBytes(1 << 23, 1 << 29), traces=0) == 16  # a step is as long as all else
 
 
-def test_traces_of_several_blocks_are_advanced_in_their_own_memory(monkeypatch):
+@pytest.mark.parametrize("segment", [1, 1 << 16], ids=["blocks", "segments of two"])
+def test_traces_are_advanced_in_their_own_memory(segment, monkeypatch):
     xs = jnp.asarray(np.random.default_rng(2).normal(size=(8, B, N)))
     net, params, carry = learner("adaptive")
     outs, memory = [], []
     for most in (1 << 25, 0):  # of a trace that is not advanced in parts
         monkeypatch.setattr(rules_block, "PART_BYTES", most)
-        program = compiled(net, params, carry, 2, xs)
+        program = compiled(net, params, carry, 2, xs, memory_budget=segment)
         outs.append(program(params, carry, xs, xs))
         memory.append(temporaries(program))
     close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
     jax.tree.map(close, *outs)
     largest = max(a.nbytes for a in jax.tree.leaves(carry.traces))
     assert memory[1] < memory[0] - largest, (memory, largest)
+
+
+def test_segments_store_what_fits():
+    one = [jax.ShapeDtypeStruct((1 << 20,), jnp.int8)]
+    cut = partial(calls_per_segment, traces=one, budget=None)
+    sizes = dict(kept=1 << 16, states=1 << 12, size=16)
+    assert cut(**sizes, count=1 << 12, keep=False) == (1 << 12, True)
+    assert cut(**sizes, count=1 << 16, keep=False) == (1 << 16, False)  # the states before blocks
+    assert cut(**sizes, count=500, keep=True) == (500, True)
+    calls, stored = cut(**sizes, count=1000, keep=True)
+    assert stored and calls % 16 == 0 and 1000 / 2 <= calls < 1000 / 2 + 16
+    assert calls << 16 <= _blocks.SEGMENT
+    large = [jax.ShapeDtypeStruct((1 << 27,), jnp.int8)]
+    assert cut(**sizes, count=1000, keep=True, traces=large) == (1000, True)

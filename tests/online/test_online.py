@@ -12,6 +12,7 @@ from online_cases import T, error
 
 import braintrace
 from braintrace import rules
+from braintrace._online import _blocks
 
 TIGHT = 1e-9
 
@@ -183,7 +184,8 @@ def test_updates_have_gradients_in_blocks(recurrent, rule, every, window):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU takes larger blocks")
-def test_an_update_after_many_steps_takes_the_memory_of_a_block(leaky):
+def test_an_update_after_many_steps_takes_the_memory_of_a_segment(leaky, monkeypatch):
+    monkeypatch.setattr(_blocks, "SEGMENT", 1 << 14)
     optimizer, length = optax.sgd(1e-2), 2048
     net, carry = begun(leaky)
     train = jax.jit(net.train(leaky.loss, optimizer, length))
@@ -202,7 +204,7 @@ def test_half_precision_traces(leaky):
     assert {a.dtype for a in jax.tree.leaves(carry.traces)} == {jnp.dtype(jnp.bfloat16)}
     full, _ = begun(leaky)
     assert 2 * net.memory < full.memory  # float64 to bfloat16
-    grads, _ = net.grad(leaky.loss, block_size=2)(leaky.params, carry, leaky.xs, leaky.ys)
+    grads, _ = net.grad(leaky.loss, block_size=1)(leaky.params, carry, leaky.xs, leaky.ys)
     assert 1e-6 < error(grads, leaky.bptt()) < 0.05
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,8 @@ LIGHT_STEPS = 512
 FEW_STEPS = {"cpu": 32, "gpu": 128}
 # Not less than this, whatever the memory; tuned as well.
 LEAST_STEPS = 16
+# Between two traces, all states are stored: this much, or as much as the traces take.
+SEGMENT = 1 << 25
 # What XLA stores of the values of a step and of its tangents, the rest is fused: 0.21 to 0.42 of
 # them for the cells of the benchmarks.
 STORED = 0.3
@@ -97,6 +100,40 @@ def calls_per_block(
     return equal[0] if 2 * equal[0] > most else -(-count // blocks)
 
 
+class Segments(NamedTuple):
+    """Calls per segment; whether states before every step are stored, or before every block."""
+
+    calls: int
+    stored: bool = True
+
+
+def calls_per_segment(
+    kept: int, states: int, count: int, size: int, traces: PyTree, budget: int | None, keep: bool
+) -> Segments:
+    """How a sequence is cut into segments, whose blocks are taken from the last to the first.
+
+    If no trace is wanted afterwards, one segment needs none: to store the states before blocks
+    alone, and to run each once more, takes less time than traces between segments.
+
+    Args:
+        kept: bytes that are kept of a call until the traces are written: states, deposits.
+        states: bytes of the states of a call, and of those before a block.
+        count: calls in the sequence.
+        size: calls in a block.
+        traces: what is read, and written if there are more segments, once in each.
+        budget: bytes that the user allows.
+        keep: whether traces are wanted afterwards.
+    """
+    room = max(SEGMENT, nbytes(traces)) if budget is None else budget
+    if not keep:
+        for stored, taken in ((True, states * count), (False, states * -(-count // size))):
+            if taken <= room:
+                return Segments(count, stored)
+    most = max(1, room // max(1, kept) // size) * size
+    segments = -(-count // most)
+    return Segments(min(count, -(-count // segments // size) * size))
+
+
 @dataclass(frozen=True, slots=True)
 class StepBytes:
     """What a step takes: memory in a block of many, what it moves, and the weights it reads."""
@@ -145,6 +182,23 @@ def step_bytes(graph: Graph) -> StepBytes:
     return StepBytes(max(stored + batched, 1), moved, weights)
 
 
+def state_bytes(graph: Graph) -> int:
+    """The states of a step that vary."""
+    step = graph.step
+    leaves = [a for a in (*step.stored, *step.others) if step.exit(a) is not step.entry(a)]
+    return nbytes([step.entry(leaf) for leaf in leaves])
+
+
+def deposit_bytes(graph: Graph) -> int:
+    """What a step deposits in traces, until it is put there; without an input, steps are added."""
+    size = 0
+    for r in graph.relations:
+        if r.operator.record is not None:
+            slots = prod(r.slots.shape) * r.slots.width * np.dtype(r.slots.dtype).itemsize
+            size += (slots + nbytes(r.operator.record)) * (r.site.iterations or 1)
+    return size
+
+
 def _inside(op: Operator) -> int:
     """The bytes of what an operator computes that is larger than its input and its result."""
     program, _ = trace(op.primitive.apply(dict(op.params)), *op.operands)
@@ -181,21 +235,44 @@ def varying_bytes(program: Program, constant: Collection[Var]) -> int:
     return sum(v.size * getattr(v.dtype, "itemsize", 4) for v in outputs)
 
 
-def scan_blocks(step: Callable, carry: PyTree, arrays: PyTree, count: int, size: int) -> PyTree:
-    """Scan `step` over blocks of `size` entries, and apply it to a shorter last one."""
+def scan_blocks(
+    step: Callable,
+    carry: PyTree,
+    arrays: PyTree,
+    count: int,
+    size: int,
+    *,
+    backward: bool = False,
+    of_blocks: PyTree = None,
+) -> PyTree:
+    """Scan `step` over blocks of `size` entries, and apply it to a shorter last one.
+
+    `step(carry, entries)`; or `step(carry, (entries, own))` with the entry of `of_blocks` for each
+    block. `backward` goes from the last block to the first; results are in the order of the arrays.
+    """
     full, rest = divmod(count, size)
-    out = []
-    if full == 1:
-        carry, results = step(carry, jax.tree.map(lambda a: a[:size], arrays))
+    cut = full * size
+    paired = (lambda a, own: a) if of_blocks is None else (lambda a, own: (a, own))
+
+    def one(carry: PyTree, start: int, stop: int) -> PyTree:
+        own = jax.tree.map(lambda a: a[start // size], of_blocks)
+        return step(carry, paired(jax.tree.map(lambda a: a[start:stop], arrays), own))
+
+    def whole(carry: PyTree) -> PyTree:
+        if full == 1:
+            return one(carry, 0, size)
+        split = lambda a: a[:cut].reshape((full, size, *a.shape[1:]))
+        own = jax.tree.map(lambda a: a[:full], of_blocks)
+        entries = paired(jax.tree.map(split, arrays), own)
+        carry, results = lax.scan(step, carry, entries, reverse=backward)
+        return carry, jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), results)
+
+    last = lambda carry: one(carry, cut, count)
+    parts, out = [whole] * (full > 0) + [last] * (rest > 0), []
+    for part in reversed(parts) if backward else parts:
+        carry, results = part(carry)
         out.append(results)
-    elif full:
-        split = lambda a: a[: full * size].reshape((full, size, *a.shape[1:]))
-        carry, results = lax.scan(step, carry, jax.tree.map(split, arrays))
-        out.append(jax.tree.map(lambda a: a.reshape((full * size, *a.shape[2:])), results))
-    if rest:
-        carry, results = step(carry, jax.tree.map(lambda a: a[full * size :], arrays))
-        out.append(results)
-    return carry, joined(out)
+    return carry, joined(out[::-1] if backward else out)
 
 
 def joined(results: list[PyTree]) -> PyTree:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..engine import LaterTraces, TimeLoop, left_at, running_placement
+from ..engine import COUNTED, Behind, Deposits, Fresh, States, TimeLoop, left_at, running_placement
 from ..program import PyTree
 from ..rules import Rule, in_parts
-from ._blocks import StepBytes, calls_per_block, joined, scan_blocks
+from ._blocks import (
+    Segments,
+    StepBytes,
+    calls_per_block,
+    calls_per_segment,
+    joined,
+    scan_blocks,
+)
 from ._finite import guarded
 
 Array = jax.Array
@@ -31,7 +39,7 @@ class Position:
     """Where a sequence goes on: states, traces, and a count that is zero if the traces are."""
 
     states: PyTree
-    traces: PyTree  # a list; or `LaterTraces`, until the gradients of a block are there
+    traces: PyTree  # a list; or `Deposits`, until the gradients of a segment are there
     count: Any
 
 
@@ -152,6 +160,7 @@ class Mode:
     fresh: Any = None
     substitute: Array | None = None
     later: bool = False
+    behind: Behind | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -166,9 +175,12 @@ class Body(Protocol):
         record: the rule.
         relations: what has a trace, in a mixture part by part; empty where traces are not to wait.
         step_bytes: what one step takes.
+        state_bytes, deposit_bytes: its states, and what it leaves for the traces.
         one_by_one: whether calls are taken one after another.
         call_steps: steps of the model in a call of the step function.
+        steps: steps in a call.
         own_signal: whether a call has a gradient that does not come from its loss.
+        goes_back: whether its blocks can be taken backward: a step is run twice then.
         adds_constants: whether a backward rule around the model adds a constant to a cotangent: it
             counts in its own call only, so that no other call may be evaluated in its place.
     """
@@ -180,11 +192,19 @@ class Body(Protocol):
     @property
     def step_bytes(self) -> StepBytes: ...
     @property
+    def state_bytes(self) -> int: ...
+    @property
+    def deposit_bytes(self) -> int: ...
+    @property
     def one_by_one(self) -> bool: ...
     @property
     def call_steps(self) -> int: ...
     @property
+    def steps(self) -> int: ...
+    @property
     def own_signal(self) -> bool: ...
+    @property
+    def goes_back(self) -> bool: ...
     @property
     def adds_constants(self) -> bool: ...
 
@@ -195,6 +215,30 @@ class Body(Protocol):
 
         Results have a leading axis of calls; where they are differentiated, the first is the loss.
         """
+        ...
+
+    def states(self, weights: Weights, at: Position, arrays: PyTree) -> tuple[States, PyTree]:
+        """The states before every step, with a leading axis of calls, and those after the last."""
+        ...
+
+    def behind_all(self, record: Rule, keep: bool) -> tuple[PyTree, PyTree]:
+        """The adjoints and moves behind the last block of a segment, see `engine.Backward`."""
+        ...
+
+    def read(
+        self, record: Rule, weights: Weights, traces: PyTree, adjoints: PyTree, fresh: Fresh
+    ) -> list[Array]:
+        """The gradient of a segment by what was before it."""
+        ...
+
+    def first(self, states: States) -> States:
+        """The states before the first of the steps, as an entry of a block."""
+        ...
+
+    def put(
+        self, record: Rule, weights: Weights, traces: PyTree, deposits: Deposits, fresh: Fresh
+    ) -> PyTree:
+        """The traces after a segment."""
         ...
 
 
@@ -238,27 +282,31 @@ def run_gradient(
         if out and window is not None:  # the last window is after all others: effects have an order
             part = jax.tree.map(lambda a, at=at: jnp.where(at.count < 0, 0, a), part)
         body = bodies(window)
+        rule = body.record if record is None else record
         size = _calls(body, part, window, at, options)
-        single = len(parts) == 1 and size == part.length
-        keep = options.keep or not single  # one block of which no trace is wanted builds none
+        cut = _segments(body, rule, part, size, window, at, options)
+        single = len(parts) == 1 and cut.calls >= part.length
+        keep = options.keep or not single  # one segment of which no trace is wanted builds none
 
         if not single and not totals:
             totals = [jnp.zeros_like(p) for p in options.wanted(weights.trained)]
 
-        def block(carry, part, body=body, keep=keep, single=single):
+        def segment(
+            carry, part, body=body, rule=rule, size=size, cut=cut, keep=keep, single=single
+        ):
             totals, at = carry
             fresh = options.fresh if single else None  # a branch in a loop makes a GPU wait
             fresh = at.count == 0 if fresh is False else fresh
-            rule = body.record if record is None else record
-            grads, at, results = block_gradient(body, rule, weights, at, part, keep, fresh)
+            run: Any = block_gradient
+            if part.length > size:
+                run = partial(segment_gradient, size, cut.stored)
+            grads, at, results = run(body, rule, weights, at, part, keep, fresh, options.tick)
             grads = options.wanted(grads)
-            if options.tick is not None:
-                jax.debug.callback(options.tick, part.length)
             if totals:
                 grads = [t + g for t, g in zip(totals, grads, strict=True)]
             return (left_at(grads, places), at), results
 
-        (totals, at), results = scan_blocks(block, (totals, at), part, part.length, size)
+        (totals, at), results = scan_blocks(segment, (totals, at), part, part.length, cut.calls)
         out.append(_in_time(results, window, options))
     if options.mean:
         totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
@@ -341,31 +389,128 @@ def block_gradient(
     at: Position,
     stream: Stream,
     keep: bool,
-    fresh: Any,
+    fresh: Fresh,
+    tick: Tick | None,
 ) -> tuple[list[Array], Position, PyTree]:
     """The gradient of one block by the trained weights."""
-    count, mask = stream.length, stream.mask
-    active = substitute = None
-    own_signal = body.own_signal
+    later = record.backward is not None and in_parts(at.traces)
+    mode = Mode(keep, fresh, later=later)
+    (grads, _), new, results = _differentiated(body, record, weights, at, stream, mode)
+    if isinstance(new.traces, Deposits):
+        late = after_gradients(new.traces, grads)
+        new = replace(new, traces=body.put(record, weights, at.traces, late, fresh))
+    if tick is not None:
+        jax.debug.callback(tick, stream.length)
+    return grads, new, results
+
+
+def segment_gradient(
+    size: int,
+    stored: bool,
+    body: Body,
+    record: Rule,
+    weights: Weights,
+    at: Position,
+    stream: Stream,
+    keep: bool,
+    fresh: Fresh,
+    tick: Tick | None,
+) -> tuple[list[Array], Position, PyTree]:
+    """The gradient of blocks of `size` calls, taken from the last to the first.
+
+    First the states alone go through all steps, and are `stored`, or only those before blocks. No
+    trace is made between blocks, but adjoints go from each to the one before it, see
+    `engine.Backward`.
+    """
+
+    def ahead(at: Position, part: Stream) -> tuple[Position, States]:
+        states, last = body.states(weights, at, part.arrays)
+        return replace(at, states=last), states if stored else body.first(states)
+
+    def block(carry: tuple, part: tuple[Stream, States]) -> tuple[tuple, tuple]:
+        totals, adjoints, moves = carry
+        stream, states = part
+        if not stored:
+            states = jax.tree.map(lambda a: a[None], states)
+        behind = Behind(adjoints, tuple(weights.trained), states, moves)
+        mode = Mode(keep, True, behind=behind)
+        (own, before), new, results = _differentiated(body, record, weights, at, stream, mode)
+        if tick is not None:
+            jax.debug.callback(tick, stream.length)
+        moves, deposits = None, None
+        if isinstance(new.traces, Deposits):
+            moves, deposits = new.traces.moves, new.traces.of_steps
+        totals = [t + g for t, g in zip(totals, own, strict=True)]
+        return (totals, before, moves), (results, deposits)
+
+    count = stream.length
+    last, path = scan_blocks(ahead, at, stream, count, size)
+    zeros = [jnp.zeros_like(p) for p in weights.trained]
+    carry = zeros, *body.behind_all(record, keep)
+    arrays, starts = ((stream, path), None) if stored else (stream, path)
+    how: dict[str, Any] = dict(backward=True, of_blocks=starts)
+    carry, (results, deposits) = scan_blocks(block, carry, arrays, count, size, **how)
+    grads, adjoints, moves = carry
+    past = body.read(record, weights, at.traces, adjoints, fresh)
+    grads = [g + p for g, p in zip(grads, past, strict=True)]
+    steps = count * body.steps
+    at = replace(at, states=last.states, count=counted(at.count, steps))
+    if keep:
+        late = after_gradients(Deposits(moves, deposits), grads)
+        at = replace(at, traces=body.put(record, weights, at.traces, late, fresh))
+    return grads, at, results
+
+
+def _differentiated(
+    body: Body, record: Rule, weights: Weights, at: Position, stream: Stream, mode: Mode
+) -> tuple[tuple[list[Array], PyTree], Position, PyTree]:
+    """Gradients by the trained weights, and adjoints before the block; position and results."""
+    count, mask, behind = stream.length, stream.mask, mode.behind
+    active, own_signal = None, body.own_signal
     if mask is not None:
         active = jnp.any(mask.reshape((count, -1)) != 0, axis=1)
         if own_signal or not body.adds_constants:
             substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
-    mode = Mode(keep, fresh, substitute, later=in_parts(at.traces))
+            mode = replace(mode, substitute=substitute)
 
-    def total(trained: list[Array]) -> tuple[Array, PyTree]:
-        now = replace(weights, trained=trained)
-        results, losses, new = body.run(record, now, at, stream.arrays, mode)
+    def total(trained: list[Array], given: PyTree) -> tuple[Array, PyTree]:
+        now, how = replace(weights, trained=trained), mode
+        if behind is not None:
+            counts = None if active is None else active.any()
+            adjoints, params = given
+            ours = replace(behind, adjoints=adjoints, params=params, counts=counts)
+            how = replace(mode, behind=ours)
+        results, losses, new = body.run(record, now, at, stream.arrays, how)
         if mask is not None:
             losses = jnp.where(mask == 0, 0, mask * losses)
         return jnp.sum(losses), (new, results)
 
-    grads, (new, results) = jax.grad(total, has_aux=True)(weights.trained)
-    if isinstance(new.traces, LaterTraces):
-        new = replace(new, traces=new.traces.after(grads, fresh))
+    given = None if behind is None else (behind.adjoints, behind.params)
+    both, (new, results) = jax.grad(total, (0, 1), has_aux=True)(weights.trained, given)
+    grads, of_behind = both
     if active is not None:
         grads = [_counted(g, active.any(), own_signal) for g in grads]
-    return grads, new, results
+    if behind is None:
+        return (grads, None), new, results
+    adjoints, credited = of_behind
+    if active is not None:
+        met = [jnp.any(a != 0) for a in behind.adjoints]
+        counts = jnp.stack([active.any(), *met]).any()
+        credited = [_counted(g, counts, own_signal) for g in credited]
+    grads = [g + c for g, c in zip(grads, credited, strict=True)]
+    return (grads, adjoints), new, results
+
+
+def after_gradients(deposits: Deposits, gradients: Sequence[Array]) -> Deposits:
+    """Deposits for traces that are to be changed once the gradients have read them.
+
+    XLA copies an array that a loop writes and that is also read, unless the order is certain: what
+    is added gets a zero that comes from the gradients.
+    """
+    late = [jnp.real(g.ravel()[0]) > jnp.inf for g in gradients if g.size]
+    zero = sum(late[1:], late[0]) if late else jnp.zeros((), bool)
+    tails = [(x, v + zero.astype(v.dtype)) for x, v in deposits.of_steps]
+    return replace(deposits, of_steps=tails)
 
 
 def _counted(gradient: Array, counts: Array, own_signal: bool) -> Array:
@@ -385,6 +530,11 @@ def window_sizes(length: int, window: int | None, every: int | None = None) -> l
         blocks = [length]
     sizes = [n for p in blocks for n in (window if p >= window else 0, p % window) if n]
     return list(dict.fromkeys(sizes))
+
+
+def counted(count: Array, steps: int) -> Array:
+    """How many steps there were after so many more."""
+    return lax.stop_gradient(jnp.minimum(count + steps, COUNTED))
 
 
 def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]]:
@@ -421,6 +571,26 @@ def _calls(body: Body, part: Stream, window: int | None, at: Position, options: 
     shards = 1 if placement is None else placement.parts
     sizes = (options.block_size, options.memory_budget, options.keep, shards)
     return calls_per_block(body.step_bytes, window or 1, part.length, at.traces, *sizes)
+
+
+def _segments(
+    body: Body,
+    record: Rule,
+    part: Stream,
+    size: int,
+    window: int | None,
+    at: Position,
+    options: Options,
+) -> Segments:
+    """How a sequence of calls is cut into segments, of blocks of this size."""
+    one_by_one = size * (window or 1) == 1
+    # On a mesh the compiler would keep what is stored of all steps whole on every device.
+    if record.backward is None or not body.goes_back or one_by_one or running_placement():
+        return Segments(size)
+    states = body.state_bytes * (window or 1)
+    kept = states + body.deposit_bytes * (window or 1)
+    how = (options.memory_budget, options.keep)
+    return calls_per_segment(kept, states, part.length, size, at.traces, *how)
 
 
 def _waiting(body: Body, steps: int) -> int:

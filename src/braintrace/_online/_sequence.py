@@ -9,14 +9,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from ..engine import COUNTED, OWN, BlockResult, TimeAxes, Values, map_steps, run_block
+from ..engine import (
+    OWN,
+    Backward,
+    BlockResult,
+    Deposits,
+    Fresh,
+    States,
+    TimeAxes,
+    Values,
+    advanced,
+    map_steps,
+    run_block,
+    states_of_steps,
+)
 from ..graph import affine_equations
 from ..program import PyTree, trace
 from ..rules import Rule
-from ._blocks import StepBytes, step_bytes
-from ._loop import Bodies, Mode, Position, Stream, Weights
+from ._blocks import StepBytes, deposit_bytes, state_bytes, step_bytes
+from ._loop import Bodies, Mode, Position, Stream, Weights, counted
 from ._plan import Plan
 
 Array = jax.Array
@@ -48,14 +60,28 @@ def run_steps(
     mode: Mode,
 ) -> tuple[BlockResult, Position]:
     """Run the engine over one block; the position after it."""
-    length = arrays.length
+    values, axes = _values(plan, weights, at, arrays, window)
+    ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
+    if plan.attach is not None:
+        attach = partial(plan.attach, plan.graph, values, axes, weights.of_rule)
+        ran = replace(ran, outs=attach(ran.outs), credited=(attach(ran.credited[0]), values))
+    last = lambda arrays: tuple(a[-1] for a in arrays)
+    stored = ran.after.hidden[: len(at.states[0])]
+    states = (last(stored), last(ran.after.others))
+    return ran, Position(states, ran.traces, counted(at.count, arrays.length))
+
+
+def _values(
+    plan: Plan, weights: Weights, at: Position, arrays: Arrays, window: int | None
+) -> tuple[Values, TimeAxes]:
+    """The arrays of a block of steps."""
     timed = [True] * len(arrays.inputs) + [False] * len(weights.fixed)
     extra = {} if arrays.extra is None else dict(arrays.extra)
     flags = jax.tree.map(lambda a: True, extra)
     if weights.of_rule:
         extra[OWN], flags[OWN] = weights.of_rule, jax.tree.map(lambda a: False, weights.of_rule)
     axes = TimeAxes(
-        length,
+        arrays.length,
         tuple(False for _ in weights.consts),
         tuple(timed),
         window,
@@ -66,16 +92,7 @@ def run_steps(
     hidden, others = map(tuple, at.states)
     filters = plan.graph.step.filter_shapes
     hidden = (*hidden, *(jnp.zeros(v.shape, v.dtype) for v in filters))
-    values = Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves)
-    ran = run_block(plan.graph, record, values, at.traces, axes, **mode.options)
-    if plan.attach is not None:
-        attach = partial(plan.attach, plan.graph, values, axes, weights.of_rule)
-        ran = replace(ran, outs=attach(ran.outs), credited=(attach(ran.credited[0]), values))
-    last = lambda arrays: tuple(a[-1] for a in arrays)
-    stored = ran.after.hidden[: len(hidden) - len(filters)]
-    states = (last(stored), last(ran.after.others))
-    count = jnp.minimum(at.count + length, COUNTED)
-    return ran, Position(states, ran.traces, lax.stop_gradient(count))
+    return Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves), axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +117,15 @@ class PlanBody:
         return passed is not None and passed.reads_states
 
     @property
+    def goes_back(self) -> bool:
+        graph = self.plan.graph
+        return not (self.one_by_one or graph.effects or graph.unmapped)
+
+    @property
+    def steps(self) -> int:
+        return self.window or 1
+
+    @property
     def own_signal(self) -> bool:
         return self.record.signal is not None
 
@@ -115,6 +141,14 @@ class PlanBody:
     @cached_property
     def step_bytes(self) -> StepBytes:
         return step_bytes(self.plan.graph)
+
+    @property
+    def state_bytes(self) -> int:
+        return state_bytes(self.plan.graph)
+
+    @property
+    def deposit_bytes(self) -> int:
+        return deposit_bytes(self.plan.graph)
 
     @cached_property
     def adds_constants(self) -> bool:
@@ -132,10 +166,12 @@ class PlanBody:
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: Arrays, mode: Mode
     ) -> tuple[PyTree, Array, Position]:
-        size, calls = self.window or 1, arrays.length
+        size, calls = self.steps, arrays.length
         steps = calls * size
-        if self.window is not None:
-            arrays = jax.tree.map(lambda a: a.reshape((steps, *a.shape[2:])), arrays)
+        arrays = self._in_time(arrays)
+        if mode.behind is not None:
+            states = self._in_time(mode.behind.states)
+            mode = replace(mode, behind=replace(mode.behind, states=states))
         passed = self.plan.passed
         if passed is not None:
             step = self.plan.problem.step
@@ -152,10 +188,45 @@ class PlanBody:
                 index = (mode.substitute[:, None] * size + jnp.arange(size)).reshape(-1)
                 targets = jax.tree.map(lambda a: a[index], arrays.targets)
                 losses = map_steps(steps, self._one, ran.credited[0], targets)[0]
-        if self.window is not None:
-            cut = lambda a: a.reshape((calls, size, *a.shape[1:]))
-            results, losses = jax.tree.map(cut, (results, losses))
+        results, losses = self._in_calls((results, losses))
         return results, losses, new
+
+    def _in_time(self, arrays: PyTree) -> PyTree:
+        """Arrays of calls, (calls, window, ...), along time."""
+        merge = lambda a: a.reshape((a.shape[0] * a.shape[1], *a.shape[2:]))
+        return arrays if self.window is None else jax.tree.map(merge, arrays)
+
+    def _in_calls(self, arrays: PyTree) -> PyTree:
+        """The inverse."""
+        size = self.window
+        if size is None:
+            return arrays
+        return jax.tree.map(lambda a: a.reshape((a.shape[0] // size, size, *a.shape[1:])), arrays)
+
+    def states(self, weights: Weights, at: Position, arrays: Arrays) -> tuple[States, PyTree]:
+        values, axes = _values(self.plan, weights, at, self._in_time(arrays), self.window)
+        states, (hidden, others) = states_of_steps(self.plan.graph, values, axes)
+        return self._in_calls(states), (hidden[: len(at.states[0])], others)
+
+    def first(self, states: States) -> States:
+        return jax.tree.map(lambda a: a[:1] if self.window is None else a[:1, :1], states)
+
+    def behind_all(self, record: Rule, keep: bool) -> tuple[PyTree, PyTree]:
+        graph, back = self.plan.graph, _backward(record)
+        return back.adjoints(graph), back.moves(graph) if keep else None
+
+    def read(
+        self, record: Rule, weights: Weights, traces: PyTree, adjoints: PyTree, fresh: Fresh
+    ) -> list[Array]:
+        where = weights.consts, tuple(weights.trained)
+        grads = _backward(record).read(self.plan.graph, *where, traces, adjoints, fresh)
+        return list(grads)
+
+    def put(
+        self, record: Rule, weights: Weights, traces: PyTree, deposits: Deposits, fresh: Fresh
+    ) -> PyTree:
+        where = weights.consts, tuple(weights.trained)
+        return advanced(self.plan.graph, record, where, traces, deposits, fresh)
 
 
 def bodies_of(plan: Plan, loss: Loss | None, stream: Stream) -> Bodies:
@@ -168,3 +239,8 @@ def bodies_of(plan: Plan, loss: Loss | None, stream: Stream) -> Bodies:
 def ended(plan: Plan, at: Position) -> Position:
     """A position whose traces are wanted no more."""
     return replace(at, traces=plan.zeros(), count=jnp.zeros_like(at.count))
+
+
+def _backward(record: Rule) -> Backward:
+    assert record.backward is not None  # see `_loop._span`
+    return record.backward

@@ -30,6 +30,7 @@ from ._recurrence import needed as needed
 from ._recurrence import unroll as unroll
 from ._rule import COUNTED as COUNTED
 from ._rule import Arrived as Arrived
+from ._rule import Backward as Backward
 from ._rule import ExitCotangents as ExitCotangents
 from ._rule import Feedback as Feedback
 from ._rule import Fresh as Fresh
@@ -42,9 +43,13 @@ from ._rule import SignalInputs as SignalInputs
 from ._rule import Signals as Signals
 from ._rule import Steps as Steps
 from ._rule import zeros_like_traces as zeros_like_traces
+from ._run_block import Behind as Behind
 from ._run_block import BlockResult as BlockResult
-from ._run_block import LaterTraces as LaterTraces
+from ._run_block import Deposits as Deposits
+from ._run_block import States as States
+from ._run_block import advanced as advanced
 from ._run_block import run_block as run_block
+from ._run_block import states_of_steps as states_of_steps
 from ._signals import OWN as OWN
 from ._signals import at_slots as at_slots
 from ._signals import run_with_exits as run_with_exits

@@ -136,6 +136,8 @@ class Arrived(NamedTuple):
         every: steps per window, None for single steps.
         substitute: see `run_block`.
         source: the signal that the rule has.
+        later: in a block that is taken backward, the adjoints after it, see `Backward`.
+        counts: whether any loss of the block counts; None if that is certain.
     """
 
     params: Any
@@ -149,6 +151,8 @@ class Arrived(NamedTuple):
     every: int | None
     substitute: Array | None
     source: SignalSource
+    later: Any = None
+    counts: Array | None = None
 
 
 def zeros_like_traces(traces: Sequence[Trace]) -> list[Trace]:
@@ -185,6 +189,7 @@ class Rule:
         feedback: where the reverse pass is random.
         one_by_one: whether steps or windows must run one after another.
         pending: the rule for weights that change every few steps, where that is another one.
+        backward: how it takes the blocks of a segment from the last to the first, if it can.
         folds: whether it can follow a weight with a factor that varies (see `graph._fold`), because
             it stores nothing of the input alone.
         approximates: in words, how what it stores stands for a trace; None if it is the trace.
@@ -208,6 +213,7 @@ class Rule:
     feedback: Feedback | None = None
     one_by_one: bool = False
     pending: Pending | None = None
+    backward: Backward | None = None
     folds: bool = False
     approximates: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -243,3 +249,31 @@ class Pending(NamedTuple):
     open: Callable[[Sequence[Any], Sequence[Trace], int], list[Trace]]
     rule: Rule
     fold: Callable[[Sequence[Any], Sequence[Trace]], list[Trace]]
+
+
+class Backward(NamedTuple):
+    """How a rule takes the blocks of a segment, several of them, from the last to the first.
+
+    For gradients that are linear in the traces. What later steps ask of the traces after a block,
+    the adjoints, goes from each block to the one before it, and meets the traces where the segment
+    begins: none is made in between. If the traces after the segment are wanted, what the steps of a
+    block have deposited is moved to the end of the segment, and put into the traces once.
+
+    Attributes:
+        adjoints: `graph -> arrays`, zeros: those after the last block.
+        credit: `(graph, arrived) -> (gradients, adjoints)`, of the parameters by the steps of a
+            block alone, and before the block; those after it are `arrived.later`.
+        read: `(graph, consts, params, traces, adjoints, fresh) -> gradients` from what was before
+            the segment.
+        moves: `graph -> maps` that leave everything as it is: from the last block on.
+        deposits: `(graph, block, observed, moves) -> (moves, deposits)`, moved to the end of the
+            segment, with an axis of steps; the maps from there on are those from the block on.
+        put: `(graph, consts, params, traces, moves, deposits, fresh) -> traces` after the segment.
+    """
+
+    adjoints: Callable[[Graph], list[Array]]
+    credit: Callable[[Graph, Arrived], tuple[Any, list[Array]]]
+    read: Callable[[Graph, Any, Any, Sequence[Trace], list[Array], Fresh], Any]
+    moves: Callable[[Graph], Any]
+    deposits: Callable[[Graph, Block, Any, Any], tuple[Any, Any]]
+    put: Callable[[Graph, Any, Any, Sequence[Trace], Any, Any, Fresh], list[Trace]]

@@ -18,13 +18,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..graph import Graph
+from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive
+from ..program import Var
 from ._anchor import depending_on, floating_of, once, with_all_cotangents
 from ._evaluate import (
     Backs,
     after_step,
     back_operands,
+    evaluate_plain,
     evaluate_single,
     evaluate_window,
     stored_exits,
@@ -32,51 +34,45 @@ from ._evaluate import (
 from ._loops import as_running, running_placement
 from ._mixture import passes_of
 from ._placement import pinned
-from ._recurrence import StepValues, unroll
-from ._rule import Arrived, Fresh, Rule, SignalSource, Steps, Trace
+from ._recurrence import StepValues, evaluate_all_steps, needed, unroll
+from ._rule import Arrived, Fresh, Rule, SignalSource, Trace
 from ._signals import signal_source
 from ._values import Block, TimeAxes, Values, map_steps, merged, timed_of
 
 Array = jax.Array
 
 
+States = tuple[tuple[Array, ...], tuple[Array, ...]]  # hidden ones and others
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
-class LaterTraces:
-    """Traces to be advanced once the gradients of the block have read them, in their own memory."""
+class Deposits:
+    """What steps add to traces, in place of the traces after them; see `Backward`."""
 
-    traces: list[Trace]
-    path: Values
-    ys: dict[int, Array]
-    observed: Any
-    graph: Graph
-    rule: Rule
-    axes: TimeAxes
-
-    def after(self, gradients: Sequence[Array], fresh: Fresh) -> list[Trace]:
-        """The traces after the block.
-
-        XLA copies an array that a loop writes and that is also read, unless the order is certain:
-        the tails get a zero that comes from the gradients.
-        """
-        late = [jnp.real(g.ravel()[0]) > jnp.inf for g in gradients if g.size]
-        zero = sum(late[1:], late[0]) if late else jnp.zeros((), bool)
-
-        def put(s: Any) -> Any:
-            if not isinstance(s, Steps):
-                return s
-            f, slots = jax.tree.map(lambda a: a + zero.astype(a.dtype), (s.f, s.slots))
-            return s._replace(f=f, slots=slots)
-
-        observed = jax.tree.map(put, self.observed, is_leaf=lambda s: isinstance(s, Steps))
-        block = Block(self.path, self.axes, self.ys)
-        return self.rule.advance(self.graph, block, self.traces, observed, fresh)
+    moves: Any
+    of_steps: Any
 
 
-jax.tree_util.register_dataclass(
-    LaterTraces,
-    data_fields=["traces", "path", "ys", "observed"],
-    meta_fields=["graph", "rule", "axes"],
-)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a block gets that is taken after the blocks behind it.
+
+    Attributes:
+        adjoints: those after the block; their derivative are those before it.
+        params: the parameters; their derivative is what the rule credits, that of the parameters of
+            the block the rest.
+        states: the states that vary, before every step, or before the first one.
+        moves: see `Backward`; None where no traces are wanted.
+        counts: whether any loss of the block counts; None if that is certain.
+    """
+
+    adjoints: list[Array]
+    params: tuple[Array, ...]
+    states: States
+    moves: Any = None
+    counts: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class BlockResult:
     outs: list[Array]
     before: Values
     after: Values
-    traces: list[Trace] | LaterTraces
+    traces: list[Trace] | Deposits
     credited: tuple[list[Array], Values]
 
 
@@ -106,6 +102,7 @@ def run_block(
     fresh: Fresh = None,
     substitute: Array | None = None,
     later: bool = False,
+    behind: Behind | None = None,
 ) -> BlockResult:
     """Run the model through a block of steps.
 
@@ -119,8 +116,9 @@ def run_block(
         fresh: whether the traces are zero; None if it is uncertain.
         substitute: the index of the window (or step) to evaluate in place of each one where losses
             are counted, if some are not: what they compute must not count, even if it is NaN.
-        later: whether the caller advances the traces (`LaterTraces`), if the steps are taken at
-            once.
+        later: whether the caller puts the deposits into the traces, of a rule that can take blocks
+            backward, if the steps are taken at once.
+        behind: what comes from the blocks behind this one, if they are taken backward.
     """
     before: list[Trace] = lax.stop_gradient(list(traces))
     placement = running_placement()
@@ -134,15 +132,19 @@ def run_block(
         return _one_by_one(graph, rule, values, before, axes, fresh)
     if rule.entry_only:
         axes, substitute = replace(axes, window=axes.length), None
-    block = _unrolled(graph, lax.stop_gradient(values), axes)
+    if behind is None:
+        block = _unrolled(graph, lax.stop_gradient(values), axes)
+    else:
+        block = _at_states(graph, lax.stop_gradient(values), axes, behind.states)
     observed = rule.observe(graph, block, before)
-    after: list[Trace] | LaterTraces = before
-    if keep and later:
-        after = LaterTraces(before, block.path, block.ys, observed, graph, rule, axes)
+    after: list[Trace] | Deposits = before
+    if keep and rule.backward is not None and (later or behind is not None):
+        moves = rule.backward.moves(graph) if behind is None else behind.moves
+        after = Deposits(*rule.backward.deposits(graph, block, observed, moves))
     elif keep:
         after = rule.advance(graph, block, before, observed, fresh)
         after = after if placement is None else pinned(after, places)
-    memory = _Memory(graph, rule, before, observed, fresh)
+    memory = _Memory(graph, rule, before, observed, fresh, behind)
     flat = _all_results(memory, values, block, None)
     outs, new = after_step(graph, values, flat)
     credited = outs, new
@@ -167,6 +169,25 @@ def _penalised(tree: Any, penalty: Array) -> Any:
 _penalised.defvjp(
     lambda tree, penalty: (tree, penalty), lambda penalty, ct: (ct, jnp.ones_like(penalty))
 )
+
+
+def advanced(
+    graph: Graph,
+    rule: Rule,
+    weights: tuple[Any, Any],
+    traces: Sequence[Trace],
+    deposits: Deposits,
+    fresh: Fresh,
+) -> list[Trace]:
+    """The traces after the steps that left these deposits; `weights` are constants, parameters."""
+    assert rule.backward is not None  # only such rules have deposits
+    placement = running_placement()
+    before, weights = lax.stop_gradient((list(traces), weights))
+    what = deposits.moves, deposits.of_steps
+    after = rule.backward.put(graph, *weights, before, *what, fresh)
+    if placement is None:
+        return after
+    return pinned(after, placement.traces(graph, rule, after))
 
 
 def _one_by_one(
@@ -207,35 +228,114 @@ def _joined(arrays: Any) -> Any:
 # --------------------------------------------------------------------------------- along the time
 
 
+def states_of_steps(graph: Graph, values: Values, axes: TimeAxes) -> tuple[States, States]:
+    """The states before every step of those that vary, and all of them after the last one."""
+    values = lax.stop_gradient(values)
+    if axes.length == 1:
+        slices = jax.tree.map(lambda a: a[0], axes.slices(values))
+        now = axes.at(values, slices, values.hidden, values.others)
+        after = after_step(graph, now, evaluate_plain(graph, now))[1]
+        before, last = _unrolled(graph, values, axes).path, (after.hidden, after.others)
+    else:
+        env = _environment(graph, values, axes)
+        last = _unroll(graph, env, values, axes, (), ())
+        before = _path(graph, env, values, axes)
+    step = graph.step
+    varying = lambda leaves, arrays: tuple(
+        a for leaf, a in zip(leaves, arrays, strict=True) if _varies(graph, leaf)
+    )
+    return (varying(step.hidden, before.hidden), varying(step.others, before.others)), last
+
+
+def _varies(graph: Graph, leaf: Leaf) -> bool:
+    """Whether a step writes anything else to a state than what it has read, or zeros."""
+    step = graph.step
+    return step.exit(leaf) is not step.entry(leaf) and leaf not in step.hidden[len(step.stored) :]
+
+
+def _at_states(graph: Graph, values: Values, axes: TimeAxes, states: States) -> Block:
+    """A block whose states before every step are known, or before the first one."""
+    step, program = graph.step, graph.step.program
+    known, env = map(iter, states), _environment(graph, values, axes)
+    kinds = zip((step.hidden, step.others), (values.hidden, values.others), known, strict=True)
+    found = [
+        tuple(next(new) if _varies(graph, leaf) else a for leaf, a in zip(leaves, old, strict=True))
+        for leaves, old, new in kinds
+    ]
+    stored = jax.tree.leaves(states)
+    if stored and stored[0].shape[0] < axes.length:
+        first = lambda leaf, a: a[0] if _varies(graph, leaf) else a
+        hidden, others = (
+            tuple(map(first, leaves, arrays))
+            for leaves, arrays in zip((step.hidden, step.others), found, strict=True)
+        )
+        return _unrolled(graph, replace(values, hidden=hidden, others=others), axes)
+    for leaves, arrays in zip((step.hidden, step.others), found, strict=True):
+        for leaf, array in zip(leaves, arrays, strict=True):
+            env.add(step.entry(leaf), array, _varies(graph, leaf))
+    outputs = _outputs(graph)
+    evaluate_all_steps(needed(program, list(outputs.values()), env), env, axes.length)
+    ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
+    return Block(_path(graph, env, values, axes), axes, ys)
+
+
 def _unrolled(graph: Graph, values: Values, axes: TimeAxes) -> Block:
     """The states before every step."""
-    step, program = graph.step, graph.step.program
-    leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
     if axes.length == 1:
         one = lambda arrays: tuple(jnp.expand_dims(a, 0) for a in arrays)
         path = replace(values, hidden=one(values.hidden), others=one(values.others))
         return Block(path, axes, {})
-    env = StepValues()
+    env = _environment(graph, values, axes)
+    outputs, after = _outputs(graph), stored_exits(graph)
+    _unroll(graph, env, values, axes, list(outputs.values()), list(after.values()))
+    ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
+    new = {i: env.timed[var] for i, var in after.items() if var in env.timed}
+    return Block(_path(graph, env, values, axes), axes, ys, new)
+
+
+def _environment(graph: Graph, values: Values, axes: TimeAxes) -> StepValues:
+    """Constants, arguments and parameters of all steps."""
+    step, program, env = graph.step, graph.step.program, StepValues()
     variables = (*program.consts, *program.inputs[: step.n_args])
     arrays, flags = (*values.consts, *values.args), (*axes.consts, *axes.args)
     for var, value, timed in zip(variables, arrays, flags, strict=True):
         env.add(var, value, timed)
     for leaf, value in zip(step.params, values.params, strict=True):
         env.add(step.entry(leaf), value, False)
-    carried = [(step.entry(leaf), step.exit(leaf)) for leaf in leaves]
-    outputs = {
+    return env
+
+
+def _outputs(graph: Graph) -> dict[int, Var]:
+    """What the operators outside of bodies compute, by the number of the site."""
+    return {
         i: s.y
         for i, s in enumerate(graph.sites)
         if not s.levels and isinstance(s.equation.primitive, ETPPrimitive)
     }
-    after = stored_exits(graph)
-    unroll(program, env, carried, start, axes.length, list(outputs.values()), list(after.values()))
 
+
+def _unroll(
+    graph: Graph,
+    env: StepValues,
+    values: Values,
+    axes: TimeAxes,
+    wanted: Sequence[Var],
+    by_kernels: Sequence[Var],
+) -> States:
+    """`unroll` with the states of a step; the last ones."""
+    step = graph.step
+    leaves, start = (*step.hidden, *step.others), (*values.hidden, *values.others)
+    carried = [(step.entry(leaf), step.exit(leaf)) for leaf in leaves]
+    last = unroll(step.program, env, carried, start, axes.length, wanted, by_kernels)
+    n = len(step.hidden)
+    return tuple(last[:n]), tuple(last[n:])
+
+
+def _path(graph: Graph, env: StepValues, values: Values, axes: TimeAxes) -> Values:
+    """The values with the states before every step."""
+    step = graph.step
     entries = lambda leaves: tuple(env.all_steps(step.entry(a), axes.length) for a in leaves)
-    hidden, others = map(entries, (step.hidden, step.others))
-    ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
-    new = {i: env.timed[var] for i, var in after.items() if var in env.timed}
-    return Block(replace(values, hidden=hidden, others=others), axes, ys, new)
+    return replace(values, hidden=entries(step.hidden), others=entries(step.others))
 
 
 # --------------------------------------------------------------------------------------- anchors
@@ -250,6 +350,7 @@ class _Memory:
     traces: list[Trace]
     observed: Any
     fresh: Fresh
+    behind: Behind | None
 
 
 def _all_results(
@@ -261,7 +362,8 @@ def _all_results(
         return _results(memory, values, block, substitute)
     total: list[Array] | None = None
     for own in reversed(passes_of(graph, rule, memory.traces, memory.observed, block)):
-        of_pass = _Memory(own.graph, own.rule, own.traces, own.observed, memory.fresh)
+        met = own.traces, own.observed, memory.fresh, None
+        of_pass = _Memory(own.graph, own.rule, *met)
         instead = own.substitute(substitute, block.axes)
         results = own.results(_results(of_pass, own.values(values), own.block, instead))
         total = results if total is None else _with_derivative(total, results)
@@ -346,7 +448,7 @@ def _anchored(
     memory: _Memory, source: SignalSource, values: Values, block: Block, substitute: Array | None
 ) -> tuple[Any, Any, Any]:
     """States where windows enter, zeros at the operators' outputs, and at the new states."""
-    graph, rule, fresh = memory.graph, memory.rule, memory.fresh
+    graph, rule, fresh, behind = memory.graph, memory.rule, memory.fresh, memory.behind
     path, every, length = block.path, block.axes.window, block.axes.length
     starts = tuple(h if every in (None, 1) else h[::every] for h in path.hidden)
     relations = () if rule.entry_only else graph.relations
@@ -359,27 +461,42 @@ def _anchored(
         iterations = () if r.site.iterations is None else (r.site.iterations,)
         return jnp.zeros((length, *iterations, *r.operator.y.shape), r.operator.y.dtype)
 
-    def points(params, starts, saved, live):
+    def points(params, later, starts, saved, live):
         taps = {r.index: zeros(r) for r in relations}
         exits = tuple(jnp.zeros(*like) for like in leaving)
-        return depending_on((starts, taps, exits), params, saved)
+        return depending_on((starts, taps, exits), params, later, saved)
 
     def forward(*primals):
         return points(*primals), primals
 
     def backward(residuals, cotangents):
-        params, starts, (consts, traces, observed, flag, substitute, read), live = residuals
-        entry, taps, exits = once(cotangents, floating_of(params, live))
+        params, later, starts, saved, live = residuals
+        consts, traces, observed, flag, substitute, read, counts = saved
+        cotangents = once(cotangents, floating_of(params, live))
+        if counts is not None:  # to those before, nothing arrives from losses that do not count
+            cotangents = jax.tree.map(
+                lambda a: jnp.where(counts | jnp.isfinite(a), a, 0), cotangents
+            )
+        entry, taps, exits = cotangents
         memory = (params, consts, traces, observed, fresh if static else flag)
         own = replace(source, states=read[0], extra=read[1])
-        arrived = Arrived(*memory, entry, taps, exits, every, substitute, own)
-        return rule.credit(graph, arrived), jax.tree.map(jnp.zeros_like, starts), None, None
+        met = (entry, taps, exits, every, substitute, own, later, counts)
+        arrived = Arrived(*memory, *met)
+        if behind is None:
+            grads, before = rule.credit(graph, arrived), None
+        else:
+            assert rule.backward is not None
+            grads, before = rule.backward.credit(graph, arrived)
+        return grads, before, jax.tree.map(jnp.zeros_like, starts), None, None
 
     anchor = jax.custom_vjp(points)
     anchor.defvjp(forward, as_running(backward))
     read, flag = (source.states, source.extra), None if static else fresh
-    saved = (block.consts, memory.traces, memory.observed, flag, substitute, read)
+    params, later, counts = values.params, None, None
+    if behind is not None:
+        params, later, counts = behind.params, behind.adjoints, behind.counts
+    saved = (block.consts, memory.traces, memory.observed, flag, substitute, read, counts)
     live = floating_of(values.hidden, values.consts, values.args)
-    starts, taps, exits = anchor(values.params, starts, lax.stop_gradient(saved), live)
+    starts, taps, exits = anchor(params, later, starts, lax.stop_gradient(saved), live)
     inward = lambda r, a: map_steps(length, r.site.inward, a)
     return starts, {r.index: inward(r, taps[r.index]) for r in relations}, exits

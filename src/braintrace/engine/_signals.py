@@ -92,6 +92,7 @@ def _replaced(graph: Graph, arrived: Arrived, signal: Signal) -> list[Signals]:
     own = [jnp.asarray(a) for a in signal(inputs)]
     if substitute is not None:
         counts = substitute == jnp.arange(len(substitute))
+        counts = counts if arrived.counts is None else counts & arrived.counts
         own = [jnp.where(counts.reshape((-1, *(1,) * (a.ndim - 1))), a, 0) for a in own]
     out = []
     for r, a in zip(graph.relations, at_slots(graph, own), strict=True):

@@ -108,12 +108,13 @@ class SequenceDriverMixin:
         keep_traces: bool = True,
         progress: bool = False,
     ) -> PyTree:
-        """Sum the online gradients of a sequence; memory does not grow with its length.
+        """Sum the online gradients of a sequence; memory has a bound that its length does not move.
 
-        The sequence is evaluated in blocks: the weights do not change within one, so the traces
-        are touched once per block and the rest are matrix products. The result is that of one
-        step after another, up to rounding. The whole of `step_fn` is the step that is learned: what
-        it does before and after the call has traces as the model has, see `learner.report`.
+        The sequence is evaluated in blocks: the weights do not change within them, so the traces
+        are touched once per block, or several, and the rest are matrix products. The result is that
+        of one step after another, up to rounding. The whole of `step_fn` is the step that is
+        learned: what it does before and after the call has traces as the model has, see
+        `learner.report`.
 
         Args:
             *sequences: pytrees of arrays with a leading time axis, sliced in lockstep.

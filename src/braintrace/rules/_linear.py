@@ -17,7 +17,8 @@ Relations with the same slots share D, and its loops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jax import Array
 
 from ..engine import Signals, Transition, kernels_allowed, product
 from ..graph import HiddenParamOpRelation as Relation
+from ..graph import Slots
 from ._block import scan
 from ._relation_rule import Blocks, RelationBlock
 
@@ -102,12 +104,69 @@ def steady(maps: Sequence[Transition]) -> Steady:
     return Steady(same, [None if o else d for d, o in zip(maps, once, strict=True)])
 
 
-def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Array]]:
-    """Per relation, the cotangent q at the entry of the block, and after each step."""
+def spaces(relations: Sequence[Relation]) -> dict[tuple, Relation]:
+    """The first relation of every space of slots."""
+    return {slot_space(r): r for r in reversed(relations)}
+
+
+def _at_relations(
+    relations: Sequence[Relation], of_spaces: Sequence[Array], behind: int
+) -> list[Array]:
+    """Arrays at the run of every space as arrays at the slots of every relation."""
+    firsts = spaces(relations)
+    at = dict(zip(firsts, zip(of_spaces, firsts.values(), strict=True), strict=True))
+    found = [(*at[slot_space(r)], r) for r in relations]
+    return [_from_run(a, of, r, behind) for a, of, r in found]
+
+
+def at_slots_of(relations: Sequence[Relation], of_spaces: Sequence[Array]) -> list[Array]:
+    """Cotangents of every space at all slots of every relation."""
+    pairs = zip(relations, _at_relations(relations, of_spaces, 1), strict=True)
+    return [jnp.broadcast_to(a, (*r.slots.shape, *a.shape[-1:])) for r, a in pairs]
+
+
+def maps_of(relations: Sequence[Relation], of_spaces: Sequence[Array]) -> list[Array]:
+    """Maps of every space as those of every relation, one at each place."""
+    pairs = zip(relations, _at_relations(relations, of_spaces, 2), strict=True)
+    return [jnp.broadcast_to(a, (*_places(r.slots), *a.shape[-2:])) for r, a in pairs]
+
+
+def _places(slots: Slots) -> tuple[int, ...]:
+    """Where slots have a map of their own."""
+    return slots.shape if slots.table is None else slots.table.index.shape[:-2]
+
+
+def no_adjoints(relations: Sequence[Relation], dtype: Any, copies: int) -> list[Array]:
+    """Per space zeros at its slots, `copies` of each."""
+    zeros = lambda s: jnp.zeros((*_places(s), copies * s.width), dtype)
+    return [_run(zeros(r.slots), r, 1) for r in spaces(relations).values()]
+
+
+def identities(relations: Sequence[Relation], copies: int) -> list[Array]:
+    """Per space the map that leaves its slots as they are, `copies` of each."""
+    out = []
+    for r in spaces(relations).values():
+        s, n = r.slots, copies * r.slots.width
+        eye = jnp.broadcast_to(jnp.eye(n, dtype=s.dtype), (*_places(s), n, n))
+        out.append(_run(eye, r, 2))
+    return out
+
+
+class Adjoints(NamedTuple):
+    """Cotangents q at the slots: before a block, per space, and after each step, per relation."""
+
+    before: list[Array]
+    each: list[Array]
+
+
+def adjoints(
+    blocks: Blocks, signals: Sequence[Signals], after: Sequence[Array] | None = None
+) -> Adjoints:
+    """The cotangents of a block from those `after` it, per space; None if nothing is."""
     pairs = list(zip(blocks, signals, strict=True))
     firsts = {slot_space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
-        return []
+        return Adjoints([], [])
     D = [_once(b) for b, _ in firsts.values()]
     maps, length = steady(D), blocks[0].steps.f.shape[0]
     got = [(d, b.relation, s) for d, (b, s) in zip(D, firsts.values(), strict=True)]
@@ -123,17 +182,12 @@ def adjoints(blocks: Blocks, signals: Sequence[Signals]) -> list[tuple[Array, Ar
         return [l + d.transpose(q, masked).astype(q.dtype) for q, d, l in each], qs
 
     start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
+    if after is not None:
+        given = zip(D, after, start, strict=True)
+        start = [d.vector(a).astype(zero.dtype) for d, a, zero in given]
     ends = scan(back, start, (maps.varying, lam, exits), length, reverse=True)
-    first, q = ([d.slots(a) for a, d in zip(ends_of, D, strict=True)] for ends_of in ends)
-    by_space = dict(zip(firsts, zip(first, q, strict=True), strict=True))
-    out = []
-    for r in (b.relation for b in blocks):
-        at_entry, each = by_space[slot_space(r)]
-        of = firsts[slot_space(r)][0].relation
-        at_entry, each = (_from_run(a, of, r, 1) for a in (at_entry, each))
-        at_entry = jnp.broadcast_to(at_entry, (*r.slots.shape, *at_entry.shape[-1:]))
-        out.append((at_entry, each))
-    return out
+    before, each = ([d.slots(a) for a, d in zip(of, D, strict=True)] for of in ends)
+    return Adjoints(before, _at_relations([b.relation for b in blocks], each, 1))
 
 
 def _once(b: RelationBlock) -> Transition:
@@ -155,7 +209,8 @@ def products_to_end(blocks: Blocks, add_up: bool) -> list[tuple[Array, Array]]:
     it may have axes of size one, along which it repeats.
     """
     if not kernels_allowed():
-        return _products_of_all(blocks)
+        maps, moved = _products_of_all(blocks)
+        return list(zip(maps_of([b.relation for b in blocks], maps), moved, strict=True))
     small = [add_up and _repeats(b) for b in blocks]
     out: dict[int, tuple[Array, Array]] = {}
     for kind in (True, False):
@@ -174,8 +229,23 @@ def _repeats(b: RelationBlock) -> bool:
     return np.broadcast_shapes(D.shape[1:-2], *(a.shape[1:] for a in slots)) != r.slots.shape
 
 
-def _products_of_all(blocks: Blocks) -> list[tuple[Array, Array]]:
-    """P of all steps is stored: outside of kernels its products with all f at once are faster."""
+def moved_on(blocks: Blocks, after: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Per space, the product of D over the block and what comes `after`, maps from its end on.
+
+    And per relation, f of every step moved as far, summed for operators without an input.
+    """
+    maps, moved = _products_of_all(blocks, after)
+    sums = [b.steps.x is None for b in blocks]
+    return maps, [v.sum(0, keepdims=True) if s else v for v, s in zip(moved, sums, strict=True)]
+
+
+def _products_of_all(
+    blocks: Blocks, after: Sequence[Array] | None = None
+) -> tuple[list[Array], list[Array]]:
+    """Products by space, from `after` on, and f moved by relation.
+
+    P of all steps is stored: outside of kernels its products with all f at once are faster.
+    """
     firsts = {slot_space(b.relation): b for b in reversed(blocks)}
     D = [_once(b) for b in firsts.values()]
     maps, length = steady(D), blocks[0].steps.f.shape[0] if blocks else 0
@@ -184,17 +254,16 @@ def _products_of_all(blocks: Blocks) -> list[tuple[Array, Array]]:
         return [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)], products
 
     start = [d.identity(d.places(d.array)[1:]) for d in D]
+    if after is not None:
+        start = [b.map(a) for b, a in zip(firsts.values(), after, strict=True)]
     ends = scan(back, start, maps.varying, length, reverse=True)
-    by_space = dict(zip(firsts, zip(*ends, strict=True), strict=True))
-    out = []
-    for b in blocks:
-        r, of = b.relation, firsts[slot_space(b.relation)].relation
-        whole, each = (_from_run(p.jacobian, of, r, 2) for p in by_space[slot_space(r)])
-        P = b.map(each)
-        moved = jax.vmap(lambda p, f, r=r: each_iteration(r, p, f))(P, P.vector(b.steps.f))
-        places = r.slots.shape if r.slots.table is None else b.steps.D.shape[1:-2]
-        out.append((jnp.broadcast_to(whole, (*places, *whole.shape[-2:])), P.slots(moved)))
-    return out
+    products, each = ([p.jacobian for p in of] for of in ends)
+    moved = []
+    for b, P in zip(blocks, _at_relations([b.relation for b in blocks], each, 2), strict=True):
+        move = partial(each_iteration, b.relation)
+        p = b.map(P)
+        moved.append(p.slots(jax.vmap(move)(p, p.vector(b.steps.f))))
+    return products, moved
 
 
 def _products_to_end(blocks: Blocks, add_up: bool, small: bool) -> list[tuple[Array, Array]]:

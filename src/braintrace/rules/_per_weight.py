@@ -41,11 +41,27 @@ from ._block import (
     with_deposits,
 )
 from ._kept import at_filtered, filtered
-from ._linear import adjoints, at_output, each_iteration, products_to_end
+from ._linear import (
+    adjoints,
+    at_output,
+    at_slots_of,
+    each_iteration,
+    identities,
+    maps_of,
+    moved_on,
+    no_adjoints,
+    products_to_end,
+)
 from ._options import TraceDtype
-from ._relation_rule import Blocks, Kept, RelationBlock, RelationFunctions, relation_rule
-
-_NO_STEPS: Any = None  # where only traces are put together
+from ._relation_rule import (
+    NO_STEPS,
+    Blocks,
+    Kept,
+    RelationBlock,
+    RelationFunctions,
+    RelationsBackward,
+    relation_rule,
+)
 
 
 def per_weight(
@@ -85,14 +101,28 @@ def per_weight(
         return stored(trace if most is None else jnp.clip(trace, -most, most))
 
     def advance(blocks: Blocks, fresh: Fresh) -> list[Grads]:
+        moved = products_to_end(blocks, True)
+        deposits = [
+            (_inputs(b), folded(b.relation, v)) for b, (_, v) in zip(blocks, moved, strict=True)
+        ]
+        return added(blocks, [D for D, _ in moved], deposits, fresh)
+
+    def added(
+        blocks: Blocks, maps: Sequence[Array], deposits: Sequence[tuple], fresh: Fresh
+    ) -> list[Grads]:
+        """Traces moved on, with deposits (x, v)."""
         out = []
-        for b, (D, v) in zip(blocks, products_to_end(blocks, True), strict=True):
-            r, s = b.relation, b.steps
-            x = taken(r, folded(r, s.x), False, folded(r, s.f))
+        for b, D, (x, v) in zip(blocks, maps, deposits, strict=True):
             # Which of two at run time would copy the traces.
-            past = None if fresh is True else gathered(r, D, 2)
-            out.append(with_deposits(b, x, folded(r, v), b.trace, past, finish))
+            past = None if fresh is True else gathered(b.relation, D, 2)
+            out.append(with_deposits(b, x, v, b.trace, past, finish))
         return out
+
+    def put(
+        blocks: Blocks, maps: Sequence[Array], deposits: Sequence[tuple], fresh: Fresh
+    ) -> list[Grads]:
+        maps = maps_of([b.relation for b in blocks], maps)
+        return added(blocks, maps, deposits, fresh)
 
     def fold(relations: Sequence[Relation], traces: Sequence[dict]) -> list[Grads]:
         out = []
@@ -100,7 +130,7 @@ def per_weight(
             # The operator is affine, so its derivative by the weights reads none of them. That
             # derivatives are finite is not known here.
             w = {k: jnp.zeros(s.shape, s.dtype) for k, s in r.operator.shapes.items()}
-            v, block = folded(r, p["v"]), RelationBlock(r, p, _NO_STEPS, w, True, {})
+            v, block = folded(r, p["v"]), RelationBlock(r, p, NO_STEPS, w, True, {})
             x, D = _waiting_inputs(r, p, v), gathered(r, p["M"], 2)
             out.append(with_deposits(block, x, v, p["base"], D, finish))
         return out
@@ -118,9 +148,13 @@ def per_weight(
         of_parameters=True,
         approximates=words or _words(kept, kappa),
     )
+    if most is not None:
+        return relation_rule(RelationFunctions(init, advance, _credit(placed)), **how)
     waiting = relation_rule(RelationFunctions(init, _wait, _credit_waiting(placed)), **how)
-    pending = Pending(_fits, _open, waiting, fold) if most is None else None
-    functions = RelationFunctions(init, advance, _credit(placed))
+    pending = Pending(_fits, _open, waiting, fold)
+    zeros, same = partial(no_adjoints, copies=copies), partial(identities, copies=copies)
+    backward = RelationsBackward(zeros, same, _credit_backward(placed), _read, _deposits, put)
+    functions = RelationFunctions(init, advance, _credit(placed), backward=backward)
     return relation_rule(functions, pending=pending, **how)
 
 
@@ -176,20 +210,64 @@ def _gradients(reads: Sequence[_Read], fresh: Fresh) -> list[Grads]:
     return either(fresh, lambda: now, with_past) if past else now
 
 
+def _reads(
+    blocks: Blocks, signals: Sequence[Signals], after: Sequence[Array] | None = None
+) -> tuple[list[_Read], list[Array]]:
+    """What is read of a block and of the traces before it; the adjoints there, per space."""
+    found = adjoints(blocks, signals, after)
+    relations = [b.relation for b in blocks]
+    at_entries, reads = at_slots_of(relations, found.before), []
+    for b, got, at_entry, q in zip(blocks, signals, at_entries, found.each, strict=True):
+        r, s = b.relation, b.steps
+        c = folded(r, got.ct + at_output(b, s.f, q, got.masked))
+        reads.append(_Read(b, taken(r, folded(r, s.x), got.masked, c), c, b.trace, at_entry))
+    return reads, found.before
+
+
 def _credit(placed: Callable[[Signals], Signals]):
     """The gradients of a block."""
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
-        signals = [placed(s) for s in signals]
-        reads = []
-        each = zip(blocks, signals, adjoints(blocks, signals), strict=True)
-        for b, got, (at_entry, q) in each:
-            r, s = b.relation, b.steps
-            c = folded(r, got.ct + at_output(b, s.f, q, got.masked))
-            reads.append(_Read(b, taken(r, folded(r, s.x), got.masked, c), c, b.trace, at_entry))
-        return _gradients(reads, fresh)
+        return _gradients(_reads(blocks, list(map(placed, signals)))[0], fresh)
 
     return credit
+
+
+# ---------------------------------------------------------------------------- backward over blocks
+
+
+def _credit_backward(placed: Callable[[Signals], Signals]):
+    """The gradients by the steps of a block alone; the adjoints before it from those after it."""
+
+    def credit(
+        blocks: Blocks, signals: Sequence[Signals], after: Sequence[Array]
+    ) -> tuple[list[Grads], list[Array]]:
+        reads, before = _reads(blocks, list(map(placed, signals)), after)
+        return _gradients(reads, True), before
+
+    return credit
+
+
+def _read(blocks: Blocks, before: Sequence[Array], fresh: Fresh) -> list[Grads]:
+    """What the adjoints are given by the traces; traces that are zero are not read."""
+    signals = at_slots_of([b.relation for b in blocks], before)
+    zeros = [{k: jnp.zeros_like(b.weights[k]) for k in b.relation.keys} for b in blocks]
+    return either(
+        fresh, lambda: zeros, lambda: contract(blocks, [b.trace for b in blocks], signals)
+    )
+
+
+def _deposits(blocks: Blocks, after: Sequence[Array]) -> tuple[list[Array], list[tuple]]:
+    """The maps from a block on from those after it; inputs, and tails moved as far as they go."""
+    maps, moved = moved_on(blocks, after)
+    own = zip(blocks, moved, strict=True)
+    return maps, [(_inputs(b), folded(b.relation, v)) for b, v in own]
+
+
+def _inputs(b: RelationBlock) -> Any:
+    """The inputs of the steps, with iterations as steps."""
+    r, s = b.relation, b.steps
+    return taken(r, folded(r, s.x), False, folded(r, s.f))
 
 
 # ------------------------------------------------------------------------- steps beside the trace
@@ -245,9 +323,9 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
 
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         signals = [placed(s) for s in signals]
-        reads = []
-        each = zip(blocks, signals, adjoints(blocks, signals), strict=True)
-        for b, got, (at_entry, q) in each:
+        reads, found = [], adjoints(blocks, signals)
+        at_entries = at_slots_of([b.relation for b in blocks], found.before)
+        for b, got, at_entry, q in zip(blocks, signals, at_entries, found.each, strict=True):
             r, p, s = b.relation, b.trace, b.steps
             now = got.ct + at_output(b, s.f, q, got.masked)
             c = at_output(b, p["v"], at_entry[None], got.masked)

@@ -15,6 +15,7 @@ from jax.tree_util import tree_map
 
 from ..engine import (
     Arrived,
+    Backward,
     Block,
     Fresh,
     Grads,
@@ -32,6 +33,7 @@ from ..graph import Graph, trace_names
 from ..graph import HiddenParamOpRelation as Relation
 
 Trace = Any
+NO_STEPS: Any = None  # where only traces are put together
 Kept = Callable[[Relation, Steps], Steps]
 
 
@@ -63,6 +65,26 @@ class RelationBlock(NamedTuple):
 Blocks = Sequence[RelationBlock]
 
 
+class RelationsBackward(NamedTuple):
+    """How a rule takes blocks backward, see `engine.Backward`; arrays are per space of slots.
+
+    Attributes:
+        adjoints: `(relations, dtype) -> arrays` of zeros, after the last block.
+        moves: `relations -> arrays`, maps that leave everything as it is.
+        credit: `(blocks, signals, adjoints after) -> (gradients, adjoints before)`.
+        read: `(blocks, adjoints, fresh) -> gradients` from what the traces hold.
+        deposits: `(blocks, moves) -> (moves, deposits per relation)`.
+        put: `(blocks, moves, deposits, fresh) -> traces`.
+    """
+
+    adjoints: Callable[[Sequence[Relation], Any], list[Array]]
+    moves: Callable[[Sequence[Relation]], list[Array]]
+    credit: Callable[[Blocks, Sequence[Signals], list[Array]], tuple[list[Grads], list[Array]]]
+    read: Callable[[Blocks, list[Array], Fresh], list[Grads]]
+    deposits: Callable[[Blocks, list[Array]], tuple[list[Array], list]]
+    put: Callable[[Blocks, list[Array], list, Fresh], list[Trace]]
+
+
 class RelationFunctions(NamedTuple):
     """What a rule does with relations.
 
@@ -71,12 +93,14 @@ class RelationFunctions(NamedTuple):
         advance: `(blocks, fresh) -> traces` after the block.
         credit: `(blocks, signals, fresh) -> gradients` of the operands in the block.
         prepare: `blocks -> arrays` per relation, `Steps.prepared` for both of these.
+        backward: how it takes blocks backward, if it can.
     """
 
     init: Callable[[Relation, Grads], Trace]
     advance: Callable[[Blocks, Fresh], list[Trace]]
     credit: Callable[[Blocks, Sequence[Signals], Fresh], list[Grads]]
     prepare: Callable[[Blocks], list] | None = None
+    backward: RelationsBackward | None = None
 
 
 def relation_rule(
@@ -98,7 +122,7 @@ def relation_rule(
             belong to that: gradients of these are its own.
         takes_signal, one_by_one, **facts: see `Rule`.
     """
-    init, advance, credit, prepare = functions
+    init, advance, credit, prepare, backward = functions
 
     def init_all(graph: Graph, values: Values) -> list[Trace]:
         weights = graph.operands(values.consts, values.params)
@@ -132,15 +156,64 @@ def relation_rule(
         return lax.scan(one, list(traces), list(map(every, steps)))[0]
 
     def credit_all(graph: Graph, arrived: Arrived) -> Any:
+        blocks, signals, pulled = _met(graph, arrived)
+        return pulled(credit(blocks, signals, arrived.fresh))
+
+    def _met(graph: Graph, arrived: Arrived) -> tuple[Blocks, list[Signals], Callable]:
+        """Relations, what reaches them, and from gradients of their operands to parameters'."""
         steps = arrived.observed
         signals = signals_of(graph, arrived, steps)
-        weights, pull = operands_pulled(graph, arrived.consts, arrived.params)
-        at_outputs, slopes = _slopes(graph, arrived.consts, arrived.params)
+        at_outputs = _slopes(graph, arrived.consts, arrived.params)[0]
         pairs = zip(signals, at_outputs, strict=True)
         signals = [s if slope is None else s._replace(ct=s.ct * slope) for s, slope in pairs]
-        blocks = _blocks(graph, arrived.traces, steps, weights, slopes)
-        grads = credit(blocks, signals, arrived.fresh)
-        return _pulled_back(graph, grads, pull) if of_parameters else pull(grads)
+        blocks, pulled = _read(graph, arrived.consts, arrived.params, arrived.traces, steps)
+        return blocks, signals, pulled
+
+    def _read(
+        graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], steps: Sequence[Any]
+    ) -> tuple[Blocks, Callable]:
+        weights, pull = operands_pulled(graph, consts, params)
+        blocks = _blocks(graph, traces, steps, weights, _slopes(graph, consts, params)[1])
+        return blocks, (lambda grads: _pulled_back(graph, grads, pull)) if of_parameters else pull
+
+    def going_back(own: RelationsBackward) -> Backward:
+        none = lambda graph: [NO_STEPS for _ in graph.relations]
+
+        def adjoints(graph: Graph) -> list[Array]:
+            dtype = jnp.result_type(*(v.dtype for v in graph.tangent.entries))
+            return own.adjoints(graph.relations, dtype)
+
+        def credit(graph: Graph, arrived: Arrived) -> tuple[Any, list[Array]]:
+            blocks, signals, pulled = _met(graph, arrived)
+            grads, before = own.credit(blocks, signals, arrived.later)
+            return pulled(grads), before
+
+        def read(
+            graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], at: list, fresh: Fresh
+        ) -> Any:
+            blocks, pulled = _read(graph, consts, params, traces, none(graph))
+            return pulled(own.read(blocks, at, fresh))
+
+        def deposits(graph: Graph, block: Block, steps: list[Steps], moves: Any) -> Any:
+            nothing: list[Any] = [{}] * len(steps)
+            return own.deposits(_blocks(graph, nothing, steps, nothing, nothing), moves)
+
+        def put(
+            graph: Graph,
+            consts: Any,
+            params: Any,
+            traces: Sequence[Trace],
+            moves: Any,
+            deposits: Any,
+            fresh: Fresh,
+        ) -> list[Trace]:
+            weights = graph.operands(consts, params)
+            slopes = _slopes(graph, consts, params)[1]
+            blocks = _blocks(graph, traces, none(graph), weights, slopes)
+            return own.put(blocks, moves, deposits, fresh)
+
+        moves = lambda graph: own.moves(graph.relations)
+        return Backward(adjoints, credit, read, moves, deposits, put)
 
     def _slopes(graph: Graph, consts: Any, params: Any) -> tuple[list[Array | None], list[Grads]]:
         """Slopes that meet the outputs of an operator, which are its weight, and the others."""
@@ -159,6 +232,7 @@ def relation_rule(
         names=lambda graph: list(trace_names(graph)),
         takes_signal=takes_signal,
         one_by_one=one_by_one,
+        backward=None if backward is None else going_back(backward),
         **facts,
     )
 
