@@ -134,8 +134,10 @@ def test_a_window_over_a_short_sequence_is_cheap(advice):
     for a, b in zip(*map(jax.tree.leaves, (grads, bptt(step, params, state))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
     rtrl = advice.rules[-1]
-    cheaper = rtrl.bytes // advice.window.bytes
-    assert advice.over(cheaper).best is not rtrl and advice.over(cheaper + 1).best is rtrl
+    assert window.exact == rtrl.exact and window.time < rtrl.time
+    least = rtrl.bytes // advice.window.bytes + 1  # so many steps take more memory than RTRL
+    assert advice.over(least).best.call == f"no_trace, window={least}"  # faster
+    assert advice.over(least).within(rtrl.bytes).best is rtrl
 
 
 def test_advice_prints_as_a_table(advice):
@@ -230,3 +232,28 @@ def test_many_slots_without_a_loop_over_what_they_share():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept, want)
     for r in net._last.graph.relations:
         assert r.slots.width == 6 and r.slots.at[0].shape[-2] == 1
+
+
+def test_states_of_many_elements_are_not_followed_in_pairs():
+    """Layers of states with a matrix per head: SnAp would follow millions of pairs."""
+
+    def step(p, s, x):
+        k, v = x @ p["k"], (x + s.sum(1) @ p["back"]) @ p["v"]
+        s = 0.9 * s + k[:, :, None] * v[:, None, :]
+        return s, s.sum(1)
+
+    params = {"k": drawn(1, I, 32), "v": drawn(2, I, 70), "back": drawn(3, 70, I)}
+    net = bt.online(step)
+    net.init(jax.tree.map(jnp.asarray, params), jnp.zeros((B, 32, 70)), jnp.asarray(XS[0]))
+    refused = next(c for c in net.report.advice.rules if c.call == "snap")
+    assert refused.exact is None and "pairs of 2,240 elements" in refused.why
+
+
+def test_a_jacobian_that_would_not_compile_is_not_offered(monkeypatch):
+    step, params, state = wide(6)
+    net = bt.online(step)
+    net.init(*jax.tree.map(jnp.asarray, (params, state)), XS[0])
+    monkeypatch.setattr("braintrace._online._advice.MOST_ENTRIES", 6 * 6)
+    refused = next(c for c in net.report.advice.rules if c.call == "snap(n=2)")
+    assert refused.exact is None and refused.why.endswith(" entries.")
+    assert net.report.advice.best.call != "snap(n=2)"

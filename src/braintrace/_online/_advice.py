@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 
@@ -56,6 +56,8 @@ Reports = Mapping[Path, ParameterReport]
 
 MOST_ORDER = 8  # of snap
 MOST_OPERATIONS = 1 << 24  # of a step: the analysis for snap follows each of them
+MOST_ELEMENTS = 2048  # of the states of a sample: it follows the pairs of them
+MOST_ENTRIES = 1 << 24  # of the D of one operator: a larger one takes minutes to compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Problem:
     find: Callable[[Path], Any] = lambda path: None  # the object that holds a parameter
     words: Wording | None = None  # of the front end, in messages
     whole: bool = True  # whether it has all parameters that a pattern of a mixture may name
+    most_entries: int | None = None  # of a D, below the limit of the rule
 
 
 def analysed(
@@ -104,7 +107,8 @@ def _followed(
     extra: Sequence[CompilationRecord],
 ) -> Graph:
     """The graph of a prepared step for one rule."""
-    limits, consts = (rule.crossings, rule.most_entries, rule.couple_axis), problem.consts
+    most = min(rule.most_entries, problem.most_entries or rule.most_entries)
+    limits, consts = (rule.crossings, most, rule.couple_axis), problem.consts
     if rule.config.filters is not None:
         graph = follow(prepared, consts, problem.find, (), *limits)
         filtered = with_filters(graph, consts, rule.config.filters)
@@ -195,42 +199,94 @@ def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows:
 
 def advise(problem: Problem, rule: LearningRule) -> Advice:
     """What the present rule and others cost, and which parameters they make exact."""
-    forward = _forward(problem)
-    reports, size, time = _measured(problem, rule, forward)
+    own = _Estimates(problem, _forward(problem))
+    reports, size, time, _ = own.of(rule)
     present = RuleCost(str(rule), rule, _exact(reports), size, time, "the present rule")
-    same = lambda other: (other.name, repr(other.options)) == (rule.name, repr(rule.options))
-    others = [cost for cost in _candidates(problem, forward) if not same(cost.rule)]
+    estimates = replace(own, problem=replace(problem, most_entries=MOST_ENTRIES))
+    same = lambda other: _key(other) == _key(rule)
+    others = [cost for cost in _candidates(estimates) if not same(cost.rule)]
     step = problem.step
     stored = varying_bytes(step.program, {step.entry(leaf) for leaf in step.params})
     followed = frozenset[Path]().union(*(c.exact or () for c in (present, *others)))
     nothing = "in one window over the whole sequence nothing is left out"
-    window = RuleCost("no_trace", no_trace(), followed, max(1, stored), 3 * forward, nothing)
+    window = RuleCost("no_trace", no_trace(), followed, max(1, stored), 3 * own.forward, nothing)
     *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
     hints = dict.fromkeys(d.do for p in reports.values() for d in p.dropped if d.do)
     return Advice(tuple(costs), inexact, len(reports), window, hints=tuple(hints))
 
 
-def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
+def _key(rule: LearningRule) -> tuple[str, str]:
+    return rule.name, repr(rule.options)
+
+
+class _Estimate(NamedTuple):
+    """The reports on parameters in use, bytes, operations, and how many elements states have."""
+
+    reports: Reports
+    bytes: int
+    operations: float
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimates:
+    """The analyses of a step for several rules, each made once."""
+
+    problem: Problem
+    forward: float
+    found: dict[tuple[str, str], _Estimate] = field(default_factory=dict)
+
+    def of(self, rule: LearningRule) -> _Estimate:
+        if _key(rule) not in self.found:
+            self.found[_key(rule)] = self._analysed(rule)
+        return self.found[_key(rule)]
+
+    def _analysed(self, rule: LearningRule) -> _Estimate:
+        graph, shapes = analysed(self.problem, rule)
+        reports = self.problem.judge(certified(graph, rule, shapes, windows=False))
+        used = {path: p for path, p in reports.items() if p.how != "none"}
+        operations = _time(graph, rule.record, shapes, self.forward)
+        return _Estimate(used, nbytes(shapes), operations, _elements(graph))
+
+    def cost(self, rule: LearningRule, why: str) -> RuleCost:
+        try:
+            found = self.of(rule)
+        except (CompilationError, NotSupportedError) as error:
+            return RuleCost(str(rule), rule, None, 0, math.inf, str(error).partition("\n")[0])
+        return RuleCost(str(rule), rule, _exact(found.reports), found.bytes, found.operations, why)
+
+
+def _elements(graph: Graph) -> int:
+    """How many elements of the states are followed; of a batch that was thinned, a sample's."""
+    entries, offsets = graph.tangent.entries, graph.influence.offsets.tolist()
+    analysed, every = offsets[len(entries)], sum(v.size for v in entries)
+    if analysed == every:
+        return every
+    sizes = zip(entries, offsets, offsets[1:], strict=False)
+    samples = max((v.shape[0] * (b - a) // v.size for v, a, b in sizes if v.shape), default=1)
+    return analysed // max(samples, 1)
+
+
+def _candidates(estimates: _Estimates) -> Iterator[RuleCost]:
     """d_rtrl, snap of rising order where it makes more parameters exact, and rtrl."""
-    best = _cost(problem, d_rtrl(), "it leaves out nothing of it", forward)
+    best = estimates.cost(d_rtrl(), "it leaves out nothing of it")
     yield best
-    for axis in _coupling(problem, best):
+    for axis in _coupling(estimates, best):
         why = "it counts the elements along this axis as one unit"
-        cost = _cost(problem, d_rtrl(couple_axis=axis), why, forward)
+        cost = estimates.cost(d_rtrl(couple_axis=axis), why)
         if len(cost.exact or ()) > len(best.exact or ()):
             yield cost
             best = cost
-    everything = _cost(problem, rtrl(), "it follows every path", forward)
+    everything = estimates.cost(rtrl(), "it follows every path")
     for n in range(1, MOST_ORDER + 1):
         if best.exact is not None and best.exact == everything.exact:
             break
-        if forward > MOST_OPERATIONS:
-            why = f"not analysed: a step has {forward:,.0f} operations, and it follows each of them"
-            yield RuleCost("snap", snap(), None, 0, math.inf, why)
+        if (why := _too_large(estimates, best)) is not None:
+            yield RuleCost("snap", snap(), None, 0, math.inf, f"not analysed: {why}")
             break
         near = f"it reaches its states across at most {n - 1} operator{'s' * (n != 2)}"
-        cost = _cost(problem, snap(n), near, forward)
+        cost = estimates.cost(snap(n), near)
         if cost.exact is None or len(cost.exact) > len(best.exact or ()):
             yield cost
             best = cost
@@ -239,29 +295,22 @@ def _candidates(problem: Problem, forward: float) -> Iterator[RuleCost]:
     yield everything
 
 
-def _coupling(problem: Problem, diagonal: RuleCost) -> list[int]:
+def _too_large(estimates: _Estimates, best: RuleCost) -> str | None:
+    """Why the analysis for snap would take too long."""
+    if estimates.forward > MOST_OPERATIONS:
+        return f"a step has {estimates.forward:,.0f} operations, and it follows each of them"
+    elements = 0 if best.exact is None else estimates.of(best.rule).elements
+    if elements > MOST_ELEMENTS:
+        return f"it would follow the pairs of {elements:,} elements of the states"
+    return None
+
+
+def _coupling(estimates: _Estimates, diagonal: RuleCost) -> list[int]:
     """The axes along which what d_rtrl leaves out would stay within a unit."""
     if diagonal.exact is None:
         return []
-    reports, *_ = _measured(problem, d_rtrl(), 0.0)
-    axes = (d.axis for p in reports.values() for d in p.dropped)
+    axes = (d.axis for p in estimates.of(diagonal.rule).reports.values() for d in p.dropped)
     return list(dict.fromkeys(a for a in axes if a is not None))
-
-
-def _cost(problem: Problem, rule: LearningRule, why: str, forward: float) -> RuleCost:
-    try:
-        reports, size, time = _measured(problem, rule, forward)
-    except (CompilationError, NotSupportedError) as error:
-        return RuleCost(str(rule), rule, None, 0, math.inf, str(error).partition("\n")[0])
-    return RuleCost(str(rule), rule, _exact(reports), size, time, why)
-
-
-def _measured(problem: Problem, rule: LearningRule, forward: float) -> tuple[Reports, int, float]:
-    """The reports on parameters in use, the bytes and the operations."""
-    graph, shapes = analysed(problem, rule)
-    reports = problem.judge(certified(graph, rule, shapes, windows=False))
-    used = {path: p for path, p in reports.items() if p.how != "none"}
-    return used, nbytes(shapes), _time(graph, rule.record, shapes, forward)
 
 
 def _exact(reports: Reports) -> frozenset[Path]:

@@ -101,9 +101,14 @@ class Advice:
 
     @property
     def best(self) -> RuleCost | None:
-        """The rule that makes the most parameters exact; of several, that with the least memory."""
+        """The fastest rule that makes all parameters exact; else the one that makes the most."""
         rules = [c for c in self.rules if self.fits(c)]
-        return min(rules, key=lambda c: (-len(c.exact or ()), *_price(c)), default=None)
+        return min(rules, key=self._rank, default=None)
+
+    def _rank(self, cost: RuleCost) -> tuple[float, ...]:
+        exact = len(cost.exact or ())
+        price = (cost.time, cost.bytes) if exact == self.total else _price(cost)
+        return -exact, *price
 
     def _suggestion(self, path: Path) -> Suggestion:
         exact = sorted((c for c in self.rules if path in (c.exact or ())), key=_price)
