@@ -257,3 +257,27 @@ def test_a_jacobian_that_would_not_compile_is_not_offered(monkeypatch):
     refused = next(c for c in net.report.advice.rules if c.call == "snap(n=2)")
     assert refused.exact is None and refused.why.endswith(" entries.")
     assert net.report.advice.best.call != "snap(n=2)"
+
+
+def test_times_are_measured_for_the_rules_that_would_be_recommended():
+    step, params, state = jax.tree.map(lambda a: a if callable(a) else jnp.asarray(a), CASES["gru"])
+    net = bt.online(step)
+    net.init(params, state, jnp.asarray(XS[0]))
+    advice = net.report.advice
+    assert "estimated" not in str(advice) and not any(c.measured for c in advice.rules)
+    one = advice.measured(budget=0)  # none but the present rule
+    assert [c.measured for c in one.rules] == [True] + [False] * (len(advice.rules) - 1)
+    assert one.rules[0].time == 1 and one.rules[1].time == advice.rules[1].time
+    assert str(one).count("estimated") == len(advice.rules) - 1
+    found = advice.over(T).measured(budget=300)
+    assert all(c.measured and 0 < c.time < 1e6 for c in found.rules)
+    assert found.rules[-1].window == T and "estimated" not in str(found)
+    fast = min((c for c in found.rules if len(c.exact) == found.total), key=lambda c: c.time)
+    assert found.best is fast
+
+
+def test_a_rule_with_inputs_of_its_own_is_not_measured():
+    net = bt.online(CASES["gru"][0], "three_factor")
+    net.init(*jax.tree.map(jnp.asarray, CASES["gru"][1:]), jnp.asarray(XS[0]))
+    advice = net.report.advice
+    assert advice.measured().rules == advice.rules

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ from ..rules import (
 )
 from ._blocks import MOST_STEPS, nbytes, varying_bytes
 from ._checks import Wording, check_relations
+from ._measure import MOST_BYTES, seconds_per_step
 
 Reports = Mapping[Path, ParameterReport]
 
@@ -213,7 +215,15 @@ def advise(problem: Problem, rule: LearningRule) -> Advice:
     *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
     hints = dict.fromkeys(d.do for p in reports.values() for d in p.dropped if d.do)
-    return Advice(tuple(costs), inexact, len(reports), window, hints=tuple(hints))
+    seconds = partial(_seconds, problem)
+    return Advice(tuple(costs), inexact, len(reports), window, None, tuple(hints), seconds)
+
+
+def _seconds(problem: Problem, cost: RuleCost) -> float | None:
+    """How long a step takes, if its traces are not too large to be allocated for that."""
+    if cost.window is None and cost.bytes > MOST_BYTES:
+        return None
+    return seconds_per_step(*analysed(problem, cost.rule), problem.consts, cost)
 
 
 def _key(rule: LearningRule) -> tuple[str, str]:
@@ -282,8 +292,8 @@ def _candidates(estimates: _Estimates) -> Iterator[RuleCost]:
     for n in range(1, MOST_ORDER + 1):
         if best.exact is not None and best.exact == everything.exact:
             break
-        if (why := _too_large(estimates, best)) is not None:
-            yield RuleCost("snap", snap(), None, 0, math.inf, f"not analysed: {why}")
+        if (large := _too_large(estimates, best)) is not None:
+            yield RuleCost("snap", snap(), None, 0, math.inf, f"not analysed: {large}")
             break
         near = f"it reaches its states across at most {n - 1} operator{'s' * (n != 2)}"
         cost = estimates.cost(snap(n), near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +21,10 @@ class RuleCost:
         rule: its value, for `braintrace.online` and `braintrace.compile`.
         exact: the parameters whose gradient is that of back-propagation through time.
         bytes: of its traces; in a window, of what reverse mode keeps.
-        time: estimated operations of a step, relative to those of the present rule.
+        time: of a step, relative to the present rule: estimated operations, or measured.
         why: what it follows, or why it was not analysed: then `exact` is None.
+        window: steps of a window that takes the place of traces.
+        measured: whether the time was measured.
     """
 
     call: str
@@ -30,6 +33,8 @@ class RuleCost:
     bytes: int
     time: float
     why: str
+    window: int | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Advice:
 
     Nothing is allocated: bytes and exactness come from analyses of the step for each rule. Times
     are estimates, from the operations of the step and the slots of the traces; they tell 2 from 20,
-    not 2 from 3. It prints as a table.
+    not 2 from 3. `measured()` compiles and runs a few steps instead. It prints as a table.
 
     Attributes:
         rules: the present rule first, then the others.
@@ -70,6 +75,7 @@ class Advice:
             but `bytes` for every step, an estimate.
         memory_limit: bytes that the traces may take, None for no limit.
         hints: changes of the model that let the present rule keep what it leaves out.
+        seconds: what measures a step of one of the rules.
     """
 
     rules: tuple[RuleCost, ...]
@@ -78,6 +84,7 @@ class Advice:
     window: RuleCost
     memory_limit: int | None = None
     hints: tuple[str, ...] = ()
+    seconds: Callable[[RuleCost], float | None] | None = None
 
     def within(self, memory_limit: int | None) -> Advice:
         """The same for traces of at most so many bytes."""
@@ -86,8 +93,30 @@ class Advice:
     def over(self, steps: int) -> Advice:
         """The same for sequences of so many steps, with one window over each as a further rule."""
         call = f"{self.window.call}, window={steps}"
-        window = replace(self.window, call=call, bytes=steps * self.window.bytes)
+        window = replace(self.window, call=call, bytes=steps * self.window.bytes, window=steps)
         return replace(self, rules=(*self.rules, window))
+
+    def measured(self, budget: float = 10.0) -> Advice:
+        """The same with measured times, the rules that would be recommended first.
+
+        The present rule and each next one is compiled for the shapes of the step and run for a few
+        steps, until that took `budget` seconds; other times stay estimates, and the table says so.
+        """
+        if self.seconds is None:
+            return self
+        start, costs = time.perf_counter(), list(self.rules)
+        unit = self.seconds(costs[0])
+        if unit is None:
+            return self
+        costs[0] = replace(costs[0], time=1.0, measured=True)
+        later = [i for i, c in enumerate(costs) if i and self.fits(c)]
+        for i in sorted(later, key=lambda i: self._rank(costs[i])):
+            if time.perf_counter() - start > budget:
+                break
+            found = self.seconds(costs[i])
+            if found is not None:
+                costs[i] = replace(costs[i], time=found / unit, measured=True)
+        return replace(self, rules=tuple(costs))
 
     def fits(self, cost: RuleCost) -> bool:
         """Whether a rule was analysed and its traces are within the limit."""
@@ -129,7 +158,8 @@ class Advice:
                 continue
             count = f"{len(c.exact)} of {self.total}"
             over = "" if self.fits(c) else "over the limit"
-            rows.append((c.call, size(c.bytes), f"x {factor(c.time)}", count, over))
+            about = " estimated" if self.rules[0].measured and not c.measured else ""
+            rows.append((c.call, size(c.bytes), f"x {factor(c.time)}{about}", count, over))
         lines = _table(rows)
         if self.inexact:
             each = [

@@ -88,6 +88,16 @@ def test_plan_prints_what_rules_cost(word, words, total, name, file, capsys):
     assert f"Recommended: snap(n=2), {total} of {total} parameters exact, " in shown
 
 
+def test_plan_measures_if_asked_to(file, capsys):
+    status, shown, errors = plan(capsys, f"{file}:model", "--measure")
+    assert status == 0 and not errors
+    assert "estimated" not in shown and "Recommended: snap(n=2), 2 of 2" in shown
+    assert (
+        shown.splitlines()[-1].endswith(" times the time of d_rtrl.")
+        and "about" not in (shown.splitlines()[-1])
+    )
+
+
 def test_plan_of_a_mixture_prices_it_beside_the_rules(file, capsys):
     status, shown, errors = plan(capsys, f"{file}:model", "--rule", "r=snap:n=2,*=d_rtrl")
     assert status == 0 and not errors

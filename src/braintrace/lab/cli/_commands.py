@@ -184,6 +184,7 @@ def _plan(commands: Commands) -> None:
     about = "list what each rule would cost for a model, and what it makes exact"
     examples = """
     braintrace plan net.py:model --memory 2GB
+    braintrace plan net.py:model --measure
     braintrace plan net.py:Network --input 16,3 --batch-size 16 --rule snap:n=2
     """
     option = _command(commands, "plan", about, examples, _PLANNED).add_argument
@@ -197,6 +198,8 @@ def _plan(commands: Commands) -> None:
            "all of it as a rule")  # fmt: skip
     option("--unmarked", action="store_true", help="recognise plain JAX in a brainstate module; "
            "always done for the others")  # fmt: skip
+    option("--measure", action="store_true", help="run a few steps with the rules that would be "
+           "recommended: their times are measured")  # fmt: skip
 
 
 def _inputs(option: Callable[..., object]) -> None:

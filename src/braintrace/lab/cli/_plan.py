@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
     module, word = load_module(options.model)
     advice = _advice(options, module, word, rule).within(options.memory)
     advice = advice if options.length is None else advice.over(options.length)
+    advice = advice.measured() if options.measure else advice
     print(advice)
     print(f"\n{_recommendation(advice)}")
     return 0
@@ -117,5 +118,6 @@ def _recommendation(advice: Advice) -> str:
     exact = f"{len(best.exact or ())} of {advice.total} parameters exact"
     if best is present:
         return f"Recommended: {best.call}, {exact}; no other rule makes more of them exact{within}."
-    time = f"about {factor(best.time)} times the time of {present.call}"
+    about = "" if best.measured else "about "
+    time = f"{about}{factor(best.time)} times the time of {present.call}"
     return f"Recommended{within}: {best.call}, {exact}, {size(best.bytes)}, {time}."
