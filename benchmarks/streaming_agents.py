@@ -23,8 +23,8 @@ OPTIMIZERS = {
 }
 TASKS = {
     "chains": {f"chain {n}": (rl.memory_chain(n), 3000 * (n + 1)) for n in (2, 8, 32, 128)},
-    "maze": {f"maze {n}": (rl.t_maze(n), 4000 * (n + 1)) for n in (4, 16)},
-    "cartpole": {"cartpole": (rl.cartpole(), 200_000)},
+    "maze": {f"maze {n}": (rl.t_maze(n), 12_000 * (n + 1)) for n in (4, 16)},
+    "cartpole": {"cartpole": (rl.cartpole(), 300_000)},
 }
 
 
@@ -37,7 +37,8 @@ def train(environment, agent, optimizer, rule, steps, seeds):
         state, y = core(params, state, x)
         return state, y if agent == "q" else (y[:-1], y[-1])
 
-    make = lambda key: rl.rotating_units(key, inputs, outputs, units=16, slowest=0.999)
+    make = lambda key: rl.rotating_units(key, inputs, outputs, units=16, ring=ring)
+    ring = (0.0, 0.999) if inputs == 2 else (0.9, 0.999)  # velocities are two steps' memory
     _, state, core = make(jax.random.key(0))
     net = online(step, rule)
 

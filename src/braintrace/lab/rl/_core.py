@@ -10,7 +10,11 @@ import jax.numpy as jnp
 
 
 def rotating_units(
-    key: jax.Array, inputs: int, outputs: int, units: int = 16, slowest: float = 0.999
+    key: jax.Array,
+    inputs: int,
+    outputs: int,
+    units: int = 16,
+    ring: tuple[float, float] = (0.9, 0.999),
 ) -> tuple[dict[str, Any], tuple[Any, Any], Callable[..., Any]]:
     """Parameters, a state and a step of units c' = r e^{iθ} c + √(1 - r²) x W, read out after tanh.
 
@@ -19,13 +23,14 @@ def rotating_units(
         inputs: the number of inputs.
         outputs: the number of outputs, which start at zero.
         units: the number of complex units; the read-out sees both parts.
-        slowest: the largest r at the start, the smallest is 0.9; r = exp(-exp(ν)).
+        ring: the smallest and the largest r at the start, r = exp(-exp(ν)): near 1 for a long
+            memory, from 0 where what counts is a few steps ago.
 
     Returns:
         `(params, state, step)`, for `braintrace.online(step, rule)`.
     """
     of_r, of_angle, *of_w = jax.random.split(key, 4)
-    r = jax.random.uniform(of_r, (units,), minval=0.9, maxval=slowest)
+    r = jax.random.uniform(of_r, (units,), minval=max(ring[0], 1e-3), maxval=ring[1])
     real, imaginary = (jax.random.normal(k, (inputs, units)) / inputs**0.5 for k in of_w)
     params = {
         "nu": jnp.log(-jnp.log(r)),
