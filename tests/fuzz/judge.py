@@ -107,7 +107,8 @@ def truth_of(spec: Spec, model: Program, run: Run = interpreted) -> dict | None:
 
 
 def largest(grads: Any) -> float:
-    return max(float(np.abs(np.asarray(g)).max(initial=0)) for g in jax.tree.leaves(grads))
+    sizes = [float(np.abs(np.asarray(g)).max(initial=0)) for g in jax.tree.leaves(grads)]
+    return float(np.max(sizes))  # not a number if one of them is not
 
 
 def judge(

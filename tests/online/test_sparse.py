@@ -83,3 +83,31 @@ def test_the_matrices_of_a_ragged_product_are_traced(varying):
     close(got, bptt(case))
     assert all(p.exact and p.how == "trace" for p in net.report.parameters.values())
     close(gradient(case, "rtrl")[0], got)
+
+
+@pytest.mark.parametrize("rule", ["kf_rtrl", "uoro", "rtrl"])
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_rules_that_go_step_by_step_read_the_indices_in_their_backward_pass(rule, block_size):
+    """The indices are arguments of the compiled program around the loop over the steps."""
+    matrix = sparse.BCOO.fromdense(jnp.asarray(DENSE))
+    places = tuple(matrix.indices.T)
+
+    def layer(product):
+        def step(w, h, x):
+            h = jnp.tanh(0.8 * h + product(w, x))
+            return h, h
+
+        return step
+
+    def gradient(step):
+        net = braintrace.online(step, rule)
+        xs = inputs(2, I)
+        carry = net.init(matrix.data, jnp.zeros((2, 4)), xs[0])
+        loss = lambda out: (out**2).sum()
+        return net.grad(loss, block_size=block_size)(matrix.data, carry, xs)[0]
+
+    marked = layer(lambda w, x: braintrace.sparse_matmul(x, w, sparse_mat=matrix))
+    plain = layer(lambda w, x: x @ jnp.zeros(DENSE.shape).at[places].set(w))
+    if rule == "kf_rtrl":  # another operator has other signs
+        plain = layer(lambda w, x: x @ sparse.BCOO((w, matrix.indices), shape=DENSE.shape))
+    close(gradient(marked), gradient(plain))

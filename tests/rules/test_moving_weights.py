@@ -48,6 +48,11 @@ def low_rank(p, h, x):
     return h, h
 
 
+def low_rank_operator(p, h, x):
+    h = 0.9 * h + braintrace.lora_matmul(x, p["w"][:, :1], p["a"][None])
+    return h, h
+
+
 MODELS = {
     f.__name__: f
     for f in (sigmoid_decay, marked_decay, positive_weights, squared_and_masked, linear)
@@ -112,15 +117,16 @@ def test_constant_weights_have_the_gradient_of_bptt(model, block_size):
     )
 
 
-def test_other_maps_drift_and_the_certificate_says_so():
-    assert drift(trained(low_rank, "d_rtrl"), trained(low_rank, "rtrl")) > 1e-3
-    net = braintrace.online(low_rank, "d_rtrl", strict=True)
+@pytest.mark.parametrize("model", [low_rank, low_rank_operator])
+def test_other_maps_drift_and_the_certificate_says_so(model):
+    assert drift(trained(model, "d_rtrl"), trained(model, "rtrl")) > 1e-3
+    net = braintrace.online(model, "d_rtrl", strict=True)
     net.init(PARAMS, H, XS[0])
-    report = net.report.parameters["w",]
-    assert report.exact and report.while_constant
-    assert "exact while the weights are constant" in str(report)
+    for report in net.report.parameters.values():
+        assert report.exact and report.while_constant
+        assert "exact while the weights are constant" in str(report)
     with pytest.raises(braintrace.CompilationError) as error:
-        trained(low_rank, "d_rtrl", strict=True)
+        trained(model, "d_rtrl", strict=True)
     assert all(word in str(error.value) for word in ("train", "where:", "why:", "do:", "rtrl"))
 
 

@@ -9,7 +9,7 @@ from models import EXACT, RECURRENT, Net, step_fn
 
 import braintrace as bt
 from braintrace.verify import bptt_grad, compare, finite_difference_grad
-from braintrace.verify._compare import comparison
+from braintrace.verify._compare import comparison, online_grad
 from oracle import compare_to_rule, dense, reference_grad
 
 SMOOTH = ["three_states", "complex_state", "operand_expressions", "lstm", "excitation_inhibition"]
@@ -96,6 +96,24 @@ def test_references_leave_model_and_learner_as_they_were():
     after = [jax.tree.map(np.asarray, jax.tree.leaves(s.value)) for s in states[:-1]]
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert [a.dtype for x in before for a in x] == [a.dtype for x in after for a in x]
+
+
+def test_a_gradient_leaves_no_trace_that_only_its_step_function_has():
+    """A second one begins with the same random numbers, also where the first made the trace."""
+    c = RECURRENT["gru"]()
+    learner = bt.UORO(c.model)
+    learner.compile_graph(c.x0)
+    own = set(learner.etraces)
+    c.model.back = back = brainstate.ShortTermState(jnp.zeros(()))
+
+    def step(net, x, *targets):
+        loss = step_fn(net, x + 0.1 * back.value, *targets)
+        back.value = jnp.tanh(loss)
+        return loss
+
+    first, second = (online_grad(learner, step, *c.sequences) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert set(learner.etraces) == own
 
 
 def test_states_are_restored_after_a_failure():

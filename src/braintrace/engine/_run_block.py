@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..graph import Graph, Leaf
-from ..ops import ETPPrimitive
+from ..ops import ETPPrimitive, in_use, reading
 from ..program import Var
 from ._anchor import depending_on, floating_of, once, with_all_cotangents
 from ._evaluate import (
@@ -456,6 +456,7 @@ def _anchored(
         return starts, {}, ()
     static = fresh is None or isinstance(fresh, bool)
     leaving = [(h.shape, h.dtype) for h in path.hidden] if source.exits and every is None else []
+    indices = in_use()
 
     def zeros(r):
         iterations = () if r.site.iterations is None else (r.site.iterations,)
@@ -471,7 +472,7 @@ def _anchored(
 
     def backward(residuals, cotangents):
         params, later, starts, saved, live = residuals
-        consts, traces, observed, flag, substitute, read, counts = saved
+        consts, traces, observed, flag, substitute, read, counts, found = saved
         cotangents = once(cotangents, floating_of(params, live))
         if counts is not None:  # to those before, nothing arrives from losses that do not count
             cotangents = jax.tree.map(
@@ -482,11 +483,12 @@ def _anchored(
         own = replace(source, states=read[0], extra=read[1])
         met = (entry, taps, exits, every, substitute, own, later, counts)
         arrived = Arrived(*memory, *met)
-        if behind is None:
-            grads, before = rule.credit(graph, arrived), None
-        else:
-            assert rule.backward is not None
-            grads, before = rule.backward.credit(graph, arrived)
+        with reading(dict(zip(indices, found, strict=True))):
+            if behind is None:
+                grads, before = rule.credit(graph, arrived), None
+            else:
+                assert rule.backward is not None
+                grads, before = rule.backward.credit(graph, arrived)
         return grads, before, jax.tree.map(jnp.zeros_like, starts), None, None
 
     anchor = jax.custom_vjp(points)
@@ -495,7 +497,8 @@ def _anchored(
     params, later, counts = values.params, None, None
     if behind is not None:
         params, later, counts = behind.params, behind.adjoints, behind.counts
-    saved = (block.consts, memory.traces, memory.observed, flag, substitute, read, counts)
+    found = list(indices.values())
+    saved = (block.consts, memory.traces, memory.observed, flag, substitute, read, counts, found)
     live = floating_of(values.hidden, values.consts, values.args)
     starts, taps, exits = anchor(params, later, starts, lax.stop_gradient(saved), live)
     inward = lambda r, a: map_steps(length, r.site.inward, a)

@@ -248,11 +248,13 @@ class _Certifier:
         """Whether a trace of parameter leaf i is that of a weight, in the weight's coordinates."""
         if self.traces.per_parameter:
             return False
-        return any(
-            i in leaves and k in r.mapped and r.mapped[k] is None
-            for r in self.graph.relations
-            for k, leaves in r.site.leaves.items()
-        )
+        for r in self.graph.relations:
+            for k in (k for k, leaves in r.site.leaves.items() if i in leaves):
+                # A factor of a low-rank product has no trace of its own: the product has one.
+                keys = [k] if k in r.keys else r.keys
+                if any(key in r.mapped and r.mapped[key] is None for key in keys):
+                    return True
+        return False
 
     def from_relations(
         self, i: int, sites: Sequence[Site], relations: Sequence[HiddenParamOpRelation]

@@ -23,6 +23,8 @@ from ._sparse import etp_sp_mv as etp_sp_mv
 from ._sparse import sparse_matmul as sparse_matmul
 from ._structure import Structure as Structure
 from ._structure import compiled as compiled
+from ._structure import in_use as in_use
+from ._structure import reading as reading
 from ._ties import tied_axes as tied_axes
 from ._twin import on_mesh as on_mesh
 from ._zeros import zeros_in as zeros_in

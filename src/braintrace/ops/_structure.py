@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -49,7 +50,7 @@ class Structure:
     @property
     def arguments(self) -> Indices | None:
         """These arrays as arguments of the program that is being traced, see `compiled`."""
-        return _arguments.get({}).get(self)
+        return in_use().get(self)
 
     @property
     def arrays(self) -> Indices:
@@ -69,6 +70,25 @@ class Structure:
         return f"Structure(shape={self.shape}, size={self.size})"
 
 
+def in_use() -> dict[Structure, Indices]:
+    """The indices that are arguments of the program that is being traced."""
+    return _arguments.get({})
+
+
+@contextlib.contextmanager
+def reading(indices: dict[Structure, Indices]) -> Iterator[None]:
+    """What is traced here reads these indices.
+
+    The backward rule of a loop's body is traced after the loop, when the arguments of the program
+    around it are out of reach: it must be given the indices among what its forward pass saved.
+    """
+    token = _arguments.set(indices)
+    try:
+        yield
+    finally:
+        _arguments.reset(token)
+
+
 def compiled(run: Callable, structures: Sequence[Structure], donate: int | None = None) -> Callable:
     """`run` under `jit`, with the indices of these structures as arguments.
 
@@ -80,11 +100,8 @@ def compiled(run: Callable, structures: Sequence[Structure], donate: int | None 
 
     def placed(*args: Any) -> Any:
         *own, indices = args
-        token = _arguments.set(dict(zip(structures, indices, strict=True)))
-        try:
+        with reading(dict(zip(structures, indices, strict=True))):
             return run(*own)
-        finally:
-            _arguments.reset(token)
 
     program = jax.jit(placed, donate_argnums=donate)
     return functools.wraps(run)(lambda *args: program(*args, [_on_device(s) for s in structures]))

@@ -153,13 +153,20 @@ def unvector(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 
 @contextlib.contextmanager
 def restored(*modules: Module) -> Iterator[None]:
-    """Put every state of the modules, and the default random key, back afterwards."""
+    """Put every state of the modules, and the default random key, back afterwards.
+
+    Traces that a learner only had in between are gone again.
+    """
     states = [s for m in modules for s in brainstate.graph.states(m).values()] + [
         brainstate.random.DEFAULT
     ]
     saved = [s.value for s in states]
+    traces = [(m.etraces, set(m.etraces)) for m in modules if hasattr(m, "etraces")]
     try:
         yield
     finally:
+        for kept, before in traces:
+            for name in kept.keys() - before:
+                del kept[name]
         for state, value in zip(states, saved, strict=True):
             state.value = value
