@@ -267,3 +267,32 @@ def GIFCell():
 @entry(r"$V = \alpha R(V) + W x$; $y = \Theta(V - V_\mathrm{th})$")
 def LeakySpikeReadout():
     return nn.LeakySpikeReadout(3, 4), X
+
+
+# ------------------------------------------------------------------ in continuous time, of changes
+
+
+@entry(r"$f = \sigma(W [x, h])$; $h = (h + f A) / (1 + dt / \tau + f)$")
+def LTCCell():
+    return nn.LTCCell(3, 4), X
+
+
+@entry(r"$s = \sigma(W_s [x, h])$; $h = (1 - s) \phi(W_g [x, h]) + s \phi(W_k [x, h])$")
+def CfCCell():
+    return nn.CfCCell(3, 4), X
+
+
+@entry(
+    r"$I = \alpha (\cos \omega I - \sin \omega R(V)) + W x + U z$; "
+    r"$V = \alpha (\sin \omega I + \cos \omega R(V))$ with the last states; "
+    r"$y = \Theta(V - V_\mathrm{th})$"
+)
+def ResonateCell():
+    return nn.ResonateCell(3, 4, period=8.0), X
+
+
+@entry(
+    r"$s = s + W x$; $d = \phi(s) - r$; $y = d \Theta(\lvert d \rvert / \theta - 1)$; $r = r + y$"
+)
+def SigmaDeltaCell():
+    return nn.SigmaDeltaCell(3, 4, 0.3), X

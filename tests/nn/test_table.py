@@ -25,7 +25,7 @@ EXPORTED = [
 ]
 EXACT = """
     Linear LeakyRateReadout FilteredReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell
-    LIFCell(recurrent=False) LeakySpikeReadout
+    LIFCell(recurrent=False) LeakySpikeReadout SigmaDeltaCell
 """.split()
 
 

@@ -5,6 +5,8 @@ from .._published import published_layer as __getattr__  # noqa: F401
 from ._adaptive import AdLIFCell as AdLIFCell
 from ._adaptive import ALIFCell as ALIFCell
 from ._adaptive import GIFCell as GIFCell
+from ._continuous import CfCCell as CfCCell
+from ._continuous import LTCCell as LTCCell
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
@@ -31,6 +33,8 @@ from ._minimal import MiniLSTM as MiniLSTM
 from ._minimal import MinLSTMCell as MinLSTMCell
 from ._readout import FilteredReadout as FilteredReadout
 from ._readout import LeakyRateReadout as LeakyRateReadout
+from ._resonate import ResonateCell as ResonateCell
+from ._resonate import SigmaDeltaCell as SigmaDeltaCell
 from ._rnn import MinimalRNNCell as MinimalRNNCell
 from ._rnn import ValinaRNNCell as ValinaRNNCell
 from ._s5 import S5Cell as S5Cell
