@@ -1,17 +1,19 @@
 """The words of the command line: help, version, and names that must agree."""
 
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import braintrace
-from braintrace.compat._compile import RULES
 from braintrace.lab.cli import _commands, _main, _names, main
 from braintrace.lab.cli._names import TASKS
 from braintrace.lab.cli._network import CELLS
 from braintrace.lab.comparison._rules import BASELINES
 from braintrace.lab.tasks import MAKE
+from braintrace.rules import BY_NAME as RULES
 
 COMMANDS = ("demo", "train", "compare", "explain", "plan", "bench")
 
@@ -144,6 +146,14 @@ def test_help_fits_into_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = printed(capsys, command, "--help").splitlines()
     assert [x for x in lines if len(x) > 80 and not x.startswith("  braintrace explain")] == []
+
+
+def test_a_command_that_is_terminated_ends_as_one_that_is_interrupted(capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(
+        "braintrace.lab.cli._demo.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    assert main(["demo"]) == 130 and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_interrupt_is_not_a_traceback(capsys, monkeypatch):

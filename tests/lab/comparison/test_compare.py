@@ -11,6 +11,7 @@ import pytest
 
 import braintrace
 from braintrace import CompareResult, compare
+from braintrace.lab.comparison._figure import draw
 from braintrace.lab.comparison._result import short_bytes
 
 from .toy import Sum, network
@@ -146,6 +147,18 @@ def test_figure_shows_every_row_with_its_seeds(result):
     assert len(curves.collections) == 3  # bands over seeds
     dots = [line for line in finals.lines if line.get_marker() == "o"]
     assert [len(line.get_xdata()) for line in dots] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("width", [5, 14])
+def test_titles_fit_into_the_figure(result, width):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    long = dataclasses.replace(result, title="sums of two numbers out of many, " * 6)
+    figure = draw(long, width)
+    FigureCanvasAgg(figure).draw()
+    for text in (figure._suptitle, *(axes.title for axes in figure.axes)):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
 
 
 class Rated(Sum):

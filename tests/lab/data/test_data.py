@@ -292,3 +292,9 @@ def test_arguments_that_do_not_fit_are_named(call, what):
     with pytest.raises(ValueError, match=what) as error:
         call(data.Events(np.array([0.5]), np.array([5]), (4,)))
     assert has_four_parts(error, where=False)
+
+
+def test_events_say_how_many_they_are():
+    events = data.Events(np.linspace(0, 1.5, 2000), np.zeros(2000, int), (700,), 3)
+    assert repr(events) == "Events(2,000 in channels (700,) until 1.5 s, label 3)"
+    assert repr(data.Events(np.zeros(0), np.zeros(0, int), (4,))) == "Events(0 in channels (4,))"

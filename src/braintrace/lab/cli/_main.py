@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from ..._errors import MissingExtra
@@ -32,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.check(options)
     search_path = list(sys.path)  # a file of the user's adds its folder
     try:
-        return import_module(f"._{options.command}", __package__).run(options)
+        with _terminated_as_interrupted():
+            return import_module(f"._{options.command}", __package__).run(options)
     except Ended as error:
         print(error, file=sys.stderr)
         return error.status
@@ -46,6 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         sys.path[:] = search_path
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM as Ctrl-C, at which a command writes what is finished."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread has signals
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _open_streams() -> None:

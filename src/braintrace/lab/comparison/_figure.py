@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -48,11 +49,10 @@ def draw(result: CompareResult, width: float = 14) -> Figure:
     else:
         figure, axes = new_figure((width, max(4.8, 2.2 + bars)), 3, width_ratios=(1.7, 1, 1))
     curves, finals, memory = axes
-    figure.suptitle(
-        f"{result.heading}\n{s.model}, T = {result.length}, batches of {s.batch}, "
-        f"{s.seeds} seed{'s' if s.seeds > 1 else ''}",
-        fontsize=11,
-    )
+    run = f"T = {result.length}, batches of {s.batch}, {s.seeds} seed{'s' if s.seeds > 1 else ''}"
+    lines = (result.heading, f"{s.model}, {run}")
+    letters = int(11 * width)  # of a line of this size
+    figure.suptitle("\n".join(textwrap.fill(line, letters) for line in lines), fontsize=11)
     trained = [row for row in rows if row.seeds]
     falling = result.streaming or not metric.higher_is_better
     scale = "log" if falling and _wide(trained) else "linear"
@@ -96,6 +96,8 @@ def draw(result: CompareResult, width: float = 14) -> Figure:
     names = [row.label for row in rows]
     finals.set_yticks(places, names, fontsize=8)
     memory.set_yticks(places, names if narrow else [""] * len(rows), fontsize=8)
+    for axes in (curves, finals, memory):
+        axes.title.set_fontsize(9)
     for axes in (finals, memory):
         axes.margins(x=0.18)
         axes.tick_params(axis="y", length=0)

@@ -26,6 +26,11 @@ class Events:
     shape: tuple[int, ...]
     label: int | None = None
 
+    def __repr__(self) -> str:
+        end = f" until {self.times.max():.3g} s" if len(self.times) else ""
+        label = "" if self.label is None else f", label {self.label}"
+        return f"Events({len(self.times):,} in channels {self.shape}{end}{label})"
+
 
 def bin_events(
     events: Events, *, steps: int, dt: float, pool: int | tuple[int, ...] = 1
