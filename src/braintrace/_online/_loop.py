@@ -283,7 +283,7 @@ def run_gradient(
             part = jax.tree.map(lambda a, at=at: jnp.where(at.count < 0, 0, a), part)
         body = bodies(window)
         rule = body.record if record is None else record
-        size = _calls(body, part, window, at, options)
+        size = _calls(body, part, window, at, options, rule)
         cut = _segments(body, rule, part, size, window, at, options)
         single = len(parts) == 1 and cut.calls >= part.length
         keep = options.keep or not single  # one segment of which no trace is wanted builds none
@@ -563,14 +563,28 @@ def _in_time(results: PyTree, window: int | None, options: Options) -> PyTree:
     return jax.tree.unflatten(tree, flat)
 
 
-def _calls(body: Body, part: Stream, window: int | None, at: Position, options: Options) -> int:
-    """How many calls make a block."""
+def _calls(
+    body: Body,
+    part: Stream,
+    window: int | None,
+    at: Position,
+    options: Options,
+    record: Rule | None = None,
+) -> int:
+    """How many calls make a block; `record` is the rule of a gradient."""
     if body.one_by_one:
         return 1
     placement = running_placement()
     shards = 1 if placement is None else placement.parts
-    sizes = (options.block_size, options.memory_budget, options.keep, shards)
+    backward = record is not None and _goes_back(body, record)
+    sizes = (options.block_size, options.memory_budget, options.keep, shards, backward)
     return calls_per_block(body.step_bytes, window or 1, part.length, at.traces, *sizes)
+
+
+def _goes_back(body: Body, record: Rule) -> bool:
+    """Whether blocks are taken backward."""
+    # On a mesh the compiler would keep what is stored of all steps whole on every device.
+    return record.backward is not None and body.goes_back and running_placement() is None
 
 
 def _segments(
@@ -583,9 +597,7 @@ def _segments(
     options: Options,
 ) -> Segments:
     """How a sequence of calls is cut into segments, of blocks of this size."""
-    one_by_one = size * (window or 1) == 1
-    # On a mesh the compiler would keep what is stored of all steps whole on every device.
-    if record.backward is None or not body.goes_back or one_by_one or running_placement():
+    if not _goes_back(body, record) or size * (window or 1) == 1:
         return Segments(size)
     states = body.state_bytes * (window or 1)
     kept = states + body.deposit_bytes * (window or 1)
