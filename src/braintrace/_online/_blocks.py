@@ -43,7 +43,7 @@ FEW_STEPS = {"cpu": 32, "gpu": 128}
 # Blocks that are taken backward have no trace between them: on a CPU they are as long as their
 # values stay in its caches, but have enough steps to fill a product. Tuned on a GRU: of 8 to 512
 # steps, 16 to 128 took the least time of the processor with 16 to 256 units and 16 samples.
-CACHED, BACKWARD_STEPS = 1 << 23, (8, 64)
+CACHED, BACKWARD_STEPS = 1 << 23, (16, 32)
 # Not less than this, whatever the memory; tuned as well.
 LEAST_STEPS = 16
 # Between two traces, all states are stored: this much, or as much as the traces take.
