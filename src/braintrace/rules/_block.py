@@ -117,7 +117,7 @@ def with_deposits(
             return finish(new)
 
         if k in constant:
-            out[k] = total(eps[k], spread, same[k][..., None] * op.spread(k, v.sum(0), lead))
+            out[k] = total(eps[k], spread, same[k][..., None] * op.spread(k, _over_steps(v), lead))
             continue
         past = None if D is None else (D, eps[k].astype(dtypes[k]), moved)
         at_once = k not in block.slopes
@@ -149,6 +149,14 @@ def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
     own = prod(n for n, m in zip(one, other, strict=True) if m == 1)
     shared = prod(n for n, m in zip(one, other, strict=True) if n == m)
     return own > 1 and prod(one) <= 4 * max(own * shared, 1)
+
+
+def _over_steps(v: Array) -> Array:
+    """The sum over the leading axis; a product on a CPU, whose reduction to few slots is slow."""
+    if jax.default_backend() != "cpu":
+        return v.sum(0)
+    ones = jnp.ones((1, len(v)), v.dtype)
+    return (ones @ v.reshape((len(v), -1))).reshape(v.shape[1:])
 
 
 Total = Callable[[Array, Array | None, Array], Array]  # (trace, D, deposit) -> trace
