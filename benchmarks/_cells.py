@@ -120,6 +120,17 @@ def diagonal(i: int, n: int, b: int) -> Cell:
     return step, drawn(i=(i, n)) | {"a": jnp.linspace(0.0, 4.0, n)}, jnp.zeros((b, n))
 
 
+def coupled(i: int, n: int, b: int) -> Cell:
+    """Diagonal units that meet in a fixed matrix: every weight reaches all of them."""
+    fixed = drawn(2, r=(n, n))["r"] / 2
+
+    def step(p, h, x):
+        h = tanh(sigmoid(p["a"]) * h + x @ p["i"] + h @ fixed)
+        return h, h
+
+    return step, drawn(i=(i, n)) | {"a": jnp.linspace(0.0, 4.0, n)}, jnp.zeros((b, n))
+
+
 def lru(i: int, n: int, b: int) -> Cell:
     """A linear recurrence with trained complex eigenvalues."""
 

@@ -87,7 +87,7 @@ def points() -> Iterator[Point]:
         yield Point("GRU", cells.gru, 128, 16, 128, 32, window=window)
     yield Point("minGRU, GRU", mixed, 128, 16, 128, 32)
     yield Point("minGRU, GRU", mixed, 128, 16, 128, 32, window=8)
-    yield Point("SnAp(2) diagonal", cells.diagonal, 64, 8, 500, 16, braintrace.rules.snap(n=2))
+    yield Point("SnAp(2) coupled", cells.coupled, 64, 8, 500, 16, braintrace.rules.snap(n=2))
     for name, core in (("minGRU", cells.mingru), ("LRU", cells.lru)):
         yield Point(f"4 {name} + MLP", cells.stack(core), 64, 16, 128, 64)
     for window in (None, 16):
