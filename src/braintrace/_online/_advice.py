@@ -124,6 +124,12 @@ def _check(problem: Problem, graph: Graph, rule: LearningRule, windows: bool) ->
     words = () if problem.words is None else (problem.words,)
     check_relations(graph, rule, windows, problem.unmarked, *words)
     rule.check_groups(graph.groups)
+    if rule.record.replay is not None and graph.effects:
+        raise not_supported(
+            f"a step with side effects, with {rule}.",
+            why="it evaluates a step again in each of the calls that follow",
+            do="leave out the side effect (a print, a callback), or use windows",
+        )
 
 
 def mixed(problem: Problem, rule: LearningRule, extra: Sequence[CompilationRecord] = ()) -> Graph:
@@ -196,6 +202,7 @@ def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows:
         record.complete,
         record.feedback is not None,
         credit_of(record, config, windows),
+        record.steps_back,
     )
 
 

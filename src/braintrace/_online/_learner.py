@@ -192,7 +192,13 @@ def online(
         )
     window = None if window is None else check_count("window", window, "steps")
     value = rule_value(rule, options, window)
-    window = value.window if value.shares else window
+    if value.window is not None and window not in (None, value.window) and not value.shares:
+        raise value_error(
+            f"{value} with window={window}.",
+            why="the rule has a window of its own",
+            do=f"leave it out, or pass the rule by name: online(step, {value.name!r}, window=8)",
+        )
+    window = value.window if value.shares or value.window else window
     if window is not None and not value.shares and value.no_windows is not None:
         raise value_error(
             f"{value.name} has no windows (window={window}).",

@@ -367,7 +367,7 @@ def _traced(step: Callable[..., PyTree], signature: Signature) -> _Traced:
     order = (*state.trained, *state.arrays)
     leaves_of_state = tuple(leaf_of(states[k], start + i, n_outs + i) for i, k in enumerate(order))
     hidden, others = leaves_of_state[: len(state.trained)], leaves_of_state[len(state.trained) :]
-    traced = Step(program, first, n_outs, trained, hidden, others)
+    traced = Step(program, first, n_outs, trained, hidden, others, fixed=len(params.arrays))
     check_states(
         [dotted(leaf.path) for leaf in leaves_of_state],
         [traced.entry(leaf) for leaf in leaves_of_state],

@@ -184,8 +184,10 @@ class PlanBody:
         else:
             results = map_steps(steps, self._one, ran.outs, arrays.targets)
             losses = results[0]
-            if mode.substitute is not None:
-                index = (mode.substitute[:, None] * size + jnp.arange(size)).reshape(-1)
+            if mode.substitute is not None or record.replay is not None:
+                index: Any = slice(None)
+                if mode.substitute is not None:
+                    index = (mode.substitute[:, None] * size + jnp.arange(size)).reshape(-1)
                 targets = jax.tree.map(lambda a: a[index], arrays.targets)
                 losses = map_steps(steps, self._one, ran.credited[0], targets)[0]
         results, losses = self._in_calls((results, losses))

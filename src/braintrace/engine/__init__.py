@@ -1,5 +1,8 @@
 """Evaluation of a graph under a rule, on explicit arrays."""
 
+from ._anchor import with_all_cotangents as with_all_cotangents
+from ._anchor import with_derivative as with_derivative
+from ._evaluate import after_step as after_step
 from ._evaluate import evaluate_plain as evaluate_plain
 from ._evaluate import inputs_of as inputs_of
 from ._evaluate import new_hidden as new_hidden

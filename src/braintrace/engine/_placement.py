@@ -162,6 +162,12 @@ class Placement:
 
     def traces(self, graph: Graph, rule: Rule, traces: Sequence[PyTree]) -> list[PyTree]:
         """Where the arrays of each trace lie; those of rules over all parameters along samples."""
+        if rule.replay is not None:
+            samples = samples_of(graph)
+            (trace,) = traces
+            axes = lambda n, s: [*[None] * n, *_sample_axes(s[n:], samples)]
+            place = lambda n, a: self.sharding(a.shape, axes(n, a.shape))
+            return [{k: place(int(k.startswith("inputs")), a) for k, a in trace.items()}]
         if not rule.parts:
             return self._of_rule(graph, rule.per_parameter, traces)
         rules = [part.rule for part in rule.parts]

@@ -196,6 +196,9 @@ class Rule:
         constants: arrays of the rule that are in no trace, by name; a checkpoint compares them.
         per_parameter: whether traces belong to parameters, not to operators.
         complete: whether it follows all paths between states.
+        replay: `(graph, values, traces, block, substitute) -> results` of the block, from earlier
+            steps evaluated again at the present parameters; None if nothing is.
+        steps_back: how far, None for no limit.
         parts: the rules of a mixture, see `_mixture`; each has a graph in `Graph.parts`.
     """
 
@@ -219,6 +222,10 @@ class Rule:
     constants: Mapping[str, Any] = field(default_factory=dict)
     per_parameter: bool = False
     complete: bool = False
+    replay: Callable[[Graph, Values, Sequence[Trace], Block, Array | None], list[Array]] | None = (
+        None
+    )
+    steps_back: int | None = None
     parts: tuple[Part, ...] = ()
 
     def named(self, graph: Graph) -> list[Any]:

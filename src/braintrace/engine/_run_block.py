@@ -21,7 +21,7 @@ from jax import lax
 from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive, in_use, reading
 from ..program import Var
-from ._anchor import depending_on, floating_of, once, with_all_cotangents
+from ._anchor import depending_on, floating_of, once, with_all_cotangents, with_derivative
 from ._evaluate import (
     Backs,
     after_step,
@@ -146,9 +146,11 @@ def run_block(
         after = after if placement is None else pinned(after, places)
     memory = _Memory(graph, rule, before, observed, fresh, behind)
     flat = _all_results(memory, values, block, None)
+    if rule.replay is not None:
+        flat = with_derivative(lax.stop_gradient(_as_they_are(graph, block)), flat)
     outs, new = after_step(graph, values, flat)
     credited = outs, new
-    if substitute is not None:
+    if rule.replay is not None or substitute is not None:
         credited = after_step(graph, values, _all_results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat
@@ -358,6 +360,8 @@ def _all_results(
 ) -> list[Array]:
     """All results of all steps, with the derivatives of all reverse passes of a mixture."""
     graph, rule = memory.graph, memory.rule
+    if rule.replay is not None:
+        return rule.replay(graph, values, memory.traces, block, substitute)
     if not rule.parts:
         return _results(memory, values, block, substitute)
     total: list[Array] | None = None
@@ -366,9 +370,16 @@ def _all_results(
         of_pass = _Memory(own.graph, own.rule, *met)
         instead = own.substitute(substitute, block.axes)
         results = own.results(_results(of_pass, own.values(values), own.block, instead))
-        total = results if total is None else _with_derivative(total, results)
+        total = results if total is None else with_derivative(total, results)
     assert total is not None
     return total
+
+
+def _as_they_are(graph: Graph, block: Block) -> list[Array]:
+    """All results of all steps, from the states before each."""
+    path, axes = block.path, block.axes
+    one = lambda *sliced: evaluate_plain(graph, axes.at(path, *sliced))
+    return map_steps(axes.length, one, axes.slices(path), path.hidden, path.others)
 
 
 def _results(
@@ -421,7 +432,7 @@ def _windows(
         constant = lax.stop_gradient
         outs = run(replace(now, args=constant(now.args), consts=constant(now.consts)))
         within = run(replace(constant(now), args=now.args, consts=now.consts))
-        return after_step(graph, now, outs)[1].hidden, _with_derivative(outs, within)
+        return after_step(graph, now, outs)[1].hidden, with_derivative(outs, within)
 
     def window(hidden, sliced):
         if size == 1:
@@ -430,18 +441,6 @@ def _windows(
         return with_all_cotangents(lax.scan(step, hidden, sliced, size)[1])
 
     return _joined(map_steps(axes.length // size, window, starts, _split(per_step, size)))
-
-
-@jax.custom_jvp
-def _with_derivative(values: Any, others: Any) -> Any:
-    """`values`, with the derivative of `others`, which are the same, besides their own."""
-    return values
-
-
-@_with_derivative.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    add = lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b
-    return primals[0], jax.tree.map(add, *tangents)
 
 
 def _anchored(

@@ -117,6 +117,7 @@ class ModuleInfo:
                 moved(params),
                 moved(step.hidden),
                 moved(step.others),
+                fixed=len(fixed),
             ),
             fixed=tuple((leaf.path, leaf.index) for leaf in fixed),
         )

@@ -25,6 +25,7 @@ from ._graph import prepare as prepare
 from ._groups import HiddenGroup as HiddenGroup
 from ._moves import NO_FORWARD as NO_FORWARD
 from ._names import group_name as group_name
+from ._names import inputs_digest as inputs_digest
 from ._names import leaf_name as leaf_name
 from ._names import operator_names as operator_names
 from ._names import seed_of as seed_of

@@ -125,6 +125,7 @@ class Traces:
     `approximates` says in words what the rule stores in place of a trace, None if it stores the
     trace itself; `complete` that it follows all paths between states, `random_feedback` that the
     reverse pass through operators is random, `credit` where cotangents meet what is stored.
+    `steps` are those that a gradient goes back, by evaluating them again; None for no limit.
     """
 
     shapes: Sequence[Any]
@@ -133,6 +134,7 @@ class Traces:
     complete: bool = False
     random_feedback: bool = False
     credit: Credit = Credit.CUT
+    steps: int | None = None
 
 
 def certify(graph: Graph, traces: Traces) -> dict[Path, ParameterReport]:
@@ -157,6 +159,7 @@ _FILTER = (
     "{0} is a filter behind a weight: the same function with the filter before the weight is exact "
     "here: {0} = decay * {0} + x, then the weight, as in braintrace.nn.FilteredReadout"
 )
+_LATER = "what it does to losses more than {0} steps later: exact for those at most {0} steps back"
 _RANDOM = "the derivative of the loss by the states: random operands in the reverse pass"
 
 
@@ -220,7 +223,10 @@ class _Certifier:
             return replace(unused(path), operators=operators, silent=told)
         leaves: Sequence[int] = graph.influenced[i]
         dropped: list[Dropped] = []
-        if self.traces.per_parameter:
+        if self.traces.steps is not None:
+            shapes, traced = [], bool(leaves)
+            dropped += [Dropped(_LATER.format(self.traces.steps))] * traced
+        elif self.traces.per_parameter:
             shapes = jax.tree.leaves(self.traces.shapes[i])
             traced = bool(shapes)
         else:
@@ -246,7 +252,7 @@ class _Certifier:
 
     def follows_a_weight(self, i: int) -> bool:
         """Whether a trace of parameter leaf i is that of a weight, in the weight's coordinates."""
-        if self.traces.per_parameter:
+        if self.traces.per_parameter or self.traces.steps is not None:
             return False
         for r in self.graph.relations:
             for k in (k for k, leaves in r.site.leaves.items() if i in leaves):

@@ -74,6 +74,13 @@ def step_digest(step: Step) -> str:
     return _digest(f"{name} {v.shape} {v.dtype};".encode() for name, v in leaves)
 
 
+def inputs_digest(step: Step) -> str:
+    """A digest of everything that a step is given: of a trace that evaluates it again."""
+    leaves = [(leaf_name(leaf), step.entry(leaf)) for leaf in (*step.hidden, *step.others)]
+    inputs = [(str(i), v) for i, v in enumerate(step.program.inputs[: step.n_args])]
+    return _digest(f"{name} {v.shape} {v.dtype};".encode() for name, v in (*leaves, *inputs))
+
+
 def seed_of(name: str) -> int:
     """A number to fold into a random key, the same for a name in every process."""
     return crc32(name.encode()) & 0x7FFFFFFF

@@ -46,6 +46,7 @@ class Step:
     others: tuple[Leaf, ...]
     penalised: bool = False  # and then the penalty of backward rules that add a constant
     couple_axis: int | None = None  # elements along this axis of a state count as one unit
+    fixed: int = 0  # the last arguments, which are the same at every step
     filters: int = 0  # the last hidden leaves are filters of the rule: always zero, stored nowhere
 
     @property

@@ -104,10 +104,14 @@ def compile(
             f"verbose={verbose!r}.", why="the levels are 0, 1, 2", do="choose one of them"
         )
     learner: Any
+    row = BY_NAME.get(algorithm.strip().lower()) if isinstance(algorithm, str) else None
     if isinstance(algorithm, Mapping):
         algorithm = rule_value(algorithm, {}, window)
-    if isinstance(algorithm, LearningRule) and algorithm.shares:
-        window = algorithm.window
+    elif row is not None and row.make is not None and window is not None:
+        if "window" in inspect.signature(row.make).parameters:  # the rule has one of its own
+            options, window = {"window": window, **options}, None
+    if isinstance(algorithm, LearningRule) and algorithm.window is not None:
+        window = algorithm.window if algorithm.shares else None
     if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
         spread = {"mesh": mesh, "batch": batch, "units": units}

@@ -148,7 +148,7 @@ class SequenceDriverMixin:
         steps = self._steps("etrace_grad", sequences, step_fn, mask, chunk_size, weights, has_aux)
         check_choice("reduction", reduction, ("mean", "sum"))
         check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        sized = sized_options(steps.window, block_size, memory_budget, keep_traces)
+        sized = sized_options(steps.together, block_size, memory_budget, keep_traces)
         with ticking(progress, steps.calls) as tick:
             only, options = steps.wanted, replace(sized, tick=tick, fresh=steps.fresh())
             options = replace(options, mean=reduction == "mean", only=only)
@@ -238,7 +238,9 @@ class SequenceDriverMixin:
                 trained, unused = steps.placed(after, trained)
                 return trained, (arrays, unused, consts), at
 
-            options = Options(steps.window, tick=tick, mean=reduction == "mean", only=steps.wanted)
+            options = Options(
+                steps.together, tick=tick, mean=reduction == "mean", only=steps.wanted
+            )
             own = (update.own, steps.unused(), list(update.consts))
             own = own if self.placement is None else self.placement.whole(own)
             key = (fingerprint(update.program, update.consts), n, tuple(steps.places))
@@ -421,6 +423,12 @@ class Steps:
     @property
     def calls(self) -> int:
         return -(-self.length // (self.window or 1))
+
+    @property
+    def together(self) -> int | None:
+        """Steps in which nothing is cut: those of a window, or of a rule that has its own."""
+        rule = self.learner.learning_rule
+        return self.window if rule.record.replay is None else rule.window
 
     @property
     def places(self) -> list[int | None]:

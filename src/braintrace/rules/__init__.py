@@ -19,6 +19,7 @@ from ._family import otpe as otpe
 from ._family import ottt as ottt
 from ._family import pp_prop as pp_prop
 from ._family import rflo as rflo
+from ._family import rolling as rolling
 from ._family import rtrl as rtrl
 from ._family import snap as snap
 from ._family import stllr as stllr

@@ -19,6 +19,7 @@ from ._options import (
     check_limit,
     decay_of,
 )
+from ._replay import replayed
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
@@ -153,6 +154,21 @@ def rflo(
     )
     how = {"key": random_feedback_key, "scale": feedback_scale, "trace_dtype": trace_dtype}
     return learning_rule(config, how=how)
+
+
+@stated
+def rolling(window: int = 8) -> LearningRule:
+    """The last inputs again with the weights of now: truncated BPTT that ends at the present.
+
+    Made for streams, in which weights change at every step. While they do not it takes windows,
+    each with the steps before it.
+
+    Args:
+        window: steps that the gradient of a loss goes back at least; so many inputs are stored.
+    """
+    steps = check_count("window", window, "the steps that a gradient goes back")
+    config = ETraceConfig("none")
+    return LearningRule("rolling", config, replayed(steps), window=steps)
 
 
 @stated

@@ -70,7 +70,7 @@ class LearningRule:
         check_groups: refuses hidden groups that do not fit the rule.
         check_call: refuses a call that does not give the rule what it needs.
         shares: the rules of a mixture, each for its parameters; empty for one rule.
-        window: of a mixture, the steps of its windows.
+        window: steps of the windows that it states itself, None if it does not.
     """
 
     name: str

@@ -115,6 +115,12 @@ def _share(pattern: str, rule: Any, window: int | None, rule_value: Callable) ->
         raise type_error(
             f"the rule of {pattern!r} is a mixture.", why=_FORMS, do="write its rules here"
         )
+    if value.record.replay is not None:
+        raise value_error(
+            f"{value} for {pattern} in a mixture.",
+            why="it computes the losses again, at other states than the rules beside it",
+            do=f"use a window: ('no_trace', {{'window': {value.window}}}); or {value.name} alone",
+        )
     if size is not None and value.no_windows is not None:
         raise value_error(
             f"{value.name} for {pattern} has no windows (window={size}).",

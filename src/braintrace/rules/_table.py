@@ -87,6 +87,9 @@ ROWS = (
         "filtered inputs and sensitivities, causal and anti-causal pairs", _LOSS,
         "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
         "neural networks*, 2023"),
+    Row("rolling", family.rolling, None, "the last inputs, and the state before them", _LOSS,
+        "Williams and Peng, *An efficient gradient-based algorithm for on-line training of "
+        "recurrent network trajectories*, 1990"),
     # What it learns besides the model is a brainstate module.
     Row("dni", None, "DNI", "as `D_RTRL`; synthetic gradients for parameters without a trace",
         _LOSS, "Jaderberg et al., *Decoupled neural interfaces using synthetic gradients*, 2017"),
@@ -106,7 +109,7 @@ RULES = {row.name: row.make for row in ROWS if row.make is not None}
 def rule_value(rule: Any, options: dict[str, Any], window: int | None = None) -> LearningRule:
     """A rule from its name and options, from its coordinates, from rules by name, or as it is.
 
-    `window` is for the rules of a mixture that do not state one.
+    `window` is for the rules of a mixture that do not state one, and for rules that have one.
     """
     if isinstance(rule, Mapping):
         if options:
@@ -121,7 +124,10 @@ def rule_value(rule: Any, options: dict[str, Any], window: int | None = None) ->
         row = BY_NAME.get(name)
         if row is None or row.make is None:
             raise ValueError(unknown_rule(rule))
-        check_options(name, list(inspect.signature(row.make).parameters.values()), options)
+        parameters = inspect.signature(row.make).parameters
+        if window is not None and "window" in parameters:
+            options = {"window": window, **options}
+        check_options(name, list(parameters.values()), options)
         return row.make(**options)
     if not isinstance(rule, LearningRule | ETraceConfig):
         kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,15 +52,19 @@ def method_of(
 ) -> Method:
     """The method of a rule or baseline for sequences of a length, with updates every few steps."""
     if choice.name in (BPTT, REMATERIALISED) and every < length:
-        return rolling(model, loss, length)
+        return by_rule(_rolling(choice, length), model, loss, False, mesh)
     if choice.name == REMATERIALISED:
         return reverse(model, loss, apart=math.isqrt(length))
     if choice.name in (BPTT, TRUNCATED):
         return reverse(model, loss, choice.window)
     if choice.name == ROLLING:
         assert choice.window is not None
-        return rolling(model, loss, min(choice.window, length))
+        choice = _rolling(choice, min(choice.window, length))
     return by_rule(choice, model, loss, every == length, mesh)
+
+
+def _rolling(choice: Choice, window: int) -> Choice:
+    return replace(choice, name=ROLLING, options={}, window=window)
 
 
 def by_rule(
@@ -157,48 +161,6 @@ def reverse(model: PureModel, loss: Loss, window: int | None = None, apart: int 
     return Method(lambda x: model.state, run)
 
 
-def rolling(model: PureModel, loss: Loss, window: int) -> Method:
-    """The gradient of the loss of every step through the last `window` steps.
-
-    The carry holds the last inputs and the states before them. A step replays the inputs from the
-    oldest of these states, with the weights of now; the state that goes on is not the replayed one.
-    """
-
-    def start(x: PyTree) -> PyTree:
-        repeat = lambda a: jnp.broadcast_to(a, (window, *a.shape))
-        return model.state, jax.tree.map(repeat, (x, model.state)), jnp.zeros((), int)
-
-    def run(params: Params, carry: PyTree, steps: Steps) -> Result:
-        def one(total: Any, step: Steps) -> tuple[Any, PyTree]:
-            (state, past, count), grads, value = total
-            x, target, weight = step
-            push = lambda buffer, a: jnp.concatenate([buffer[1:], a[None]])
-            past = jax.tree.map(push, past, (x, state))
-            inputs, entries = past
-            real = jnp.arange(window) >= window - 1 - count  # not before the first step
-
-            def replay(params: Params) -> tuple[Array, PyTree]:
-                def again(state: PyTree, now: tuple[PyTree, Array]) -> tuple[PyTree, None]:
-                    new = model.step(params, state, now[0])[0]
-                    return jax.tree.map(lambda n, h: jnp.where(now[1], n, h), new, state), None
-
-                before = jax.tree.map(lambda a: a[:-1], (inputs, real))
-                entry = jax.tree.map(lambda a: a[0], entries)
-                output = model.step(params, jax.lax.scan(again, entry, before)[0], x)[1]
-                return weight * loss(output, target), output
-
-            (now, output), more = jax.value_and_grad(replay, has_aux=True)(params)
-            state = model.step(params, state, x)[0]
-            grads = jax.tree.map(jnp.add, grads, more)
-            return ((state, past, count + 1), grads, value + now), output
-
-        zero = (carry, jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
-        (carry, grads, value), outputs = jax.lax.scan(one, zero, steps)
-        return grads, carry, value, outputs
-
-    return Method(start, run)
-
-
 def _inputs(x: PyTree) -> tuple[PyTree, ...]:
     return x if type(x) is tuple else (x,)
 
@@ -285,11 +247,12 @@ class Compiled:
 
 
 def _is_draw(carry: PyTree) -> list[bool]:
-    """Which leaves random draws depend on: keys, and whole numbers of traces."""
+    """Which leaves random draws depend on: keys, and the counts of draws in traces."""
     is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
     if not isinstance(carry, Carry):
         return [is_key(a) for a in jax.tree.leaves(carry)]
-    counts = [jnp.issubdtype(a.dtype, jnp.integer) for a in jax.tree.leaves(carry.traces)]
+    traces, _ = jax.tree_util.tree_flatten_with_path(carry.traces)
+    counts = [jax.tree_util.DictKey("draws") in path for path, _ in traces]
     return [*map(is_key, jax.tree.leaves(carry.state)), *counts, False]
 
 

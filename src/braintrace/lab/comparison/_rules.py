@@ -22,11 +22,11 @@ BASELINES = {
     REMATERIALISED: "the same; only every √T-th state is stored, what is between is computed again",
     TRUNCATED: "truncated BPTT in windows one after the other; window=K, by default as much memory "
     "as D_RTRL",
-    ROLLING: "truncated BPTT of every step: the last window=K inputs (default 8) "
+    ROLLING: "truncated BPTT that ends at the present: the last window=K inputs (default 8) "
     "again, with the weights of now",
     IMMEDIATE: "the derivative of each step alone",
 }
-NAMES = (*BASELINES, *(name for name, row in BY_NAME.items() if name == row.name != IMMEDIATE))
+NAMES = (*BASELINES, *(name for name, row in BY_NAME.items() if name == row.name not in BASELINES))
 BLOCK = 8
 
 # Options without a default, or whose default is too short for sequences of this length.
