@@ -35,6 +35,21 @@ def test_what_a_rule_leaves_out_is_seen():
     assert compare(net, loss, PARAMS, jnp.zeros((2, 4)), XS, YS).errors["w",] > 0.1
 
 
+def test_a_mixture_is_compared_parameter_by_parameter():
+    def two(params, state, x):
+        h, g = state
+        h, _ = step(params, h, x)
+        g = jnp.tanh(h @ params["v"] + g @ params["u"])
+        return (h, g), g
+
+    params = {"w": PARAMS["w"], "v": jnp.eye(4), "u": 0.5 * jnp.eye(4)[::-1]}
+    net = braintrace.online(two, {"v": "no_trace", "*": braintrace.rules.snap(2)})
+    result = compare(net, loss, params, (jnp.zeros((2, 4)),) * 2, XS, YS)
+    assert result.errors["w",] < 1e-9 < 1e-3 < result.errors["v",]
+    assert result.certificates["v",] == "not exact, by no_trace"
+    assert "exact, by snap(n=2)" in str(result)
+
+
 def test_arguments_of_another_kind_of_learner_are_refused():
     net = braintrace.online(step, "d_rtrl")
     with pytest.raises(TypeError, match=r"compare\(net, loss, params, state, xs"):

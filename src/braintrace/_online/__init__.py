@@ -13,6 +13,8 @@ from ._checks import check_mask as check_mask
 from ._checks import check_memory as check_memory
 from ._checks import check_moving as check_moving
 from ._checks import check_relations as check_relations
+from ._choose import Choice as Choice
+from ._choose import choose as choose
 from ._finite import LossWatch as LossWatch
 from ._learner import Carry as Carry
 from ._learner import Online as Online

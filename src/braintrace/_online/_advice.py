@@ -208,7 +208,7 @@ def traces_of(record: Rule, config: ETraceConfig, shapes: list[PyTree], windows:
 
 def advise(problem: Problem, rule: LearningRule) -> Advice:
     """What the present rule and others cost, and which parameters they make exact."""
-    own = _Estimates(problem, _forward(problem))
+    own = _Estimates(problem, operations_of(problem))
     reports, size, time, _ = own.of(rule)
     present = RuleCost(str(rule), rule, _exact(reports), size, time, "the present rule")
     estimates = replace(own, problem=replace(problem, most_entries=MOST_ENTRIES))
@@ -330,6 +330,11 @@ def _coupling(estimates: _Estimates, diagonal: RuleCost) -> list[int]:
     return list(dict.fromkeys(a for a in axes if a is not None))
 
 
+def price(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:
+    """Operations of a rule, relative to those of BPTT; `forward` are those of a step."""
+    return _time(graph, record, shapes, forward) / (3 * forward)
+
+
 def _exact(reports: Reports) -> frozenset[Path]:
     return frozenset(path for path, p in reports.items() if p.exact)
 
@@ -337,7 +342,7 @@ def _exact(reports: Reports) -> frozenset[Path]:
 # ------------------------------------------------------------------------------------ operations
 
 
-def _forward(problem: Problem) -> float:
+def operations_of(problem: Problem) -> float:
     """Operations of one step; the body of a loop counts once."""
     program = problem.step.program
     run = lambda consts, inputs: evaluate(program, consts, inputs)

@@ -30,8 +30,10 @@ from ..rules import (
     check_choice,
     check_count,
     check_limit,
+    d_rtrl,
     rule_value,
 )
+from ._auto import AUTO, Wanted, automatic
 from ._blocks import nbytes
 from ._calls import Call
 from ._checks import (
@@ -139,7 +141,9 @@ def online(
         rule: a rule by name ('d_rtrl', 'pp_prop', ...), as a value (`braintrace.rules.d_rtrl()`)
             or by its coordinates; or a dict of rules for names of parameters as the report prints
             them, `{'cell': 'd_rtrl', 'gru.*': ('snap', {'n': 2}), '*': 'no_trace'}`, where
-            `('d_rtrl', {'window': 8})` takes windows.
+            `('d_rtrl', {'window': 8})` takes windows. With 'auto' `init` chooses: the fastest exact
+            assignment that fits in `memory='2GB'` for sequences of `length` steps, else the longest
+            windows that do; `choose` measures on data.
         window: steps in which nothing is cut, for `scan`, `grad` and `train`; None takes single
             steps, with recurrent entries cut.
         strict: refuse a step with a parameter whose gradient is not exact, naming all of them.
@@ -191,6 +195,15 @@ def online(
             do="pass a function; a lambda may adapt another signature",
         )
     window = None if window is None else check_count("window", window, "steps")
+    wanted = None
+    if isinstance(rule, str) and rule.strip().lower() == AUTO:
+        if window is not None:
+            raise value_error(
+                f"'auto' with window={window}.",
+                why="it chooses windows by itself",
+                do="leave out window, or name a rule",
+            )
+        rule, options, wanted = d_rtrl(), {}, Wanted.of(options)
     value = rule_value(rule, options, window)
     if value.window is not None and window not in (None, value.window) and not value.shares:
         raise value_error(
@@ -209,7 +222,8 @@ def online(
     policy = check_policy(control_flow)
     how = check_engine(engine)
     place = check_placement(mesh, batch, units)
-    return Online(step, value, window, strict, limit, policy, marked_only, how, place)
+    more = (limit, policy, marked_only, how, place)
+    return Online(step, value, window, strict, *more, wanted=wanted)
 
 
 @dataclass(eq=False, repr=False)
@@ -230,6 +244,7 @@ class Online:
     marked_only: bool
     engine: Engine = Engine.AUTO
     placement: Placement | None = None  # where its arrays lie, on a mesh
+    wanted: Wanted | None = None  # of 'auto': what a rule may take, until `init` chooses one
     last_run: RunInfo | None = field(default=None, init=False)  # how the last sequence was run
     _outside: Outside = field(init=False)
     _states: States = field(init=False)  # of the last carry, and what init was called with
@@ -320,6 +335,8 @@ class Online:
         """
         check_process()
         self._states.forget()
+        if self.wanted is not None:
+            self._choose(params, state, inputs)
         if is_function(state):
             plan, arrays = self._plan(params, started(state, params), inputs)
         else:
@@ -331,6 +348,27 @@ class Online:
         self._states.saw(inputs)
         at = Position(arrays.states, plan.zeros(), np.zeros((), np.int32))
         return self._carry(plan, at)
+
+    def _choose(self, params: PyTree, state: PyTree, inputs: tuple[PyTree, ...]) -> None:
+        """The rule for these shapes, in place of 'auto'."""
+        assert self.wanted is not None
+        begin = started(state, params) if is_function(state) else jax.tree.map(strong, state)
+        limit, self.memory_limit = self.memory_limit, sys.maxsize
+        problem = self._plan(params, begin, inputs)[0].problem
+        self.memory_limit, wanted = limit, self.wanted
+        self.rule, self.window = automatic(problem, wanted)
+        self.wanted = None
+        self._plans.clear()
+
+    def _check_chosen(self) -> None:
+        if self.wanted is not None:
+            raise RuntimeError(
+                message(
+                    "the rule is not chosen yet.",
+                    why="'auto' needs the shapes of parameters, state and inputs",
+                    do="call init(params, state, *inputs) first",
+                )
+            )
 
     def __call__(
         self, params: PyTree, carry: Carry, *inputs: PyTree, **extra: PyTree
@@ -400,6 +438,7 @@ class Online:
             targets have a leading axis of time, `mask` (T,) weighs the losses. Gradients have the
             structure of `params`, None where it has no floating array.
         """
+        self._check_chosen()
         sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)
 
@@ -463,6 +502,7 @@ class Online:
             `f(params, opt, carry, xs, *targets, mask=None, **extra)`, which returns
             `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
         """
+        self._check_chosen()
         every = check_count("update_every", update_every, "steps")
         sized = sized_options(self.window, block_size, memory_budget, keep_traces)
         checked = _checked(loss, has_aux)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._errors import dotted
+from .._errors import dotted, value_error
 from ..graph import Path
+
+_UNITS = {"": 1, **{f"{p}B": 1000**i for i, p in enumerate(("", "k", "M", "G", "T"))},
+          **{f"{p}iB": 1024**i for i, p in enumerate(("K", "M", "G", "T"), 1)}}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,21 @@ Advise = Callable[[], Advice]
 
 def _price(cost: RuleCost) -> tuple[int, float]:
     return cost.bytes, cost.time
+
+
+def bytes_of(memory: int | str) -> int:
+    """A number of bytes, or a text with a unit: 2GB, 500MB, 1.5GiB."""
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?([A-Za-z]*)", str(memory).strip())
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if found is None or found[2].lower() not in units or not float(found[1]):
+        raise value_error(
+            f"{memory!r} is not a memory such as 2GB, 500MB or 1.5GiB",
+            why="it is a number of bytes, with a unit that is kB, MB, GB, TB or KiB, MiB, GiB, TiB",
+            do="pass e.g. '2GB', or a whole number of bytes",
+        )
+    return int(float(found[1]) * units[found[2].lower()])
 
 
 def size(nbytes: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from .._errors import dotted, type_error
 from .._online import Online
+from ..graph import ParameterReport
 from ..learner import Learner, MultiStepData
 from ..learner._sequences import check_choice
 from ._bptt import bptt_grad
@@ -23,6 +25,7 @@ class Comparison:
     """A learner's gradients beside a reference, per parameter.
 
     `errors` are |g - reference| / |reference|, `cosines` the cosines of the angle between them.
+    `certificates` are what the report says of each parameter, in a few words.
     """
 
     against: str
@@ -30,6 +33,7 @@ class Comparison:
     reference: Grads
     errors: dict[Path, float]
     cosines: dict[Path, float]
+    certificates: dict[Path, str] = field(default_factory=dict)
 
     @property
     def max_error(self) -> float:
@@ -45,7 +49,8 @@ class Comparison:
         names = {p: dotted(p) for p in self.errors}
         width = max([len("parameter"), *map(len, names.values())])
         lines = [f"{'parameter':{width}}  {'error':>9}  {'cosine':>8}   against {self.against}"]
-        lines += [f"{names[p]:{width}}  {self._numbers(p)}" for p in names]
+        said = {p: f"   {text}" for p, text in self.certificates.items()}
+        lines += [f"{names[p]:{width}}  {self._numbers(p)}{said.get(p, '')}" for p in names]
         return "\n".join(lines)
 
 
@@ -73,7 +78,8 @@ def compare(
         against: 'bptt', or 'finite' differences.
 
     Returns:
-        Relative error and cosine of every parameter's gradient; printed, a small table.
+        Relative error and cosine of every parameter's gradient, beside its certificate; printed, a
+        small table.
 
     Example:
         >>> import jax.numpy as jnp, braintrace
@@ -90,7 +96,7 @@ def compare(
         found, reference = online_gradients(
             learner, step_fn, *sequences, block_size=block_size, against=against
         )
-        return comparison(found, reference, against)
+        return _certified(comparison(found, reference, against), learner.report.parameters)
     if not isinstance(learner, Learner):
         raise type_error(
             f"expected a learner, got {type(learner).__name__}.",
@@ -103,7 +109,24 @@ def compare(
     check_choice("reference", against, tuple(references))
     reference = references[against](model, step_fn, *sequences)
     sizes = {"chunk_size": chunk_size, "block_size": block_size}
-    return comparison(online_grad(learner, step_fn, *sequences, **sizes), reference, against)
+    grads = online_grad(learner, step_fn, *sequences, **sizes)
+    return _certified(comparison(grads, reference, against), learner.report.parameters)
+
+
+def _certified(found: Comparison, reports: Mapping[Path, ParameterReport]) -> Comparison:
+    """The same with what a report says of the parameters."""
+    said = {path: _briefly(p) for path, p in reports.items() if path in found.errors}
+    return replace(found, certificates=said)
+
+
+def _briefly(p: ParameterReport) -> str:
+    if p.silent is not None:
+        said = "no gradient arrives"
+    elif p.how == "none":
+        said = "untouched"
+    else:
+        said = "exact" if p.exact else "not exact"
+    return f"{said}, by {p.rule}" if p.rule else said
 
 
 def online_grad(

@@ -1,7 +1,12 @@
 """What each rule would cost for a model in a file, and mistakes in naming one."""
 
+import runpy
+
+import jax
+import numpy as np
 import pytest
 
+import braintrace
 from braintrace.lab.cli import main
 
 FILE = """
@@ -105,6 +110,28 @@ def test_plan_of_a_mixture_prices_it_beside_the_rules(file, capsys):
     assert rows and " x 1 " in rows[0] and rows[0].endswith("1 of 2")
     status, _, errors = plan(capsys, f"{file}:model", "--rule", "q=snap:n=2,*=d_rtrl")
     assert status == 1 and "no parameter is named 'q'" in errors
+
+
+def test_plan_measures_a_batch(file, capsys, tmp_path, monkeypatch):
+    few = lambda length, stream: [("no_trace", ()), ("no_trace", (("window", length),))]
+    monkeypatch.setattr("braintrace._online._choose.candidates_of", few)
+    with file.open("a") as more:
+        more.write("def loss(out, y):\n    return ((out - y) ** 2).mean()\n")
+    step, params, state, x = runpy.run_path(str(file))["model"]()
+    out = jax.eval_shape(step, params, state, x)[1]
+    data = tmp_path / "batch.npz"
+    drawn = lambda like: np.random.default_rng(0).normal(size=(3, *like.shape)).astype(like.dtype)
+    np.savez(data, xs=drawn(x), ys=drawn(out))
+    words = ("--data", data, "--time", "1e6", "--save", tmp_path / "choice.json")
+    status, shown, errors = plan(capsys, f"{file}:model", *words)
+    assert status == 0 and not errors and "no_trace, window=3  1.0000" in shown
+    assert "Chosen:\n  *  no_trace, window=3" in shown
+    assert braintrace.Choice.load(tmp_path / "choice.json").rule["*"][1] == {"window": 3}
+    np.savez(data, x=np.ones(3))
+    status, _, errors = plan(capsys, f"{file}:model", "--data", data)
+    assert status == 2 and "has no batch.\n  why:   it has the arrays x" in errors
+    status, _, errors = plan(capsys, f"{file}:plain", "--data", data)
+    assert status == 2 and "plain has type tuple" in errors
 
 
 def test_plan_respects_a_memory_limit(file, capsys):

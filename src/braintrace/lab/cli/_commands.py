@@ -177,7 +177,8 @@ NAME is one of these, or a function without arguments that returns it:
   an nnx module                   likewise; its states are Variables
   (module, *inputs)               one of these two with its inputs
 
-Time is an estimate: the operations of a step, relative to those of --rule."""
+Time is an estimate: the operations of a step, relative to those of --rule.
+With --data everything is measured; the model is (step, params, state, *inputs)."""
 
 
 def _plan(commands: Commands) -> None:
@@ -186,6 +187,7 @@ def _plan(commands: Commands) -> None:
     braintrace plan net.py:model --memory 2GB
     braintrace plan net.py:model --measure
     braintrace plan net.py:Network --input 16,3 --batch-size 16 --rule snap:n=2
+    braintrace plan net.py:model --memory 2GB --data batch.npz --save choice.json
     """
     option = _command(commands, "plan", about, examples, _PLANNED).add_argument
     option("model", metavar="FILE:NAME", help="the model, see below; with arguments if it needs "
@@ -196,6 +198,13 @@ def _plan(commands: Commands) -> None:
     option("--memory", type=memory, metavar="SIZE", help="what the traces may take, such as 2GB")
     option("--length", type=positive, metavar="T", help="steps of a sequence; adds one window over "
            "all of it as a rule")  # fmt: skip
+    option("--data", type=Path, metavar="FILE.npz", help="measure on a batch, xs and ys with an "
+           "axis of time, and the function loss(out, y) of FILE: the rule of each parameter whose "
+           "gradient is closest to BPTT's, see braintrace.choose")  # fmt: skip
+    option("--time", type=number, default=3.0, metavar="X", help="with --data, what a gradient may "
+           "take, in multiples of BPTT's time (default: %(default)g)")  # fmt: skip
+    option("--save", type=Path, metavar="FILE.json", help="with --data, where to write the choice "
+           "and its table")  # fmt: skip
     option("--unmarked", action="store_true", help="recognise plain JAX in a brainstate module; "
            "always done for the others")  # fmt: skip
     option("--measure", action="store_true", help="run a few steps with the rules that would be "

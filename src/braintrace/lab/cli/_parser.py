@@ -87,17 +87,14 @@ positive = _number(int, lambda n: n >= 1, "a positive whole number")
 seed = _number(int, lambda n: 0 <= n < 1 << 32, f"a whole number from 0 to {2**32 - 1}")
 
 
-_UNITS = {"": 1, **{f"{p}B": 1000**i for i, p in enumerate(("", "k", "M", "G", "T"))},
-          **{f"{p}iB": 1024**i for i, p in enumerate(("K", "M", "G", "T"), 1)}}  # fmt: skip
-
-
 def memory(text: str) -> int:
     """A number of bytes with a unit: 2GB, 500MB, 1.5GiB."""
-    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?([A-Za-z]*)", text.strip())
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    if found is None or found[2].lower() not in units or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a memory such as 2GB, 500MB or 1.5GiB")
-    return int(float(found[1]) * units[found[2].lower()])
+    from ...report import bytes_of  # not for every command
+
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).partition("\n")[0]) from None
 
 
 def mesh(text: str) -> dict[str, int]:

@@ -6,12 +6,14 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import brainstate
+import numpy as np
 
-from ..._online import Problem, advise, planned
+from ..._online import Problem, advise, choose, planned
 from ...frontend import extract_module_info
 from ...learner import compile
 from ...report import Advice, factor, size
@@ -29,12 +31,63 @@ def run(options: argparse.Namespace) -> int:
     """Print the table; returns the exit status."""
     rule = _rule(options.rule)
     module, word = load_module(options.model)
+    if options.data is not None:
+        return _measure(options, module, word)
     advice = _advice(options, module, word, rule).within(options.memory)
     advice = advice if options.length is None else advice.over(options.length)
     advice = advice.measured() if options.measure else advice
     print(advice)
     print(f"\n{_recommendation(advice)}")
     return 0
+
+
+def _measure(options: argparse.Namespace, module: ModuleType, word: str) -> int:
+    """Print the choice for the batch of a file."""
+    _check_no_arguments(module, word)
+    value = make_value(module, word, (tuple,))
+    if not (isinstance(value, tuple) and len(value) >= 4 and callable(value[0])):
+        raise Mistake(
+            f"{word} has type {type(value).__name__}.",
+            why="a batch is measured on a step with parameters and a state",
+            do=_CONVENTION,
+        )
+    loss = getattr(module, "loss", None)
+    if not callable(loss):
+        raise Mistake(
+            f"there is no loss in {module.__file__}.",
+            why="the gradients that are compared are those of loss(out, y), of one step",
+            do="write one, def loss(out, y): return jnp.mean((out - y) ** 2)",
+        )
+    step, params, state, *_ = value
+    xs, ys = _batch(options.data)
+    limits: dict[str, Any] = {"memory": options.memory, "time": options.time}
+    try:
+        choice = choose(step, params, state, xs, ys, loss, **limits, progress=sys.stderr.isatty())
+    except Exception as error:
+        do = "see above; --memory and --time are what it may take"
+        raise Failure(f"no rule for {word}.", error, str(module.__file__), do) from error
+    print(choice)
+    if options.save is not None:
+        choice.save(options.save)
+        print(f"Saved: {options.save}")
+    return 0
+
+
+def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a file."""
+    try:
+        with np.load(path) as file:
+            missing = [name for name in ("xs", "ys") if name not in file]
+            if not missing:
+                return file["xs"], file["ys"]
+            why = f"it has the arrays {', '.join(file) or 'none'}"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise Mistake(
+        f"{path} has no batch.",
+        why=why,
+        do="write one: numpy.savez(file, xs=xs, ys=ys), each with a leading axis of time",
+    )
 
 
 def _rule(text: str) -> LearningRule:
