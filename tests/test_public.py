@@ -102,7 +102,8 @@ NAMES = """
     CompilationReport ControlFlowPolicy GradExpon NonFiniteError NotSupportedError CompilationError
 """.split()
 MORE = """
-    online Online Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
+    online Online choose Choice
+    Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
     ParameterReport PathClassification Silent Advice RuleCost Suggestion Learner ModuleLearner
     nir
     compare CompareResult tasks data rl wiring
