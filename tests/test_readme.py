@@ -45,6 +45,8 @@ def test_document_runs(path, alone, capsys):
     text = path.read_text("utf-8")
     if "import spyx" in text and version("spyx").startswith("0."):
         pytest.skip("Spyx 1 needs a newer JAX")
+    if "import torch" in text:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     for code, shown in blocks(text):
         capsys.readouterr()
         exec(compile(code, path, "exec"), namespace)
