@@ -1,7 +1,8 @@
 """Handwritten digits with a spiking network of snnTorch that learns online, in PyTorch.
 
 An image of 8 x 8 pixels is a constant current for 100 steps. The network is one of snnTorch as it
-is, its membranes inside of its layers; the optimizer is torch's, and so is the loss. With --bptt
+is, its membranes inside of its layers; the optimizer is torch's, and so is the loss. A gradient
+keeps traces and the values of 25 steps, so its memory does not grow with the length. With --bptt
 the same network learns by torch's own backward pass, which keeps the values of all steps.
 
     python examples/torch_spiking_digits.py [--small] [--bptt]
@@ -46,7 +47,7 @@ def main(small=False, bptt=False, seed=0):
     net = Net(hidden)
     adam = torch.optim.Adam(net.parameters(), 2e-3)
     learner = bt.online(net, "d_rtrl", None, images[:SIZE])
-    gradient = learner.grad(F.cross_entropy, keep_traces=False)
+    gradient = learner.grad(F.cross_entropy, block_size=25, keep_traces=False)
 
     def by_bptt(xs, ys):
         net.reset()

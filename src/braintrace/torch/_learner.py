@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ from ._tracing import Refused, tensors_in
 
 def online(
     net: nn.Module,
-    rule: str | LearningRule | ETraceConfig = "d_rtrl",
+    rule: str | LearningRule | ETraceConfig | Mapping[str, Any] = "d_rtrl",
     state: PyTree = None,
     *inputs: PyTree,
     **options: Any,
