@@ -1,5 +1,6 @@
 """A learner of a module: tensors in and out, in the memory of torch, from call to call."""
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -201,6 +202,23 @@ def test_names_are_those_of_the_module():
     assert all(f"  {name}: " in text for name, _ in net.named_parameters())
     assert "test_learner.py" in text  # and the line is that of the user
     assert learner.memory > 0 and "d_rtrl of Net" in repr(learner)
+
+
+def test_rules_by_name_and_advice_in_a_program_of_float32():
+    jax.config.update("jax_enable_x64", False)
+    try:
+        case = cells.CELLS["stack"]
+        net, x = cells.module_of(case).float(), torch.zeros(B, cells.IN)
+        state = tuple(a.float() for a in case.state(B))
+        learner = bt.online(net, {"first.*": "rtrl", "*": "d_rtrl"}, state, x)
+        learner.grad(lambda out, _: (out**2).mean())(torch.ones(3, B, cells.IN), torch.zeros(3))
+        leaves = jax.tree.leaves((learner._carry.traces, learner._carry.state))
+        assert {str(a.dtype) for a in leaves} == {"float32"}
+        assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+        assert "first.weight_ih: trace" in str(learner.report)
+        assert "cell.weight_hh" in str(begun(cells.CELLS["gru"])[1].report.advice)
+    finally:
+        jax.config.update("jax_enable_x64", True)
 
 
 class Normed(nn.Module):

@@ -15,7 +15,7 @@ from .. import _online
 from .._errors import CompilationError, NotSupportedError, type_error, value_error
 from .._online import Carry, Online, RunInfo
 from ..program import PyTree
-from ..report import CompilationReport
+from ..report import Advice, CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count
 from ._arrays import (
     Array,
@@ -121,7 +121,10 @@ class Learner:
     @property
     def report(self) -> CompilationReport:
         """The certificate: how every parameter is learned, by its name in the module."""
-        return self.online.report
+        report = self.online.report
+        if (advise := report._advise) is not None:
+            report._advise = functools.partial(_advised, advise)
+        return report
 
     @property
     def memory(self) -> int:
@@ -326,6 +329,12 @@ class Learner:
                 tensors = tensors_of(arrays, places_of(arrays))
                 inner.place.put(_kept(inner, tensors))
                 self._written[name] = [(t, t._version) for t in tensors_in(inner.place.value)]
+
+
+def _advised(advise: Callable[[], Advice]) -> Advice:
+    """Advice analyses the step again, with its types."""
+    with wide():
+        return advise()
 
 
 def _kept(inner: Inner, tensors: list[torch.Tensor]) -> PyTree:
