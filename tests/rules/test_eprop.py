@@ -218,5 +218,11 @@ def test_windows_are_refused():
         braintrace.online(network(Neurons()), rule, window=4)
 
 
+def test_it_is_a_rule_for_all_parameters():
+    rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
+    with pytest.raises(ValueError, match="would be there for all parameters"):
+        braintrace.online(network(Neurons()), {"w_in": rule, "*": "no_trace"})
+
+
 def test_a_decay_of_zero_is_d_rtrl():
     assert eprop(filtered="eligibility").config == braintrace.rules.d_rtrl().config

@@ -121,6 +121,13 @@ def _share(pattern: str, rule: Any, window: int | None, rule_value: Callable) ->
             why="it computes the losses again, at other states than the rules beside it",
             do=f"use a window: ('no_trace', {{'window': {value.window}}}); or {value.name} alone",
         )
+    if value.config.filters is not None:
+        raise value_error(
+            f"{value} for {pattern}.",
+            why="its filter stands in the step, before the read-outs, and would be there for all "
+            "parameters",
+            do="use it for all; or read out with nn.FilteredReadout, where d_rtrl is e-prop",
+        )
     if size is not None and value.no_windows is not None:
         raise value_error(
             f"{value.name} for {pattern} has no windows (window={size}).",
