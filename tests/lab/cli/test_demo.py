@@ -55,7 +55,7 @@ def test_demo_prints_the_table_and_writes_the_figure(tmp_path, capsys):
     cosine, itself = numbers(table, "cosine to BPTT, initial weights")
     assert 0.9 < cosine <= itself == 1
     short, long = (numbers(table, f"working memory, T = {t} (MB)") for t in (20, 200))
-    assert long[0] < 1.2 * short[0]
+    assert long[0] < 2 * short[0]  # ten times the steps: the states before each are stored
     assert long[1] > 5 * short[1]
     image = (tmp_path / "demo.png").read_bytes()
     assert image.startswith(b"\x89PNG") and len(image) > 20_000
