@@ -12,7 +12,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
+.PHONY: help demo demo-export live quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
   compare bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
@@ -21,6 +21,12 @@ help:  ## list the targets
 
 demo: $(VENV)/.demo  ## run the demo
 	$(BIN)/python -m braintrace demo
+
+demo-export: $(VENV)/.demo  ## a learner as C, compiled and run
+	$(BIN)/python examples/learner_in_c.py
+
+live: $(VENV)/.dev  ## build docs/live.html again (Debian: clang lld wasi-libc libclang-rt-14-dev-wasm32)
+	$(BIN)/python docs/live/build.py
 
 test: $(VENV)/.dev  ## run the quick suite on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal

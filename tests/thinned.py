@@ -30,6 +30,13 @@ FEW = {
         "test_traces_are_named_and_reset_by_their_rule": 3,
         "test_windows_of_one_block_are_windows_of_several": 2,
     },
+    "export/test_c.py": {
+        "test_200_updates_in_double_are_those_of_train": 4,
+        "test_each_step_in_float_is_that_of_jax": 2,
+    },
+    "export/test_cells.py": {
+        "test_cell_in_c_is_the_cell_in_jax": 3,
+    },
     "fuzz/test_chains.py": {
         "test_rules_are_their_definitions": 1,
     },

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message, type_error, value_error
+from .._errors import dotted, message, type_error, value_error
 from ..engine import (
     Engine,
     Placement,
@@ -21,6 +22,7 @@ from ..engine import (
     check_surroundings,
     put,
 )
+from ..export import ExportedC, ExportedProgram, write_c, write_program
 from ..graph import ControlFlowPolicy, check_policy
 from ..program import PyTree
 from ..report import CompilationReport
@@ -45,6 +47,7 @@ from ._checks import (
     check_traces,
     length_of,
 )
+from ._export import OneUpdate, check_alone, one_update, optimizing_tree
 from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
 from ._fork import check_process
 from ._loop import (
@@ -562,6 +565,130 @@ class Online:
             return returned
 
         return train
+
+    # ----------------------------------------------------------------------------- exporting
+
+    def export_c(
+        self,
+        params: PyTree,
+        carry: Carry,
+        x: PyTree,
+        *targets: PyTree,
+        loss: Callable[..., PyTree],
+        optimizer: Any,
+        path: str | os.PathLike,
+        opt: PyTree = None,
+        extra: dict[str, PyTree] | None = None,
+        name: str = "learner",
+        initial: str = "source",
+    ) -> ExportedC:
+        """Write the learner as a folder of C: network, traces, gradient and update.
+
+        C99 without allocation, of `float` or `double` as the parameters are; one struct holds all
+        arrays, of sizes that are known. What it computes is what `train(loss, optimizer)` does
+        with `update_every=1`.
+
+        Args:
+            params: the parameters, as they are to be at first.
+            carry: from `init`, as it is to be at first and after every reset.
+            x: an example of the input of one step; a tuple if there are several.
+            *targets: examples of the targets of one step.
+            loss: `loss(out, *targets)`, the loss of one step.
+            optimizer: an optax transformation.
+            path: the folder.
+            opt: the optimizer's state; default `optimizer.init` of the floating arrays of `params`.
+            extra: examples of what the rule takes with a call, e.g. a modulator, by name.
+            name: of the struct, the functions and the files.
+            initial: where the values of the parameters stand: in the 'source', or in a 'file'
+                beside it, which the program loads.
+
+        Returns:
+            What was written: its sizes, and conversion of saved bytes from and to arrays.
+
+        Raises:
+            NotSupportedError: the update does what has no C: random numbers, sorts, loops of
+                unknown length, calls of Python; with the user's line.
+
+        Example:
+            >>> import tempfile, jax.numpy as jnp, optax, braintrace
+            >>> step = lambda w, h, x: (h := jnp.tanh(0.9 * h + x @ w), h)
+            >>> net = braintrace.online(step, 'd_rtrl')
+            >>> w, x, y = jnp.ones((3, 4)), jnp.ones(3), jnp.ones(4)
+            >>> carry = net.init(w, jnp.zeros(4), x)
+            >>> loss = lambda out, y: jnp.mean((out - y) ** 2)
+            >>> done = net.export_c(w, carry, x, y, loss=loss, optimizer=optax.sgd(0.1),
+            ...                     path=tempfile.mkdtemp())
+            >>> sorted(file.name for file in done.path.iterdir())
+            ['README.md', 'learner.c', 'learner.h', 'main.c']
+        """
+        update = self._update(params, carry, x, targets, loss, optimizer, opt, extra)
+        about = f"{name_of(self.step)}, which learns by {self.rule.name}"
+        where = (path, name, initial, about)
+        return write_c(update.function, update.leaves, update.outputs, *where)
+
+    def export(
+        self,
+        params: PyTree,
+        carry: Carry,
+        x: PyTree,
+        *targets: PyTree,
+        loss: Callable[..., PyTree],
+        optimizer: Any,
+        path: str | os.PathLike,
+        opt: PyTree = None,
+        extra: dict[str, PyTree] | None = None,
+        platforms: Sequence[str] = ("cpu",),
+    ) -> ExportedProgram:
+        """Write one update as a program that runs where JAX is, without braintrace.
+
+        The folder has `update.stablehlo` (made by `jax.export`), `manifest.json`, the names, shapes
+        and types of its arguments and results, and `start.npz`, the arrays to begin with.
+
+        Args:
+            params: the parameters, as they are to be at first.
+            carry: from `init`, as it is to be at first.
+            x: an example of the input of one step; a tuple if there are several.
+            *targets: examples of the targets of one step.
+            loss: `loss(out, *targets)`, the loss of one step.
+            optimizer: an optax transformation.
+            path: the folder.
+            opt: the optimizer's state; default `optimizer.init` of the floating arrays of `params`.
+            extra: examples of what the rule takes with a call, e.g. a modulator, by name.
+            platforms: what it is to run on, e.g. `("cpu", "cuda")`.
+
+        Returns:
+            What was written.
+        """
+        update = self._update(params, carry, x, targets, loss, optimizer, opt, extra)
+        about = f"{name_of(self.step)}, which learns by {self.rule.name}"
+        return write_program(update.function, update.leaves, update.outputs, path, platforms, about)
+
+    def _update(
+        self,
+        params: PyTree,
+        carry: Carry,
+        x: PyTree,
+        targets: tuple[PyTree, ...],
+        loss: Callable[..., PyTree],
+        optimizer: Any,
+        opt: PyTree,
+        extra: dict[str, PyTree] | None,
+    ) -> OneUpdate:
+        """One update as a function of arrays."""
+        values = jax.tree.leaves((params, carry))
+        check_alone(self.window is not None, self.placement is not None, values)
+        inputs = self._outside.inputs(x if type(x) is tuple else (x,))
+        plan, arrays, more = self._fit(params, carry, inputs, extra or {})
+        layout = _layouts(plan)
+        tree = layout.params.only_trained
+        own = optimizer.init(tree(arrays.weights.trained)) if opt is None else opt
+        optimizing = optimizing_tree(optimizer, own, tree)
+        paths, states = layout.params.paths("params"), layout.state.paths("state")
+        order = (*layout.state.trained, *layout.state.arrays)
+        shown = lambda paths, numbers: [dotted(paths[i]) for i in numbers]
+        names = shown(paths, layout.params.trained), shown(states, order)
+        call = arrays.call(plan, carry)
+        return one_update(call, _checked(loss, False), optimizing, names, inputs, targets, more)
 
     # -------------------------------------------------------------------------------- arrays
 

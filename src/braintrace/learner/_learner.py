@@ -69,6 +69,7 @@ from ._checks import (
 )
 from ._data import Call, unwrap
 from ._driver import SequenceDriverMixin
+from ._export import ExportMixin
 from ._reset import (
     LAST,
     Shapes,
@@ -123,6 +124,7 @@ class Learner(
     CheckpointMixin,
     SignalMixin,
     SequenceDriverMixin,
+    ExportMixin,
     brainstate.nn.Module,
 ):
     """A model that learns online, as `braintrace.compile` returns it.
@@ -136,6 +138,7 @@ class Learner(
         train, etrace_train  learn while the sequence runs
         report, memory       how every parameter is learned; bytes of the traces
         save, load           everything that training goes on from, in one file
+        export_c             the learner as C
         shard                spread it over devices
         last_run             how the last sequence was run
     """

@@ -1,0 +1,6 @@
+"""Helpers of these tests are found by their names; tests are no package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
