@@ -116,3 +116,35 @@ def test_blocks_that_are_taken_backward_make_no_trace():
         return sum(name in line.split("=")[0] for line in lines for name in named)
 
     assert made(keep=False) == 0 < made(keep=True)
+
+
+@jax.custom_vjp
+def penalised(v):
+    return v
+
+
+penalised.defvjp(lambda v: (v, v), lambda v, ct: (ct + 0.1 * v**3,))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_penalty_and_what_comes_from_later_blocks_count_once(masked):
+    def step(p, state, x):
+        a, h = state
+        a = penalised(jnp.tanh(0.6 * a + x @ p["w"]))
+        h = 0.9 * h + x @ p["u"]
+        return (a, h), jnp.concatenate([a, h], -1)
+
+    own = {"w": PARAMS["w"], "u": drawn(8, N_IN, N)}
+    start, targets = (jnp.zeros((B, N)), jnp.zeros((B, N))), drawn(9, T, B, 2 * N)
+    error = lambda out, y: jnp.sum((out - y) ** 2)
+    mask = MASK.at[3:5].set(0.5) if masked else None
+
+    def total(p):
+        outs = jax.lax.scan(lambda state, x: step(p, state, x), start, XS)[1]
+        losses = jax.vmap(error)(outs, targets)
+        return jnp.sum(losses if mask is None else mask * losses)
+
+    net = braintrace.online(step, "d_rtrl")
+    run = net.grad(error, block_size=3)
+    found = run(own, net.init(own, start, XS[0]), XS, targets, mask=mask)[0]
+    assert_same(found, jax.grad(total)(own))

@@ -145,12 +145,13 @@ def run_block(
         after = rule.advance(graph, block, before, observed, fresh)
         after = after if placement is None else pinned(after, places)
     memory = _Memory(graph, rule, before, observed, fresh, behind)
-    flat = _all_results(memory, values, block, None)
+    twice = rule.replay is not None or substitute is not None
+    flat = _all_results(memory.without_adjoints() if twice else memory, values, block, None)
     if rule.replay is not None:
         flat = with_derivative(lax.stop_gradient(_as_they_are(graph, block)), flat)
     outs, new = after_step(graph, values, flat)
     credited = outs, new
-    if rule.replay is not None or substitute is not None:
+    if twice:
         credited = after_step(graph, values, _all_results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat
@@ -353,6 +354,17 @@ class _Memory:
     observed: Any
     fresh: Fresh
     behind: Behind | None
+
+    def without_adjoints(self) -> _Memory:
+        """The same where what comes from the blocks behind is counted by other results.
+
+        Adjoints are zero, but they have the derivative by what arrives here: that is linear.
+        """
+        if self.behind is None:
+            return self
+        adjoints = self.behind.adjoints
+        zero = with_derivative(jax.tree.map(jnp.zeros_like, adjoints), adjoints)
+        return replace(self, behind=replace(self.behind, adjoints=zero))
 
 
 def _all_results(
