@@ -1,5 +1,6 @@
-"""Draws graph.png, show.svg and ei.svg beside this file: `make pictures`."""
+"""Draws graph.png, bench.svg, show.svg and ei.svg beside this file: `make pictures`."""
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,9 @@ from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 
 import braintrace
+from braintrace.lab.cli._bench import Point, Result
+from braintrace.lab.cli._figures import draw_bench
+from braintrace.lab.comparison._rules import parse
 
 HERE = Path(__file__).parent
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
@@ -105,6 +109,18 @@ def show(path: Path) -> None:
     svg.write(figure, path)
 
 
+def bench(record: Path, path: Path) -> None:
+    """What `braintrace bench` measured, from its record."""
+    kept = json.loads(record.read_text("utf-8"))
+    settings = kept["settings"]
+    lengths, points = tuple(settings["lengths"]), []
+    for point in kept["points"]:
+        points.append(Point(**{k: v for k, v in point.items() if k != "median"}))
+    sizes = (settings[k] for k in ("units", "batch", "repeats", "memory_limit"))
+    result = Result(tuple(parse(list(settings["rules"]), block=None)), lengths, *sizes, points)
+    svg.write(draw_bench(result, svg.WIDTH), path)
+
+
 def tutorial(name: str, path: Path) -> None:
     """The figure that the blocks of a tutorial draw."""
     text, names = (HERE / "tutorials" / f"{name}.md").read_text("utf-8"), {}
@@ -116,5 +132,6 @@ def tutorial(name: str, path: Path) -> None:
 
 if __name__ == "__main__":
     graph(HERE / "graph.png")
+    bench(HERE / "results" / "bench.json", HERE / "bench.svg")
     show(HERE / "show.svg")
     tutorial("ei-network", HERE / "ei.svg")

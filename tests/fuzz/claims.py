@@ -113,6 +113,7 @@ TABLE: dict[str, Judged] = {
         _with(bt.Learner, rule=bt.rules.r_stdp(lambda h: abs(h[..., 0]))), extra=_MODULATOR
     ),
     "reward_eprop": Judged(_with(bt.Learner, rule=bt.rules.reward_eprop()), extra=_MODULATOR),
+    "rolling": Judged(_with(bt.Learner, rule=bt.rules.rolling(window=T)), bptt=True, steps=False),
     "decolle": Judged(_with(bt.DECOLLE, n_target=N_OUT), extra=_TARGET),
     "stllr": Judged(_with(bt.STLLR, leak_pre=0.7, leak_post=0.6, alpha_post=-0.5)),
     "dni": Judged(bt.DNI, chunk=2, attach=_synthesizer, steps=False),

@@ -58,8 +58,7 @@ SINGLE = {
     "rtrl": ("rtrl", {}),
     "no_trace": ("no_trace", {}),
     "rflo": ("rflo", {}),
-    "trace": ("eprop", {"kappa_filter_decay": 0.5}),
-    "eprop": ("eprop", {"kappa_filter_decay": 0.5, "filtered": "eligibility"}),
+    "eprop": ("eprop", {"kappa_filter_decay": 0.5}),
     "ottt": ("ottt", {"leak": 0.9}),
     "otpe": ("otpe", {"leak": 0.9}),
     "ostl": ("ostl_recurrent", {}),
@@ -75,7 +74,7 @@ WINDOWS = {
 FORWARD = {"kf_rtrl": ("kf_rtrl", {"key": 1}), "d_rtrl": ("d_rtrl", {})}
 # How many reverse passes their programs have.
 SETS = {"windows": (WINDOWS, 3), "forward": (FORWARD, 2)}
-SETS["single"] = (SINGLE, 8) if ALL else ({name: SINGLE[name] for name in FEW}, 4)
+SETS["single"] = (SINGLE, 6) if ALL else ({name: SINGLE[name] for name in FEW}, 4)
 
 
 @pytest.mark.parametrize("rules_by_name, passes", SETS.values(), ids=SETS)

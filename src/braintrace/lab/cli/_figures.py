@@ -79,12 +79,16 @@ def draw_train(session: Session) -> Figure:
     return figure
 
 
-def draw_bench(result: BenchResult) -> Figure:
-    """Memory and time against the length of the sequence."""
+def draw_bench(result: BenchResult, width: float = 10) -> Figure:
+    """Memory and time against the length of the sequence; one above the other if narrow."""
     from matplotlib.ticker import NullLocator
 
-    figure, (memory, time) = new_figure((10, 4.2), 2)
-    figure.suptitle(f"Gradient of one sequence, GRU of {result.units} units, batch {result.batch}")
+    size, shape = ((width, 4.2), (1, 2)) if width >= 8 else ((width, 7.5), (2, 1))
+    figure, (memory, time) = new_figure(size, shape)
+    figure.suptitle(
+        f"Gradient of one sequence, GRU of {result.units} units, batch {result.batch}",
+        fontsize="medium" if width < 8 else None,
+    )
     colours = (GREYS[0], *COLOURS[:5])
     for n, choice in enumerate(result.choices):
         points = [p for p in result.points if p.rule == choice.label]
