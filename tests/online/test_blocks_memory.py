@@ -121,9 +121,9 @@ def test_blocks_fit_and_pay(monkeypatch):
     assert sizes(StepBytes(1 << 24), 1 << 28, shards=4) == 128
     assert sizes(small, keep=False) == 1 << 14 and sizes(small, 1 << 10, keep=False) == 32
     back = partial(sizes, backward=True, keep=False)  # by the values of a step alone
-    assert back(small) == back(small, 1 << 10) == 32
-    assert back(StepBytes(1 << 18)) == 32 and back(StepBytes(1 << 19)) == 16
-    assert back(StepBytes(1 << 22)) == 16
+    assert back(small) == back(small, 1 << 10) == 1 << 14  # all that stays in the caches
+    assert back(StepBytes(1 << 12)) == back(StepBytes(1 << 18)) == 128
+    assert back(StepBytes(1 << 19)) == 64 and back(StepBytes(1 << 22)) == 16
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(_blocks, "_budget", lambda: 1 << 34)
     assert sizes(small) == 1 << 14 and sizes(StepBytes(1 << 23, 1 << 23)) == 256

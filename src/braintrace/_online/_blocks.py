@@ -41,9 +41,9 @@ LIGHT_STEPS = 512
 # 3 %, and 32 steps lost 13 %.
 FEW_STEPS = {"cpu": 32, "gpu": 128}
 # Blocks that are taken backward have no trace between them: on a CPU they are as long as their
-# values stay in its caches, but have enough steps to fill a product. Tuned on a GRU: of 8 to 512
-# steps, 16 to 128 took the least time of the processor with 16 to 256 units and 16 samples.
-CACHED, BACKWARD_STEPS = 1 << 23, (16, 32)
+# values stay in its caches, but have enough steps to fill a product. Tuned on a GRU with 16 to 512
+# units and 1 to 128 samples, on quiet cores with 32 MiB of L3.
+CACHED, BACKWARD_STEPS = 1 << 25, (16, 128)
 # Not less than this, whatever the memory; tuned as well.
 LEAST_STEPS = 16
 # Between two traces, all states are stored: this much, or as much as the traces take.
@@ -90,6 +90,11 @@ def calls_per_block(
     if cpu and backward:
         least, most_steps = BACKWARD_STEPS
         steps = min(max(CACHED // size, least), most_steps)
+        # Two blocks run their states twice, one runs them once: it may be longer, up to twice as long.
+        # Traces that are wanted afterwards pay for long blocks: 128 steps took less than 256.
+        all_steps, longest = count * window, min(2 * steps, most_steps) if keep else 2 * steps
+        if all_steps <= longest or all_steps * size <= CACHED:
+            steps = all_steps
     if not cpu:
         pays = TIMES * (PER_BLOCK + 3 * touched) // max(1, step.moved // shards)
         longer = LIGHT_STEPS if LIGHT_STEPS * size <= 2 * LIGHT_BLOCK else steps
