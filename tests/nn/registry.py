@@ -23,6 +23,7 @@ import scipy.sparse
 from braintrace import nn
 
 BATCH = 2
+DELAYS = jnp.array([0.3, 1.4, 2.6])
 X = jnp.ones((BATCH, 3))
 
 
@@ -109,6 +110,13 @@ def LeakyRateReadout():
 @entry(r"$r = e^{-dt / \tau} r + x$, returns $W r$; $x$ is that of a `Linear` layer")
 def FilteredReadout():
     return brainstate.nn.Sequential(nn.Linear(3, 3), nn.FilteredReadout(3, 4)), X
+
+
+@entry(r"$s_j = \sum_k \mathrm{max}(0, 1 - \lvert k - d_j \rvert) x_j^{(k)}$, $x^{(k)}$ from $k$ "
+       r"steps ago; $y = W s$, into a `FilteredReadout`")  # fmt: skip
+def DelayedLinear():
+    layer = nn.DelayedLinear(3, 4, delay=DELAYS, max_delay=3.0)
+    return brainstate.nn.Sequential(layer, nn.FilteredReadout(4, 2)), X
 
 
 # ----------------------------------------------------------------------- the state passes weights
@@ -267,6 +275,18 @@ def GIFCell():
 @entry(r"$V = \alpha R(V) + W x$; $y = \Theta(V - V_\mathrm{th})$")
 def LeakySpikeReadout():
     return nn.LeakySpikeReadout(3, 4), X
+
+
+@entry(r"$V = \alpha R(V) + W s + U s'$ with late inputs $s$ and spikes $s'$; "
+       r"$y = \Theta(V - V_\mathrm{th})$")  # fmt: skip
+def DelayedLIFCell():
+    options = {"u_delay": jnp.array([0.2, 0.9, 1.7, 2.5]), "max_delay": 3.0}
+    return nn.DelayedLIFCell(3, 4, delay=DELAYS, **options), X
+
+
+@entry(r"$V = \alpha R(V) + W s$; $y = \Theta(V - V_\mathrm{th})$", "recurrent=False")
+def DelayedLIFCell():  # noqa: F811
+    return nn.DelayedLIFCell(3, 4, delay=DELAYS, max_delay=3.0, recurrent=False), X
 
 
 # ------------------------------------------------------------------ in continuous time, of changes

@@ -25,7 +25,8 @@ EXPORTED = [
 ]
 EXACT = """
     Linear LeakyRateReadout FilteredReadout MinGRUCell MinLSTMCell LRUCell RTUCell RGLRUCell S5Cell
-    LIFCell(recurrent=False) LeakySpikeReadout SigmaDeltaCell
+    LIFCell(recurrent=False) LeakySpikeReadout SigmaDeltaCell DelayedLinear
+    DelayedLIFCell(recurrent=False)
 """.split()
 
 

@@ -10,6 +10,8 @@ from ._continuous import LTCCell as LTCCell
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
+from ._delay import DelayedLIFCell as DelayedLIFCell
+from ._delay import DelayedLinear as DelayedLinear
 from ._embedding import Embedding as Embedding
 from ._gru import CFNCell as CFNCell
 from ._gru import GRUCell as GRUCell

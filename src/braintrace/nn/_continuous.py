@@ -10,8 +10,8 @@ from brainstate.nn import init
 
 from ..ops import element_wise
 from ._cell import Array, Cell, Gated, join
-from ._shapes import XAVIER, ZERO, Init, Size, initial
-from ._time import steps_per
+from ._shapes import XAVIER, ZERO, Init, Size, UnitArray, initial
+from ._time import in_ms, steps_per, time_step
 
 _PULL = init.Normal(0.0, 1.0)
 
@@ -61,7 +61,12 @@ class LTCCell(Cell):
         self.W = self._layer("xh", w_init, b_init)
         rates = steps_per("LTCCell", "tau", initial(tau, self.out_size, "LTCCell: tau"))
         self.rate = brainstate.ParamState(jnp.log(jnp.broadcast_to(rates, self.out_size)))
+        self.dt = time_step("LTCCell")
         self.A = brainstate.ParamState(initial(a_init, self.out_size, "LTCCell: a_init"))
+
+    def time_constants(self) -> dict[str, UnitArray]:
+        """The time constant `tau` of all units as trained so far, in ms where dt has a unit."""
+        return {"tau": in_ms(jnp.exp(-self.rate.value), self.dt)}
 
     def _next(self, x: Array, h: Array) -> Array:
         f = jax.nn.sigmoid(self.W(join(x, h)))

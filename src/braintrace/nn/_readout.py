@@ -9,12 +9,41 @@ import saiunit as u
 from ..ops import matmul
 from ._cell import Cell
 from ._shapes import KAIMING, ZERO, Init, Size, UnitArray, initial, over_leading
-from ._time import steps_per
+from ._time import in_ms, steps_per, time_step
 
 _TAU = 5.0 * u.ms
 
 
-class FilteredReadout(Cell):
+class _Readout(Cell):
+    """A weight and a filter of what comes in or goes out: of `_filters`."""
+
+    state_names = ("r",)
+    _filters = "out_size"
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Init = _TAU,
+        w_init: Init = KAIMING,
+        r_init: Init = ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, r_init, name=name)
+        self.state_size = getattr(self, self._filters)
+        self.tau, self.r_init = tau, r_init
+        taus = initial(tau, self.state_size, f"{self._kind}: tau")
+        self.dt, ratio = time_step(self._kind), steps_per(self._kind, "tau", taus)
+        self.decay = jnp.exp(-ratio)
+        shape = (self.in_size[-1], self.out_size[-1])
+        self.W = brainstate.ParamState(initial(w_init, shape, f"{self._kind}: w_init"))
+
+    def time_constants(self) -> dict[str, UnitArray]:
+        """The time constant `tau`, in ms where dt has a unit."""
+        return {"tau": in_ms(-1 / jnp.log(self.decay), self.dt)}
+
+
+class FilteredReadout(_Readout):
     """A weighted sum of filtered inputs, `r = exp(-dt / tau) r + x`, then `r @ W`.
 
     With one tau the same function as `LeakyRateReadout`, which filters behind its weight. Here no
@@ -42,24 +71,7 @@ class FilteredReadout(Cell):
         (2,)
     """
 
-    state_names = ("r",)
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        tau: Init = _TAU,
-        w_init: Init = KAIMING,
-        r_init: Init = ZERO,
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, r_init, name=name)
-        self.state_size = self.in_size
-        self.tau, self.r_init = tau, r_init
-        taus = initial(tau, self.in_size, "FilteredReadout: tau")
-        self.decay = jnp.exp(-steps_per("FilteredReadout", "tau", taus))
-        shape = (self.in_size[-1], self.out_size[-1])
-        self.W = brainstate.ParamState(initial(w_init, shape, "FilteredReadout: w_init"))
+    _filters = "in_size"
 
     def update(self, x: UnitArray) -> UnitArray:
         """Advance one step; returns the weighted filtered input."""
@@ -67,7 +79,7 @@ class FilteredReadout(Cell):
         return over_leading(lambda r: matmul(r, self.W.value), self.r.value, axes=1)
 
 
-class LeakyRateReadout(Cell):
+class LeakyRateReadout(_Readout):
     """Leaky integration of a weighted input, `r = exp(-dt / tau) r + x @ W`.
 
     D_RTRL drops the paths through its weight into the state; `FilteredReadout` is the same function
@@ -92,24 +104,6 @@ class LeakyRateReadout(Cell):
         >>> readout(jnp.ones(3)).shape
         (2,)
     """
-
-    state_names = ("r",)
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        tau: Init = _TAU,
-        w_init: Init = KAIMING,
-        r_init: Init = ZERO,
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, r_init, name=name)
-        self.tau, self.r_init = tau, r_init
-        taus = initial(tau, self.out_size, "LeakyRateReadout: tau")
-        self.decay = jnp.exp(-steps_per("LeakyRateReadout", "tau", taus))
-        shape = (self.in_size[-1], self.out_size[-1])
-        self.W = brainstate.ParamState(initial(w_init, shape, "LeakyRateReadout: w_init"))
 
     def update(self, x: UnitArray) -> UnitArray:
         """Advance one step; returns the new state."""

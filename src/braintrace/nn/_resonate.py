@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import value_error
 from ._cell import Activation, Array, Cell, activation_of
 from ._shapes import KAIMING, Init, Size, UnitArray, initial
 from ._spiking import Options, Spike, SpikingCell
 from ._surrogate import surrogate as surrogate_of
-from ._time import refuted, steps_per
+from ._time import check_positive, steps_per
 
 
 class ResonateCell(SpikingCell):
@@ -103,12 +102,8 @@ class SigmaDeltaCell(Cell):
         super().__init__(in_size, out_size, name=name)
         self.activation, self.surrogate = activation_of(activation), surrogate_of(surrogate)
         self.threshold = initial(threshold, self.out_size, "SigmaDeltaCell: threshold")
-        if refuted(self.threshold > 0):
-            raise value_error(
-                f"SigmaDeltaCell: the threshold is {threshold}.",
-                why="it is the smallest change that is sent.",
-                do="make it positive.",
-            )
+        why = "it is the smallest change that is sent."
+        check_positive("SigmaDeltaCell: the threshold", threshold, self.threshold, why)
         self.W = self._layer("x", w_init, None)
 
     def update(self, x: Array) -> Array:

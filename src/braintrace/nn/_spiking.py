@@ -15,7 +15,7 @@ from ._cell import Cell
 from ._linear import Linear
 from ._shapes import KAIMING, ZERO, Init, Size, UnitArray, batched, initial, one_of
 from ._surrogate import surrogate as surrogate_of
-from ._time import Decay, refuted
+from ._time import Decay, check_positive
 
 _WEAK = init.XavierNormal(scale=0.1)
 
@@ -100,12 +100,8 @@ class SpikingCell(Cell):
         self._reset = one_of("reset", reset, RESETS)
         self.V_th = self.per_neuron("V_th", V_th)
         self.unit = u.get_unit(self.V_th)
-        if refuted(u.get_mantissa(self.V_th) > 0):
-            raise value_error(
-                f"{self._kind}: V_th is {V_th}.",
-                why="voltages are distances from rest, and the threshold is their scale.",
-                do="make V_th positive.",
-            )
+        why = "voltages are distances from rest, and the threshold is their scale."
+        check_positive(f"{self._kind}: V_th", V_th, self.V_th, why)
         self.W = Linear(in_size, out_size, w_init, b_init)
         self.U = Linear(out_size, out_size, u_init, None) if recurrent else None
 
@@ -151,6 +147,19 @@ class SpikingCell(Cell):
         `rate = log(dt / tau)`, so that tau stays positive.
         """
         return Decay(self._kind, name, tau, self.out_size, train)
+
+    def time_constants(self) -> dict[str, UnitArray]:
+        """The time constants of all neurons, trained or not, in ms where dt has a unit.
+
+        Example:
+            >>> import brainstate, saiunit as u, braintrace
+            >>> with brainstate.environ.context(dt=1.0 * u.ms):
+            ...     cell = braintrace.nn.ALIFCell(3, 2, train_tau=True)
+            >>> cell.time_constants()["tau_a"].to_decimal(u.ms).round(2).tolist()
+            [200.0, 200.0]
+        """
+        found = [v for v in vars(self).values() if isinstance(v, Decay)]
+        return {decay.argument: decay.tau() for decay in found}
 
     def voltage(self, name: str, value: UnitArray) -> UnitArray:
         """A value in the unit of `V_th`; a plain number counts in it."""
