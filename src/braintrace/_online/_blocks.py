@@ -90,7 +90,7 @@ def calls_per_block(
     if cpu and backward:
         least, most_steps = BACKWARD_STEPS
         steps = min(max(CACHED // size, least), most_steps)
-        # Two blocks run their states twice, one runs them once: it may be longer, up to twice as long.
+        # Two blocks run their states twice, one runs them once: it may be up to twice as long.
         # Traces that are wanted afterwards pay for long blocks: 128 steps took less than 256.
         all_steps, longest = count * window, min(2 * steps, most_steps) if keep else 2 * steps
         if all_steps <= longest or all_steps * size <= CACHED:
