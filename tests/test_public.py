@@ -102,7 +102,7 @@ NAMES = """
     CompilationReport ControlFlowPolicy GradExpon NonFiniteError NotSupportedError CompilationError
 """.split()
 MORE = """
-    online Online choose Choice
+    online Online choose Choice Record
     Carry rules verify show Checkpoint RTRL KFRTRL RFLO DECOLLE STLLR NoTrace Dropped
     ParameterReport PathClassification Silent Advice RuleCost Suggestion Learner ModuleLearner
     nir

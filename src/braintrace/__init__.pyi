@@ -19,6 +19,7 @@ from ._errors import NotSupportedError as NotSupportedError
 from ._online import Carry as Carry
 from ._online import Choice as Choice
 from ._online import Online as Online
+from ._online import Record as Record
 from ._online import choose as choose
 from ._online import online as online
 from ._version import __version__ as __version__

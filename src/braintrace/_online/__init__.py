@@ -42,6 +42,15 @@ from ._plan import Passed as Passed
 from ._plan import Plan as Plan
 from ._plan import plan_of as plan_of
 from ._progress import ticking as ticking
+from ._record import Name as Name
+from ._record import Path as Path
+from ._record import Record as Record
+from ._record import Recording as Recording
+from ._record import TraceRecord as TraceRecord
+from ._record import norm as norm
+from ._record import read_entries as read_entries
+from ._record import recorder_of as recorder_of
+from ._record import spread_places as spread_places
 from ._sequence import Arrays as Arrays
 from ._silence import warn_if_silent as warn_if_silent
 from ._tree import UNNAMED as UNNAMED

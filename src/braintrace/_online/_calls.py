@@ -132,6 +132,7 @@ class Call:
         `owner` and `key` are what it is compiled once for.
         """
         plan, now, infos, guards = self.plan, self, [], options.nonfinite != "warn"
+        recorder: Any = options.recorder
         own = Guarded(own, jnp.zeros((), jnp.int32)) if guards else own
         options = replace(
             options,
@@ -141,7 +142,7 @@ class Call:
         )
 
         def run(weights: Weights, at: Position, stream: Stream, own: PyTree) -> PyTree:
-            bodies = bodies_of(plan, loss, stream)
+            bodies = bodies_of(plan, loss, stream, recorder)
             return run_updates(bodies, weights, at, stream, options, updates, own)
 
         def loop(stream: Stream) -> PyTree:
@@ -153,7 +154,8 @@ class Call:
             infos.append(info)
             return results
 
-        results = run_reported(loop, self.stream, updates.every, on_update)
+        unit = updates.every if recorder is None else max(updates.every, recorder.every)
+        results = run_reported(loop, self.stream, updates.every, on_update, unit)
         if not guards:
             watch.add(results[0], self.stream.mask, updates.every)
             return now.weights.trained, own, now.at, results, infos[-1]

@@ -62,6 +62,7 @@ from ._on_update import OnUpdate, check_on_update
 from ._outside import Outside
 from ._plan import Plan, Signature, make_plan, name_of
 from ._progress import ticking
+from ._record import Record, recorder_of
 from ._sequence import Arrays, ended
 from ._start import Start, Started, is_function, started
 from ._states import States, check_same_state
@@ -478,6 +479,7 @@ class Online:
         progress: bool = False,
         on_update: OnUpdate | None = None,
         nonfinite: str = "warn",
+        record: Record | None = None,
     ) -> Callable[..., PyTree]:
         """Learn while the sequence runs: update the parameters every few steps.
 
@@ -500,10 +502,12 @@ class Online:
                 states and traces are those before its steps, counted in `last_run.skipped`; or
                 'stop', raise a `NonFiniteError` whose `results` are those of the updates before.
                 The last two keep the traces before an update beside those after it.
+            record: what to record while training, see `braintrace.Record`.
 
         Returns:
             `f(params, opt, carry, xs, *targets, mask=None, **extra)`, which returns
-            `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`.
+            `(params, opt, carry, losses)`, or `(params, opt, carry, losses, aux)`; with `record`
+            and a `braintrace.show.Recording`.
         """
         self._check_chosen()
         every = check_count("update_every", update_every, "steps")
@@ -552,13 +556,18 @@ class Online:
             check_on_update(on_update, (call.weights, opt, call.at, call.stream))
             check_stop(nonfinite, (call.weights, opt, call.at, call.stream))
             with ticking(progress, arrays.stream.length) as tick:
-                options, updates = replace(sized, tick=tick), Updates(update, every)
+                recorder = None if record is None else recorder_of(plan, record, every, None)
+                options = replace(sized, tick=tick, recorder=recorder)
+                updates = Updates(update, every)
                 trained, opt, at, results, self.last_run = call.train(
                     train, None, checked, options, updates, opt, on_update, watch
                 )
             params = layout.join(trained, arrays.weights.fixed)
             at = at if keep_traces else ended(plan, at)
             returned = params, opt, self._carry(plan, at), *_results(results, has_aux)
+            if recorder is not None:
+                groups = tuple(g.hidden_paths for g in plan.graph.groups)
+                returned = *returned, recorder.recording(results[-1], groups)
             if nonfinite == "stop":
                 count = -(-arrays.stream.length // every)
                 raise_stopped(self.last_run.skipped, count, returned)
@@ -810,4 +819,4 @@ def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[
 
 
 def _results(results: tuple[Array, PyTree], has_aux: bool) -> tuple[Array, ...]:
-    return results if has_aux else results[:1]
+    return results[:2] if has_aux else results[:1]

@@ -99,6 +99,7 @@ class Options:
         nonfinite: what an update that is not finite does, see `NONFINITE`; unless it warns, the
             optimizer's arrays are `Guarded`.
         only: the numbers of the weights whose gradients are wanted; None for all.
+        recorder: what training records; the bodies have the states of every step in their results.
     """
 
     window: int | None = None
@@ -114,6 +115,7 @@ class Options:
     norms: bool = False
     nonfinite: str = "warn"
     only: tuple[int, ...] | None = None
+    recorder: Sampling | None = None
 
     def wanted(self, weights: Sequence[Any]) -> list[Any]:
         """Of something for each weight, what belongs to a gradient that is wanted."""
@@ -166,6 +168,19 @@ class Mode:
     def options(self) -> dict[str, Any]:
         """As arguments of `engine.run_block`."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+class Sampling(Protocol):
+    """What training records, every so many steps."""
+
+    @property
+    def every(self) -> int: ...
+
+    def thinned(
+        self, length: int, states: PyTree, traces: Sequence[PyTree]
+    ) -> tuple[PyTree, PyTree]:
+        """Of the states after so many steps those of the records, and the traces at the end."""
+        ...
 
 
 class Body(Protocol):
@@ -327,6 +342,8 @@ def run_updates(
     Returns:
         trained parameters, the optimizer's own state, the position after, results of all calls.
     """
+    if options.recorder is not None:
+        return _recorded_updates(bodies, weights, at, stream, options, updates, own)
     every, inner = updates.every, replace(options, keep=True, fresh=None)
     body = bodies(options.window if options.window is None else min(options.window, every))
     # Inside of a loop and after it: the compiler may place the results of a loop elsewhere.
@@ -380,6 +397,34 @@ def run_updates(
             out.append(results)
     trained, own, at = carry
     return (*placed(trained, own), at, joined(out))
+
+
+def _recorded_updates(
+    bodies: Bodies,
+    weights: Weights,
+    at: Position,
+    stream: Stream,
+    options: Options,
+    updates: Updates,
+    own: PyTree,
+) -> tuple[list[Array], PyTree, Position, PyTree]:
+    """`run_updates` inside of a loop over records; what is recorded comes last in the results."""
+    recorder, inner = options.recorder, replace(options, recorder=None)
+    assert recorder is not None
+
+    def records(carry: tuple, part: Stream) -> tuple[tuple, PyTree]:
+        trained, own, at = carry
+        now = replace(weights, trained=trained)
+        trained, own, at, results = run_updates(bodies, now, at, part, inner, updates, own)
+        results, norms = results if options.norms else (results, None)
+        *plain, states = results
+        results = (*plain, recorder.thinned(part.length, states, at.traces))
+        return (trained, own, at), (results, norms) if options.norms else results
+
+    size = max(recorder.every, updates.every)
+    carry = weights.trained, own, replace(at, count=jnp.asarray(at.count))
+    (trained, own, at), results = scan_blocks(records, carry, stream, stream.length, size)
+    return trained, own, at, results
 
 
 def block_gradient(

@@ -48,7 +48,11 @@ def check_on_update(on_update: OnUpdate | None, arrays: PyTree) -> None:
 
 
 def run_reported(
-    run: Callable[[Stream], PyTree], stream: Stream, every: int, on_update: OnUpdate | None
+    run: Callable[[Stream], PyTree],
+    stream: Stream,
+    every: int,
+    on_update: OnUpdate | None,
+    unit: int | None = None,
 ) -> PyTree:
     """The results of a sequence, with the function called for the updates of one loop while the
     next one runs.
@@ -59,10 +63,12 @@ def run_reported(
         stream: all steps.
         every: steps per update.
         on_update: the user's function.
+        unit: steps that stay together in one loop, a multiple of `every`; default these.
     """
     if on_update is None:
         return run(stream)
-    size, done, out = every * UPDATES, 0, []
+    unit = every if unit is None else unit
+    size, done, out = unit * max(1, every * UPDATES // unit), 0, []
     waiting: tuple[PyTree, ...] | None = None
     for start in range(0, stream.length, size):
         part = stream.at(start, min(start + size, stream.length))

@@ -30,6 +30,7 @@ from ..rules import Rule
 from ._blocks import StepBytes, deposit_bytes, state_bytes, step_bytes
 from ._loop import Bodies, Mode, Position, Stream, Weights, counted
 from ._plan import Plan
+from ._record import Recorder
 
 Array = jax.Array
 Loss = Callable[..., tuple[Array, PyTree]]  # (out, *targets) -> (loss, aux)
@@ -105,6 +106,7 @@ class PlanBody:
     targets: PyTree = ()  # shapes of those of one step
     masked: bool = False
     call_steps: int = 1
+    recorder: Recorder | None = None
 
     @property
     def one_by_one(self) -> bool:
@@ -190,6 +192,9 @@ class PlanBody:
                     index = (mode.substitute[:, None] * size + jnp.arange(size)).reshape(-1)
                 targets = jax.tree.map(lambda a: a[index], arrays.targets)
                 losses = map_steps(steps, self._one, ran.credited[0], targets)[0]
+            if self.recorder is not None:
+                hidden = len(at.states[0])
+                results = (*results, self.recorder.of_states(ran.after, hidden))
         results, losses = self._in_calls((results, losses))
         return results, losses, new
 
@@ -231,11 +236,14 @@ class PlanBody:
         return advanced(self.plan.graph, record, where, traces, deposits, fresh)
 
 
-def bodies_of(plan: Plan, loss: Loss | None, stream: Stream) -> Bodies:
+def bodies_of(
+    plan: Plan, loss: Loss | None, stream: Stream, recorder: Recorder | None = None
+) -> Bodies:
     """The body of the loop over a sequence, for every size of a window."""
     shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
     targets, masked = jax.tree.map(shape, stream.arrays.targets), stream.mask is not None
-    return lambda window: PlanBody(plan, loss, window, targets, masked)
+    own = {"recorder": recorder}
+    return lambda window: PlanBody(plan, loss, window, targets, masked, **own)
 
 
 def ended(plan: Plan, at: Position) -> Position:

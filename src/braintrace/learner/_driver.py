@@ -18,11 +18,13 @@ from .._online import (
     OnUpdate,
     Options,
     Position,
+    Record,
     RunInfo,
     Updates,
     check_mask,
     check_moving,
     check_on_update,
+    recorder_of,
     sized_options,
     ticking,
     warn_if_silent,
@@ -182,6 +184,7 @@ class SequenceDriverMixin:
         has_aux: bool = False,
         progress: bool = False,
         on_update: OnUpdate | None = None,
+        record: Record | None = None,
     ) -> PyTree:
         """Learn while the sequence runs: update the weights every few steps, in one compiled scan.
 
@@ -205,9 +208,11 @@ class SequenceDriverMixin:
             on_update: `on_update(step, metrics)`, called for every update of this call, counted
                 from 1, with its `loss` (the mean over its steps) and `grad_norm`. It is called
                 outside the compiled loops of 256 updates: for one loop while the next one runs.
+            record: what to record while training, see `braintrace.Record`.
 
         Returns:
-            the losses (T,), each with the weights of its step; with `has_aux` (losses, aux).
+            the losses (T,), each with the weights of its step; with `has_aux` (losses, aux); with
+            `record` a `braintrace.show.Recording` after these.
 
         Raises:
             TypeError, ValueError: sequences, mask or options do not fit.
@@ -238,8 +243,14 @@ class SequenceDriverMixin:
                 trained, unused = steps.placed(after, trained)
                 return trained, (arrays, unused, consts), at
 
+            plan, size = steps.prepared.plan, self.batch_size
+            recorder = None if record is None else recorder_of(plan, record, every, size)
             options = Options(
-                steps.together, tick=tick, mean=reduction == "mean", only=steps.wanted
+                steps.together,
+                tick=tick,
+                mean=reduction == "mean",
+                only=steps.wanted,
+                recorder=recorder,
             )
             own = (update.own, steps.unused(), list(update.consts))
             own = own if self.placement is None else self.placement.whole(own)
@@ -252,8 +263,12 @@ class SequenceDriverMixin:
         steps.write(at)
         write_weights(steps.weights, steps.leaves(trained, own[1]))
         update.write(own[0])
-        losses, aux = steps.results(results)
-        return (losses, aux) if has_aux else losses
+        losses, aux = steps.results(results[:2])
+        out = (losses, aux) if has_aux else (losses,)
+        if recorder is not None:
+            groups = tuple(g.hidden_paths for g in plan.graph.groups)
+            out = *out, recorder.recording(results[-1], groups)
+        return out[0] if len(out) == 1 else out
 
     def init_optimizer(self, optimizer: Any, weights: StateTree = None) -> None:
         """Make the state of an optimizer, so that `etrace_train` can be called inside of `jit`.
@@ -318,10 +333,11 @@ class SequenceDriverMixin:
             loss: `loss(out, *targets)`, the loss of one step.
             optimizer: an optax transformation, or an optimizer of braintools.
             update_every: steps between two updates; the gradient is that of their summed losses.
-            **options: those of `etrace_train`, e.g. `has_aux`, `on_update`, `weights`.
+            **options: those of `etrace_train`, e.g. `has_aux`, `on_update`, `record`, `weights`.
 
         Returns:
-            `f(xs, *targets, mask=None)`, which returns the losses, and `aux` with `has_aux`.
+            `f(xs, *targets, mask=None)`, which returns the losses, `aux` with `has_aux`, and a
+            recording with `record`.
         """
         more = {"optimizer": optimizer, "update_every": update_every, "reduction": "sum"}
         return _OfOutputs(self, loss, self.etrace_train, {**more, **options})

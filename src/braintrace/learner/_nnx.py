@@ -306,8 +306,8 @@ class ModuleLearner(CheckpointMixin):
             **options: those of `Online.train`.
 
         Returns:
-            `f(xs, *targets, mask=None, **extra)`, which returns the losses, and `aux` with
-            `has_aux`. Keep it: it is compiled once.
+            `f(xs, *targets, mask=None, **extra)`, which returns the losses, `aux` with `has_aux`,
+            and a recording with `record`. Keep it: it is compiled once.
         """
         nnx = self._nnx
         self.check_optimizer(optimizer)

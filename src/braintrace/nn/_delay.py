@@ -174,8 +174,8 @@ class DelayedLIFCell(LIFCell):
         >>> with brainstate.environ.context(dt=1.0 * u.ms):
         ...     cell = braintrace.nn.DelayedLIFCell(3, 4, delay=2.0 * u.ms, recurrent=False)
         >>> cell.init_state(batch_size=2)
-        >>> cell(jnp.ones((2, 3))).shape, cell.W.delays()
-        ((2, 4), ArrayImpl([2., 2., 2.], dtype=float32) * ms)
+        >>> cell(jnp.ones((2, 3))).shape, cell.W.delays().to_decimal(u.ms).tolist()
+        ((2, 4), [2.0, 2.0, 2.0])
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The pictures: what is drawn is what was recorded, on the axes that were asked for."""
 
 import sys
+from dataclasses import replace
 
 import jax.numpy as jnp
 import matplotlib
@@ -72,6 +73,52 @@ def test_raster_draws_one_sample():
 def test_dt_must_be_a_duration(dt):
     with pytest.raises(ValueError, match="duration of a step"):
         show.raster(SPIKES, dt=dt)
+
+
+def test_rates_are_means_over_neurons_samples_and_bins():
+    ax = show.rates(SPIKES, width=2)
+    (stairs,) = ax.patches
+    np.testing.assert_allclose(stairs.get_data().values, [1 / 8, 1 / 8, 1 / 8])
+    assert stairs.get_data().edges.tolist() == [0.5, 2.5, 4.5, 6.5]
+    assert ax.get_ylabel() == "spikes per step"
+    groups = {"E": slice(2), "I": [2, 3]}
+    both = np.stack([SPIKES, 0 * SPIKES], 1)
+    ax = show.rates(both, dt=0.5 * u.ms, width=2 * u.ms, groups=groups)
+    values = [p.get_data().values for p in ax.patches]
+    np.testing.assert_allclose(values, [[1000 / 8, 1000 / 4], [1000 / 8, 0]])  # of 4 and 2 steps
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["E", "I"]
+    assert len(show.rates(np.ones((400, 1))).patches[0].get_data().values) == 40
+    for bad, text in ((0.0, "width=0.0"), (2 * u.ms, "without dt")):
+        with pytest.raises(ValueError, match=text):
+            show.rates(SPIKES, width=bad)
+
+
+def test_raster_has_the_rate_below():
+    ax = show.raster(SPIKES, dt=1.0, psth=True)
+    (below,) = ax.child_axes
+    assert below.get_ylabel() == "rate (Hz)" and below.get_xlim() == ax.get_xlim()
+    assert below.patches[0].get_data().values.sum() == pytest.approx(750)
+
+
+def test_axes_in_a_column_are_aligned(recording):
+    figure, columns = pyplot.subplots(4, layout="constrained")
+    drawn = [
+        show.raster(SPIKES, dt=1.0, psth=True, ax=columns[0]),
+        show.traces(recording, "cell.w", dt=1.0, ax=columns[1]),
+        show.signals(recording, "cell.v", dt=1.0, ax=columns[2]),
+        show.states(recording, "cell.v", dt=1.0, ax=columns[3]),
+    ]
+    figure.canvas.draw()
+    assert len({(ax.get_position().x0, ax.get_position().x1) for ax in drawn}) == 1
+    assert {ax.get_xlim() for ax in drawn} == {(0.0, 7.0)}
+
+
+def test_records_of_training_are_at_their_steps(recording):
+    thin = replace(recording, steps=np.arange(10, 70, 10))
+    line = show.states(thin, "cell.v", neurons=1, dt=0.5).lines[0]
+    assert line.get_xdata().tolist() == [5, 10, 15, 20, 25, 30]
+    image = show.signals(thin, "cell.v").images[0]
+    assert image.get_extent() == [5, 65, -0.5, 1.5]
 
 
 def test_traces_are_drawn_by_length_or_one_by_its_entries(recording):

@@ -5,6 +5,7 @@ from ._lines import signals as signals
 from ._lines import states as states
 from ._lines import traces as traces
 from ._raster import raster as raster
+from ._raster import rates as rates
 from ._record import record as record
 from ._recording import Recording as Recording
 from ._recording import TraceRecord as TraceRecord
@@ -13,3 +14,5 @@ from ._recording import TraceRecord as TraceRecord
 for _name, _value in list(globals().items()):
     if getattr(_value, "__module__", "").startswith(__name__ + "."):
         _value.__module__ = "braintrace.show"
+for _kept in (Recording, TraceRecord):  # training makes them, too
+    _kept.__module__ = "braintrace.show"

@@ -9,7 +9,7 @@ import numpy as np
 import saiunit as u
 
 from ..._errors import dotted, value_error
-from ._raster import Axes, Duration, axes, one_sample, tidy, times
+from ._raster import Axes, Duration, axes, ends, one_sample, tidy, times
 from ._recording import Name, Recording, lookup, path_of
 
 Lines = Mapping[str, jax.Array | np.ndarray]
@@ -33,7 +33,7 @@ def traces(
     Raises:
         ValueError: the recording has no trace of this parameter.
     """
-    after, label = times(recording.length, dt)
+    after, label = times(recording.after, dt)
     if weight is None:
         if not recording.traces:
             raise _nothing("traces", "no parameter has one, or `weights` was empty")
@@ -66,7 +66,7 @@ def signals(
     Raises:
         ValueError: the recording has no signal of this state.
     """
-    after, label = times(recording.length, dt)
+    after, label = times(recording.after, dt)
     if state is None:
         if not recording.signals:
             raise _nothing("learning signals", "made without a step_fn, or `states` was empty")
@@ -78,7 +78,8 @@ def signals(
     array = one_sample(lookup(recording.signals, state, "learning signal of"), sample)
     ax = axes(ax)
     most = float(np.abs(array).max()) or 1.0
-    step = after[0] if len(after) else 1.0
+    step = after[1] - after[0] if len(after) > 1 else 1.0
+    half = step / 2
     image = ax.imshow(
         array.T,
         aspect="auto",
@@ -87,11 +88,12 @@ def signals(
         cmap="RdBu_r",
         vmin=-most,
         vmax=most,
-        extent=(step / 2, after[-1] + step / 2, -0.5, array.shape[1] - 0.5),
+        extent=(after[0] - half, after[-1] + half, -0.5, array.shape[1] - 0.5),
     )
-    ax.figure.colorbar(image, ax=ax, label="∂L/∂h")
+    # Beside the axes, so that these keep the width that axes above and below them have.
+    ax.figure.colorbar(image, cax=ax.inset_axes((1.01, 0, 0.015, 1)), label="∂L/∂h")
     ax.set_title(f"learning signal at {dotted(path_of(state))}", fontsize="medium")
-    return tidy(ax, xlabel=label, ylabel="neuron")
+    return tidy(ax, xlabel=label, ylabel="neuron", xlim=ends(after))
 
 
 def states(
@@ -115,7 +117,7 @@ def states(
     Raises:
         ValueError: the recording has no such state.
     """
-    after, label = times(recording.length, dt)
+    after, label = times(recording.after, dt)
     values = lookup(recording.states, state, "state")
     unit = u.get_unit(values)
     array = one_sample(values, sample)
@@ -132,7 +134,7 @@ def _curves(ax: Axes, after: np.ndarray, lines: Lines, xlabel: str, ylabel: str)
         ax.plot(after, np.asarray(values), label=name, linewidth=1.2)
     if len(lines) > 1 or (lines and "[" not in next(iter(lines))):
         ax.legend(frameon=False, fontsize="x-small", ncols=1 + len(lines) // 9)
-    return tidy(ax, xlabel=xlabel, ylabel=ylabel)
+    return tidy(ax, xlabel=xlabel, ylabel=ylabel, xlim=ends(after))
 
 
 def _nothing(what: str, why: str) -> ValueError:

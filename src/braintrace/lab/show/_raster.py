@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -20,6 +21,7 @@ def raster(
     *,
     dt: Duration | None = None,
     sample: int | None = None,
+    psth: bool = False,
     ax: Axes | None = None,
     color: str | None = None,
 ) -> Axes:
@@ -29,6 +31,7 @@ def raster(
         spikes: an array (T, N), or (T, B, N) of several samples; what is not zero is a spike.
         dt: the duration of a step, a time or a number of milliseconds; default counts steps.
         sample: which sample to draw, of several.
+        psth: whether to draw the rate over time below, see `rates`: over all samples.
         ax: axes to draw on; default those of a new figure.
         color: colour of the marks.
 
@@ -46,7 +49,7 @@ def raster(
         'time (ms)'
     """
     array = one_sample(spikes, sample)
-    after, label = times(len(array), dt)
+    after, label = times(np.arange(1, len(array) + 1), dt)
     step, neuron = np.nonzero(array)
     ax = axes(ax)
     height = ax.get_window_extent().height * 72 / ax.figure.dpi  # of the axes, in points
@@ -60,10 +63,90 @@ def raster(
         markeredgewidth=1.1,
         color="black" if color is None else color,
     )
-    ends = (after[0] - after[0], after[-1] + after[0]) if len(after) else (0.0, 1.0)
-    return tidy(
-        ax, xlabel=label, ylabel="neuron", xlim=ends, ylim=(-0.6, max(array.shape[1], 1) - 0.4)
-    )
+    tidy(ax, ylabel="neuron", xlim=ends(after), ylim=(-0.6, max(array.shape[1], 1) - 0.4))
+    if not psth:
+        return tidy(ax, xlabel=label)
+    below = _below(ax)
+    ax.tick_params(labelbottom=False)
+    rates(spikes, dt=dt, ax=below)
+    return ax
+
+
+def _below(ax: Axes, gap: float = 0.1, height: float = 0.7) -> Axes:
+    """Axes of so many inches under others, as wide as they are.
+
+    As a part of these they keep the width that axes in the same column have. In inches, since a
+    layout that makes room for them by shrinking the others must not shrink them as well.
+    """
+    from matplotlib import transforms
+
+    start = transforms.ScaledTranslation(0, 0, ax.transAxes)
+    inches = ax.figure.dpi_scale_trans + start
+    place = transforms.blended_transform_factory(ax.transAxes, inches)
+    return ax.inset_axes((0, -gap - height, 1, height), transform=place, sharex=ax)
+
+
+def rates(
+    spikes: ArrayLike,
+    *,
+    dt: Duration | None = None,
+    width: Duration | None = None,
+    groups: Mapping[str, Any] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw firing rates over time, in bins: the mean over neurons, and over samples (a PSTH).
+
+    `dt`, `ax` and the result are those of `raster`.
+
+    Args:
+        spikes: an array (T, N), or (T, B, N) of several samples.
+        width: of a bin: a time or a number of milliseconds, without `dt` a number of steps;
+            default a fortieth of the whole.
+        groups: names of populations, and the indices or the slice of their neurons; default one
+            of all neurons.
+
+    Raises:
+        ValueError: the shape, `dt` or `width` does not fit.
+
+    Example:
+        >>> import braintrace, jax.numpy as jnp
+        >>> ax = braintrace.show.rates(jnp.eye(8), dt=0.5, groups={"E": slice(6), "I": [6, 7]})
+        >>> ax.get_ylabel()
+        'rate (Hz)'
+    """
+    array = all_samples(spikes).mean(1)
+    after, label = times(np.arange(1, len(array) + 1), dt)
+    step = milliseconds(dt)
+    whole = max(1, -(-len(array) // 40)) if width is None else _steps(width, dt, step)
+    starts = np.arange(0, len(array), whole)
+    counts = np.diff([*starts, len(array)])
+    edges = step * np.array([*starts, len(array)]) + step / 2
+    ax = axes(ax)
+    for name, neurons in ({"all": slice(None)} if groups is None else groups).items():
+        mean = array[:, neurons].mean(1)
+        binned = np.add.reduceat(mean, starts) / counts if len(array) else mean
+        ax.stairs(binned * (1.0 if dt is None else 1e3 / step), edges, label=name, linewidth=1.2)
+    if groups is not None:
+        ax.legend(frameon=False, fontsize="x-small")
+    name = "spikes per step" if dt is None else "rate (Hz)"
+    return tidy(ax, xlabel=label, ylabel=name, xlim=ends(after))
+
+
+def _steps(width: Duration, dt: Duration | None, step: float) -> int:
+    """The steps of a bin."""
+    if dt is None and isinstance(width, u.Quantity):
+        raise value_error(
+            f"width={width!r} without dt.",
+            why="the duration of a step is not known, so a bin is a number of steps",
+            do="pass dt as well, or a number of steps",
+        )
+    return max(1, round(milliseconds(width, "width") / step))
+
+
+def all_samples(array: ArrayLike) -> np.ndarray:
+    """An array (T, B, N); of (T, N) it is that of one sample."""
+    array = np.asarray(jax.device_get(u.get_mantissa(array)))
+    return array if array.ndim == 3 else one_sample(array, None)[:, None]
 
 
 def one_sample(array: ArrayLike, sample: int | None) -> np.ndarray:
@@ -114,12 +197,18 @@ def axes(ax: Axes | None = None) -> Axes:
     return pyplot.subplots(layout="constrained")[1]
 
 
-def times(length: int, dt: Duration | None) -> tuple[np.ndarray, str]:
-    """The time after each step, and what to call it: ms if there is a duration of a step."""
-    return (np.arange(1, length + 1) * _milliseconds(dt), "time (ms)" if dt is not None else "step")
+def times(steps: np.ndarray, dt: Duration | None) -> tuple[np.ndarray, str]:
+    """The time after these steps, and what to call it: ms if there is a duration of a step."""
+    return np.asarray(steps) * milliseconds(dt), "time (ms)" if dt is not None else "step"
 
 
-def _milliseconds(dt: Duration | None) -> float:
+def ends(after: np.ndarray) -> tuple[float, float]:
+    """From where to where axes of these times go: the same for all plots of one recording."""
+    return (0.0, float(after[-1] + after[0])) if len(after) else (0.0, 1.0)
+
+
+def milliseconds(dt: Duration | None, name: str = "dt") -> float:
+    """A duration as a number of milliseconds; 1 for none."""
     if dt is None:
         return 1.0
     try:
@@ -128,8 +217,8 @@ def _milliseconds(dt: Duration | None) -> float:
         value = float("nan")
     if not value > 0:
         raise value_error(
-            f"dt={dt!r}.",
-            why="it is the duration of a step",
+            f"{name}={dt!r}.",
+            why="it is the duration of a step" if name == "dt" else "it is a duration",
             do="pass a time such as 1.0 * saiunit.ms, or a positive number of milliseconds",
         )
     return value

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._errors import not_supported, type_error, value_error
+from ..._online import norm
 from ...learner import Learner, floating, length_of, signal_probe
 from ._recording import Name, Path, PyTree, Recording, TraceRecord, lookup, path_of
-from ._traces import norm, trace_readers
+from ._traces import trace_readers
 
 MEMORY = 1 << 30
 

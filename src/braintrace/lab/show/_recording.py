@@ -1,61 +1,18 @@
-"""The record of a learner that was stepped through a sequence."""
+"""Names of what a recording has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from jax import Array
-
 from ..._errors import dotted, value_error
+from ..._online import Name as Name
+from ..._online import Path as Path
+from ..._online import Recording as Recording
+from ..._online import TraceRecord as TraceRecord
 
 PyTree: TypeAlias = Any  # of arrays
-Path = tuple[Any, ...]
-Name = str | Path  # a path, or its keys joined by dots
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TraceRecord:
-    """The eligibility trace of one parameter over time.
-
-    Attributes:
-        norm: its length after every step, over all samples, (T,).
-        entries: some of its entries after every step, (T, n).
-        labels: which these are: the array of the trace, and the index in it.
-    """
-
-    norm: Array
-    entries: Array
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
-    """The record of a learner, step by step, by `record`. Leading axes count the steps.
-
-    Attributes:
-        length: the number of steps.
-        outputs: what the learner returned.
-        states: the states after each step, by path.
-        groups: the paths of states that share their traces.
-        traces: the eligibility traces after each step, by the path of the parameter.
-        losses: the loss of each step; None without a `step_fn`.
-        signals: the learning signal `∂L_t/∂h_t`, by the path of the state; empty without a
-            `step_fn`.
-        gradients: the length of the online gradient of each step, by the path of the parameter;
-            empty without a `step_fn`.
-    """
-
-    length: int
-    outputs: PyTree
-    states: Mapping[Path, PyTree]
-    groups: tuple[tuple[Path, ...], ...]
-    traces: Mapping[Path, TraceRecord]
-    losses: Array | None
-    signals: Mapping[Path, Array]
-    gradients: Mapping[Path, Array]
 
 
 def path_of(name: Name) -> Path:

@@ -8,15 +8,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
+from ..._online import read_entries, spread_places
 from ...learner import Learner
-from ._recording import Name, Path, PyTree, lookup, path_of
+from ._recording import Name, Path, lookup, path_of
 
 
 @dataclass(frozen=True, slots=True)
-class TraceReader:
+class LearnerTrace:
     """Reads the trace of one parameter: `()` returns its length and the entries at `places`."""
 
     read: Callable[[], list[Array]]
@@ -24,19 +24,12 @@ class TraceReader:
     labels: tuple[str, ...]
 
     def __call__(self) -> tuple[Array, Array]:
-        arrays = self.read()
-        entries = [arrays[k][index] for k, index in self.places]
-        return norm(arrays), jnp.stack(entries) if entries else jnp.zeros((0,))
-
-
-def norm(tree: PyTree) -> Array:
-    """The Euclidean length of all arrays as one vector."""
-    return jnp.sqrt(sum(jnp.sum(jnp.abs(a) ** 2) for a in jax.tree.leaves(tree)))
+        return read_entries(self.read(), self.places)
 
 
 def trace_readers(
     learner: Learner, wanted: Iterable[Name] | None, entries: int, sample: int | None
-) -> dict[Path, TraceReader]:
+) -> dict[Path, LearnerTrace]:
     """Readers of the traces of parameters, by path; default of all that have one."""
     parameters = learner.report.parameters.values()
     paths = {p.path: p.path for p in parameters if p.trace_shapes}
@@ -67,29 +60,8 @@ def _arrays(learner: Learner, path: Path) -> dict[str, Array]:
 
 def _reader(
     read: Callable[[], dict[str, Array]], batch: int | None, entries: int, sample: int | None
-) -> TraceReader:
+) -> LearnerTrace:
     arrays = read()
-    names, shapes = list(arrays), [a.shape for a in arrays.values()]
-    # Entries of one sample: those of several are the same weights once more.
-    first = [(sample or 0,) if batch is not None and s[:1] == (batch,) else () for s in shapes]
-    rest = [s[len(f) :] for s, f in zip(shapes, first, strict=True)]
-    ends = np.cumsum([0, *(int(np.prod(s)) for s in rest)])
-    places, labels = [], []
-    for i in _spread(entries, int(ends[-1])):
-        k = int(np.searchsorted(ends, i, side="right")) - 1
-        index = first[k] + tuple(int(n) for n in np.unravel_index(i - ends[k], rest[k]))
-        places.append((k, index))
-        labels.append(f"{names[k]}[{', '.join(map(str, index))}]")
-    return TraceReader(lambda: list(read().values()), tuple(places), tuple(labels))
-
-
-def _spread(count: int, size: int) -> list[int]:
-    """Indices below `size`, evenly spaced and, in an array, at all places of its axes."""
-    if count >= size:
-        return list(range(size))
-    indices: set[int] = set()
-    golden, k = (5**0.5 - 1) / 2, 0
-    while len(indices) < count:
-        indices.add(int(size * ((0.5 + golden * k) % 1)))
-        k += 1
-    return sorted(indices)
+    shapes = [a.shape for a in arrays.values()]
+    places, labels = spread_places(list(arrays), shapes, entries, batch, sample or 0)
+    return LearnerTrace(lambda: list(read().values()), places, labels)
