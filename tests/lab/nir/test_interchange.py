@@ -273,8 +273,8 @@ def test_network_learns_as_the_cell_it_is_from():
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
-def threshold_graph():
-    return nir.NIRGraph.from_list(neurons("LIF"), nir.Threshold(np.ones(N)), nir.Scale(np.ones(N)))
+def scaled_graph():
+    return nir.NIRGraph.from_list(neurons("LIF"), nir.Scale(np.ones(N)), nir.Scale(np.ones(N)))
 
 
 def loop_without_neurons():
@@ -290,7 +290,7 @@ def two_shapes():
 
 REFUSED = {
     "a path": (lambda: from_nir("net.nir", DT), "takes a graph, not str"),
-    "unknown nodes": (lambda: from_nir(threshold_graph(), DT), r"'threshold' \(Threshold\), 'sc"),
+    "unknown nodes": (lambda: from_nir(scaled_graph(), DT), r"'scale' \(Scale\), 'sc"),
     "dt too long": (lambda: from_nir(recurrent("LIF"), 1.0), "node 'cells', LIF"),
     "no dt": (lambda: from_nir(recurrent("LIF"), 0.0), "time step dt is 0.0"),
     "dt of a length": (lambda: from_nir(recurrent("LIF"), 1.0 * u.mV), "time step dt is 1"),
@@ -316,8 +316,8 @@ REFUSED = {
         "2 Output nodes: output, more",
     ),
     "adaptive cell": (
-        lambda: to_nir([braintrace.nn.ALIFCell(I, N, w_init=1.0, u_init=1.0), jnp.tanh]),
-        r"layer 0 \(ALIFCell\), layer 1",
+        lambda: to_nir([braintrace.nn.AdLIFCell(I, N, w_init=1.0, u_init=1.0), jnp.tanh]),
+        r"layer 0 \(AdLIFCell\), layer 1",
     ),
     "order": (lambda: to_nir([Linear(N, 2), Linear(I, N)]), r"output \(2,\), layer 1 \(Linear\)"),
     "soft reset": (lambda: to_nir(cell()), "lifcell_0: its reset is 'soft'"),

@@ -13,8 +13,9 @@ import numpy as np
 import saiunit as u
 
 from ..._errors import error, not_supported, value_error
-from ...nn import Conv1d, Conv2d, LeakyRateReadout, LeakySpikeReadout, LIFCell, Linear
+from ...nn import ALIFCell, Conv1d, Conv2d, LeakyRateReadout, LeakySpikeReadout, LIFCell, Linear
 from ...nn._spiking import RESETS as CELL_RESETS
+from ._layers import Delays, Pool, Threshold
 from ._network import Network
 from ._neurons import HARD, Neurons, seconds
 
@@ -74,10 +75,11 @@ class _Writer:
 def to_nir(model: Any, dt: Any = None, *, soft_reset: bool = False) -> Any:
     """Write a network as a NIR graph that computes the same.
 
-    Layers are `Linear`, `Conv1d`, `Conv2d`, `LIFCell`, `LeakySpikeReadout` and `LeakyRateReadout`
-    of `braintrace.nn`, `brainstate.nn.Flatten`, and networks of `from_nir`. Time constants are
-    those of forward Euler: `tau = dt / (1 - decay)` and `r = tau / dt`. Voltages count in the unit
-    of `V_th`.
+    Layers are `Linear`, `Conv1d`, `Conv2d`, `LIFCell`, `ALIFCell`, `LeakySpikeReadout` and
+    `LeakyRateReadout` of `braintrace.nn`, `brainstate.nn.Flatten`, and networks of `from_nir`. Time
+    constants are those of forward Euler: `tau = dt / (1 - decay)` and `r = tau / dt`. Voltages
+    count in the unit of `V_th`. NIR has no adaptive threshold: an `ALIFCell` is two leaky
+    integrators, a Threshold that reads both, and its spikes on the way back.
 
     Args:
         model: a layer, a `brainstate.nn.Sequential`, a network of `from_nir`, or a list of these
@@ -169,6 +171,40 @@ def _lif(out: _Writer, name: str, cell: Any) -> None:
         out.last = name
 
 
+# With z the spikes of the last step, both integrators by forward Euler with r = tau / dt:
+#
+#     V = α V + W x + U z - α V_th z        the reset is an input, so it must be a soft one
+#     a = ρ a + z
+#     z = 1 where V - beta a > V_th
+def _adaptive(out: _Writer, name: str, cell: Any) -> None:
+    _check_one_axis(name, cell.in_size)
+    if cell._reset is not CELL_RESETS["soft"]:
+        raise not_supported(
+            f"{name}: its reset is 'hard'.",
+            why="adaptive neurons are written as leaky integrators and a threshold, and a spike "
+            "can only take something off an integrator",
+            do="build it with reset='soft'",
+        )
+    weight = cell.W.weight.value
+    out.linear(f"{name}_w", weight["weight"], weight.get("bias"), cell.unit)
+    alpha = np.asarray(cell.alpha(), np.float64)
+    threshold, beta = (
+        _numbers(name, v, cell.unit).astype(np.float64) for v in (cell.V_th, cell.beta)
+    )
+    out.add(f"{name}_membrane", out.nir.LI(**out.membrane(name, alpha, cell.out_size)))
+    out.add(name, out.nir.Threshold(threshold=threshold))
+    back: list[tuple[str, np.ndarray]] = [("reset", np.diag(-alpha * threshold))]
+    if cell.U is not None:
+        back.append(("u", _numbers(name, cell.U.weight.value["weight"], cell.unit).T))
+    for suffix, matrix in back:
+        out.nodes[f"{name}_{suffix}"] = out.nir.Linear(weight=matrix)
+        out.edges += [(name, f"{name}_{suffix}"), (f"{name}_{suffix}", f"{name}_membrane")]
+    out.nodes[f"{name}_adaptation"] = out.nir.LI(**out.membrane(name, cell.rho(), cell.out_size))
+    out.nodes[f"{name}_raised"] = out.nir.Linear(weight=np.diag(-beta))
+    chain = (name, f"{name}_adaptation", f"{name}_raised", name)
+    out.edges += list(pairwise(chain))
+
+
 def _leaky(out: _Writer, name: str, cell: Any) -> None:
     _check_one_axis(name, cell.in_size)
     weight = cell.W.value
@@ -239,8 +275,9 @@ def _network(out: _Writer, name: str, network: Network) -> None:
     fresh = lambda node: f"{name}_{node}" if node in (*out.nodes, "output") else node
     names |= {node: fresh(node) for node in network.layers}
     for node, layer in network.layers.items():
-        if isinstance(layer, Neurons):
-            metadata = out.reset(names[node], layer.reset) if layer.spiking else {}
+        if isinstance(layer, Neurons | Pool | Delays | Threshold):
+            spiking = isinstance(layer, Neurons) and layer.spiking
+            metadata = out.reset(names[node], layer.reset) if spiking else {}
             copy = type(layer.node)(**_fields(layer.node), metadata=metadata)
             out.add(names[node], copy)
         else:
@@ -290,6 +327,7 @@ _WRITERS: dict[type, Callable[[_Writer, str, Any], None]] = {
     Conv2d: _conv,
     brainstate.nn.Flatten: _flatten,
     LIFCell: _lif,
+    ALIFCell: _adaptive,
     LeakySpikeReadout: _lif,
     LeakyRateReadout: _leaky,
     Network: _network,

@@ -11,12 +11,17 @@ import numpy as np
 
 from ..._errors import not_supported, type_error, value_error
 from ...nn import Conv1d, Conv2d, Linear
+from ._layers import POOLS, Delays, Pool, Threshold
 from ._neurons import HARD, KINDS, Neurons, seconds
 
 Array = jax.Array
 Edges = list[tuple[str, str]]
 Shape = tuple[int, ...]
-_KNOWN = ("Linear", "Affine", "Conv1d", "Conv2d", "Flatten", *KINDS)
+_KNOWN = (
+    *("Linear", "Affine", "Conv1d", "Conv2d", "Flatten", "Delay", "Threshold"),
+    *POOLS,
+    *KINDS,
+)
 _PASSED = ("Input", "Output", "Identity")
 DEEPEST = 50  # graphs in graphs
 
@@ -25,7 +30,7 @@ class Network(brainstate.nn.Module):
     """A network from `from_nir`, with a layer for every node.
 
     The input of a node is the sum over its edges. An edge that closes a loop carries what the
-    neurons returned in the last step.
+    neurons returned in the last step; that of a threshold is computed from neurons before it.
 
     Attributes:
         layers: the layers by the names of their nodes.
@@ -48,12 +53,24 @@ class Network(brainstate.nn.Module):
 
     def update(self, x: Array) -> Array:
         """Advance one step; returns what arrives at the output."""
+        closing = dict.fromkeys(s for _, sources in self.order for s, past in sources if past)
+        last = {name: self._last(name) for name in closing}  # before any state is advanced
         values = {self.entry: x}
         for name, sources in self.order:
-            arriving = [self.layers[s].last() if past else values[s] for s, past in sources]
-            total = sum(arriving[1:], start=arriving[0])
+            total = _total([last[s] if past else values[s] for s, past in sources])
             values[name] = total if name == self.exit else self.layers[name](total)
         return values[self.exit]
+
+    def _last(self, name: str) -> Array:
+        """The output of a node in the last step."""
+        layer: Any = self.layers[name]
+        if isinstance(layer, Neurons):
+            return layer.last()
+        return layer(_total([self._last(source) for source, _ in dict(self.order)[name]]))
+
+
+def _total(arriving: Sequence[Array]) -> Array:
+    return sum(arriving[1:], start=arriving[0])
 
 
 def from_nir(
@@ -66,7 +83,8 @@ def from_nir(
     """Make a network that can be trained from a NIR graph.
 
     Linear, Affine, Conv1d and Conv2d become layers of `braintrace.nn`, whose weights are
-    parameters; LIF, CubaLIF, LI and CubaLI become `Neurons`. Graphs inside are inlined.
+    parameters; IF, LIF, CubaLIF, LI and CubaLI become `Neurons`; Delay, SumPool2d, AvgPool2d,
+    Threshold and Flatten have no weights. Graphs inside are inlined.
 
     Args:
         graph: a `nir.NIRGraph` with one input and one output, e.g. of `nir.read(path)`.
@@ -118,11 +136,12 @@ def from_nir(
         if name not in (entry, exit):
             _bypass(name, nodes, edges)
     order = _ordered(nodes, edges, entry, exit)
+    _check_closed(nodes, dict(order), entry)
     shapes = {entry: _size(nodes[entry].input_type["input"])}
     layers: dict[str, brainstate.nn.Module] = {}
     for name, sources in order:
         # Neurons in a loop come later than what reads their last output.
-        arriving = {s: shapes[s] if s in shapes else nodes[s].v_leak.shape for s, _ in sources}
+        arriving = {s: shapes[s] if s in shapes else _own_shape(nodes[s]) for s, _ in sources}
         if len(set(arriving.values())) != 1:
             raise value_error(
                 f"what arrives at node {name!r} has the shapes {arriving}.",
@@ -140,6 +159,12 @@ def from_nir(
 
 def _layer(name: str, node: Any, shape: Shape, dt: float, reset: str, surrogate: Any) -> Any:
     kind, dtype = type(node).__name__, brainstate.environ.dftype()
+    if kind in POOLS:
+        return Pool(name, node, shape)
+    if kind == "Delay":
+        return Delays(name, node, shape, dt)
+    if kind == "Threshold":
+        return Threshold(name, node, shape, surrogate)
     if kind in KINDS:
         own = node.metadata.get("reset", reset)
         return Neurons(name, node, shape, dt, own, surrogate)
@@ -182,6 +207,11 @@ def _layer(name: str, node: Any, shape: Shape, dt: float, reset: str, surrogate:
             do="write its padding as numbers",
         )
     return layer
+
+
+def _own_shape(node: Any) -> Shape:
+    """The shape of neurons, or of thresholds."""
+    return _size(np.shape(node.threshold if type(node).__name__ == "Threshold" else node.r))
 
 
 def _size(shape: Any) -> Shape:
@@ -251,6 +281,30 @@ def _bypass(name: str, nodes: dict[str, Any], edges: Edges) -> None:
     del nodes[name]
 
 
+def _check_closed(
+    nodes: Mapping[str, Any], sources: Mapping[str, tuple[tuple[str, bool], ...]], entry: str
+) -> None:
+    """Refuse a threshold that closes a loop if its last output is not known from neurons alone."""
+
+    def visit(name: str, around: tuple[str, ...]) -> None:
+        kind = "Input" if name == entry else type(nodes[name]).__name__
+        if kind in KINDS:
+            return
+        if kind in ("Input", "Delay") or name in around:
+            raise value_error(
+                f"the threshold {(*around, name)[0]!r} closes a loop; it reads {name!r} ({kind}).",
+                why="its output of the last step is computed from the neurons before it",
+                do="put neurons between them",
+            )
+        for source, _ in sources[name]:
+            visit(source, (*around, name))
+
+    closing = {s for each in sources.values() for s, past in each if past}
+    for name in sorted(closing):
+        if type(nodes[name]).__name__ == "Threshold":
+            visit(name, ())
+
+
 def _ordered(
     nodes: Mapping[str, Any], edges: Edges, entry: str, exit: str
 ) -> list[tuple[str, tuple[tuple[str, bool], ...]]]:
@@ -276,7 +330,7 @@ def _ordered(
             del path[name]
             continue
         past = source in path
-        if past and type(nodes[source]).__name__ not in KINDS:
+        if past and type(nodes[source]).__name__ not in (*KINDS, "Threshold"):
             names = list(path)
             loop = " -> ".join([source, *reversed(names[names.index(source) :])])
             raise value_error(

@@ -3,7 +3,7 @@
 With V the distance from v_leak, k = tau / dt and z the spikes of the last step:
 
     I = (1 - 1 / k_syn) I + (w_in / k_syn) x        where the node has tau_syn, else I = x
-    V = (1 - 1 / k) reset(V, z) + (r / k) I
+    V = (1 - 1 / k) reset(V, z) + (r / k) I         of IF: V = reset(V, z) + r dt I
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...nn._cell import Cell
 from ...nn._shapes import one_of
 
 Array = jax.Array
-SPIKING = ("LIF", "CubaLIF")
+SPIKING = ("IF", "LIF", "CubaLIF")
 KINDS = (*SPIKING, "LI", "CubaLI")
 HARD = "hard"
 # After spikes z: what the membrane leaks from, and what is taken off it after the leak.
@@ -55,7 +55,7 @@ def seconds(dt: Any) -> float:
 
 
 class Neurons(Cell):
-    """The neurons of a node of NIR, without weights: LIF, CubaLIF, LI or CubaLI.
+    """The neurons of a node of NIR, without weights: IF, LIF, CubaLIF, LI or CubaLI.
 
     Spiking ones return spikes, others the membrane. The state `V` is the membrane before its
     reset, as a distance from v_leak, `I` the current of a synapse.
@@ -90,14 +90,22 @@ class Neurons(Cell):
         self.surrogate = surrogate_of(surrogate)
         synapse = hasattr(node, "tau_syn")
         self.state_names = ("V", "I") if synapse else ("V",)
-        self.decay, k = self._leak("tau_mem" if synapse else "tau", dt)
-        self.gain = self._array(self._numbers("r") / k)
-        self.leak = self._array(self._numbers("v_leak"))
+        leaky = type(node).__name__ != "IF"
+        leak = self._numbers("v_leak") if leaky else np.zeros(shape)
+        self.leak = self._array(leak)
+        if leaky:
+            self.decay, k = self._leak("tau_mem" if synapse else "tau", dt)
+            self.gain = self._array(self._numbers("r") / k)
+        else:
+            self.decay, self.gain = (
+                self._array(np.ones(shape)),
+                self._array(self._numbers("r") * dt),
+            )
         if synapse:
             self.decay_syn, k = self._leak("tau_syn", dt)
             self.gain_syn = self._array(self._numbers("w_in") / k)
         if self.spiking:
-            leak, threshold = self._numbers("v_leak"), self._numbers("v_threshold")
+            threshold = self._numbers("v_threshold")
             self.threshold = self._array(threshold - leak)
             self.v_reset = self._array(self._numbers("v_reset") - leak)
             self.scale = self._array(np.where(threshold > leak, threshold - leak, 1.0))
