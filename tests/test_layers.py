@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "lab": set(),
     "lab.table": set(),
     "lab.nir": {"precision", "errors", "nn"},
-    "lab.show": {"precision", "errors", "learner"},
+    "lab.show": {"precision", "errors", "online", "learner"},
     "lab.data": {"errors"},
     "lab.rl": set(),
     "lab.wiring": {"errors"},
