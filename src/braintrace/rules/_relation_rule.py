@@ -7,6 +7,7 @@ and D of a block) and `Signals` (what reaches it from the losses), never the ste
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -122,119 +123,158 @@ def relation_rule(
             belong to that: gradients of these are its own.
         takes_signal, one_by_one, **facts: see `Rule`.
     """
-    init, advance, credit, prepare, backward = functions
+    of_graph = OfGraph(functions, kept, of_parameters, one_by_one)
+    backward = functions.backward
+    return Rule(
+        of_graph.init,
+        lambda graph: [(r.index, r.weight_path) for r in graph.relations],
+        of_graph.advance,
+        of_graph.credit,
+        of_graph.observe,
+        names=lambda graph: list(trace_names(graph)),
+        takes_signal=takes_signal,
+        one_by_one=one_by_one,
+        backward=None if backward is None else OfGraphBackward(of_graph, backward).record(),
+        **facts,
+    )
 
-    def init_all(graph: Graph, values: Values) -> list[Trace]:
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OfGraph:
+    """The functions of relations, as those of a graph that the engine calls; see `Rule`."""
+
+    functions: RelationFunctions
+    kept: Kept | None
+    of_parameters: bool
+    one_by_one: bool
+
+    def init(self, graph: Graph, values: Values) -> list[Trace]:
         weights = graph.operands(values.consts, values.params)
-        return [init(r, w) for r, w in zip(graph.relations, weights, strict=True)]
+        pairs = zip(graph.relations, weights, strict=True)
+        return [self.functions.init(r, w) for r, w in pairs]
 
-    def observe(graph: Graph, block: Block, traces: Sequence[Trace]) -> list[Steps]:
+    def observe(self, graph: Graph, block: Block, traces: Sequence[Trace]) -> list[Steps]:
         steps = observe_block(graph, block)
+        kept, prepare = self.kept, self.functions.prepare
         if kept is not None:
             steps = [kept(r, s) for r, s in zip(graph.relations, steps, strict=True)]
-        at_outputs = _slopes(graph, block.consts, block.path.params)[0]
+        at_outputs = self.slopes(graph, block.consts, block.path.params)[0]
         steps = [_steeper(s, slope) for s, slope in zip(steps, at_outputs, strict=True)]
         if prepare is not None:
             prepared = prepare(_blocks(graph, traces, steps, *[[{}] * len(steps)] * 2))
             steps = [s._replace(prepared=p) for s, p in zip(steps, prepared, strict=True)]
         return steps
 
-    def advance_all(
-        graph: Graph, block: Block, traces: Sequence[Trace], steps: list[Steps], fresh: Fresh
+    def advance(
+        self,
+        graph: Graph,
+        block: Block,
+        traces: Sequence[Trace],
+        steps: list[Steps],
+        fresh: Fresh,
     ) -> list[Trace]:
         weights = graph.operands(block.consts, block.path.params)
-        slopes = _slopes(graph, block.consts, block.path.params)[1]
+        slopes = self.slopes(graph, block.consts, block.path.params)[1]
 
         def run(traces: Sequence[Trace], steps: Sequence[Steps], fresh: Fresh) -> list[Trace]:
-            return advance(_blocks(graph, traces, steps, weights, slopes), fresh)
+            return self.functions.advance(_blocks(graph, traces, steps, weights, slopes), fresh)
 
-        if not one_by_one or not steps:
+        if not self.one_by_one or not steps:
             return run(traces, steps, fresh)
         one = lambda traces, now: (run(traces, tree_map(lambda a: a[None], now), None), None)
         steps = [s._replace(slots=None) for s in steps]
         every = lambda s: s._replace(D=jnp.broadcast_to(s.D, (len(s.f), *s.D.shape[1:])))
         return lax.scan(one, list(traces), list(map(every, steps)))[0]
 
-    def credit_all(graph: Graph, arrived: Arrived) -> Any:
-        blocks, signals, pulled = _met(graph, arrived)
-        return pulled(credit(blocks, signals, arrived.fresh))
+    def credit(self, graph: Graph, arrived: Arrived) -> Any:
+        blocks, signals, pulled = self.met(graph, arrived)
+        return pulled(self.functions.credit(blocks, signals, arrived.fresh))
 
-    def _met(graph: Graph, arrived: Arrived) -> tuple[Blocks, list[Signals], Callable]:
+    def met(self, graph: Graph, arrived: Arrived) -> tuple[Blocks, list[Signals], Callable]:
         """Relations, what reaches them, and from gradients of their operands to parameters'."""
         steps = arrived.observed
         signals = signals_of(graph, arrived, steps)
-        at_outputs = _slopes(graph, arrived.consts, arrived.params)[0]
+        at_outputs = self.slopes(graph, arrived.consts, arrived.params)[0]
         pairs = zip(signals, at_outputs, strict=True)
         signals = [s if slope is None else s._replace(ct=s.ct * slope) for s, slope in pairs]
-        blocks, pulled = _read(graph, arrived.consts, arrived.params, arrived.traces, steps)
+        blocks, pulled = self.read(graph, arrived.consts, arrived.params, arrived.traces, steps)
         return blocks, signals, pulled
 
-    def _read(
-        graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], steps: Sequence[Any]
+    def read(
+        self, graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], steps: Sequence[Any]
     ) -> tuple[Blocks, Callable]:
+        """Relations at these parameters, and from gradients of their operands to parameters'."""
         weights, pull = operands_pulled(graph, consts, params)
-        blocks = _blocks(graph, traces, steps, weights, _slopes(graph, consts, params)[1])
-        return blocks, (lambda grads: _pulled_back(graph, grads, pull)) if of_parameters else pull
+        blocks = _blocks(graph, traces, steps, weights, self.slopes(graph, consts, params)[1])
+        if not self.of_parameters:
+            return blocks, pull
+        return blocks, lambda grads: _pulled_back(graph, grads, pull)
 
-    def going_back(own: RelationsBackward) -> Backward:
-        none = lambda graph: [NO_STEPS for _ in graph.relations]
-
-        def adjoints(graph: Graph) -> list[Array]:
-            dtype = jnp.result_type(*(v.dtype for v in graph.tangent.entries))
-            return own.adjoints(graph.relations, dtype)
-
-        def credit(graph: Graph, arrived: Arrived) -> tuple[Any, list[Array]]:
-            blocks, signals, pulled = _met(graph, arrived)
-            grads, before = own.credit(blocks, signals, arrived.later)
-            return pulled(grads), before
-
-        def read(
-            graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], at: list, fresh: Fresh
-        ) -> Any:
-            blocks, pulled = _read(graph, consts, params, traces, none(graph))
-            return pulled(own.read(blocks, at, fresh))
-
-        def deposits(graph: Graph, block: Block, steps: list[Steps], moves: Any) -> Any:
-            nothing: list[Any] = [{}] * len(steps)
-            return own.deposits(_blocks(graph, nothing, steps, nothing, nothing), moves)
-
-        def put(
-            graph: Graph,
-            consts: Any,
-            params: Any,
-            traces: Sequence[Trace],
-            moves: Any,
-            deposits: Any,
-            fresh: Fresh,
-        ) -> list[Trace]:
-            weights = graph.operands(consts, params)
-            slopes = _slopes(graph, consts, params)[1]
-            blocks = _blocks(graph, traces, none(graph), weights, slopes)
-            return own.put(blocks, moves, deposits, fresh)
-
-        moves = lambda graph: own.moves(graph.relations)
-        return Backward(adjoints, credit, read, moves, deposits, put)
-
-    def _slopes(graph: Graph, consts: Any, params: Any) -> tuple[list[Array | None], list[Grads]]:
+    def slopes(
+        self, graph: Graph, consts: Any, params: Any
+    ) -> tuple[list[Array | None], list[Grads]]:
         """Slopes that meet the outputs of an operator, which are its weight, and the others."""
-        if not of_parameters:
+        if not self.of_parameters:
             return [None for _ in graph.relations], [{} for _ in graph.relations]
         pairs = list(zip(graph.relations, graph.slopes(consts, params), strict=True))
         at_outputs = [next(iter(of.values()), None) if r.is_weight else None for r, of in pairs]
         return at_outputs, [{} if r.is_weight else of for r, of in pairs]
 
-    return Rule(
-        init_all,
-        lambda graph: [(r.index, r.weight_path) for r in graph.relations],
-        advance_all,
-        credit_all,
-        observe,
-        names=lambda graph: list(trace_names(graph)),
-        takes_signal=takes_signal,
-        one_by_one=one_by_one,
-        backward=None if backward is None else going_back(backward),
-        **facts,
-    )
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OfGraphBackward:
+    """How a rule takes blocks backward, as functions of a graph; see `engine.Backward`."""
+
+    of_graph: OfGraph
+    own: RelationsBackward
+
+    def record(self) -> Backward:
+        moves = lambda graph: self.own.moves(graph.relations)
+        return Backward(self.adjoints, self.credit, self.read, moves, self.deposits, self.put)
+
+    def adjoints(self, graph: Graph) -> list[Array]:
+        dtype = jnp.result_type(*(v.dtype for v in graph.tangent.entries))
+        return self.own.adjoints(graph.relations, dtype)
+
+    def credit(self, graph: Graph, arrived: Arrived) -> tuple[Any, list[Array]]:
+        blocks, signals, pulled = self.of_graph.met(graph, arrived)
+        grads, before = self.own.credit(blocks, signals, arrived.later)
+        return pulled(grads), before
+
+    def read(
+        self,
+        graph: Graph,
+        consts: Any,
+        params: Any,
+        traces: Sequence[Trace],
+        at: list[Array],
+        fresh: Fresh,
+    ) -> Any:
+        blocks, pulled = self.of_graph.read(graph, consts, params, traces, _no_steps(graph))
+        return pulled(self.own.read(blocks, at, fresh))
+
+    def deposits(self, graph: Graph, block: Block, steps: list[Steps], moves: Any) -> Any:
+        nothing: list[Any] = [{}] * len(steps)
+        return self.own.deposits(_blocks(graph, nothing, steps, nothing, nothing), moves)
+
+    def put(
+        self,
+        graph: Graph,
+        consts: Any,
+        params: Any,
+        traces: Sequence[Trace],
+        moves: Any,
+        deposits: Any,
+        fresh: Fresh,
+    ) -> list[Trace]:
+        weights = graph.operands(consts, params)
+        slopes = self.of_graph.slopes(graph, consts, params)[1]
+        blocks = _blocks(graph, traces, _no_steps(graph), weights, slopes)
+        return self.own.put(blocks, moves, deposits, fresh)
+
+
+def _no_steps(graph: Graph) -> list[Any]:
+    return [NO_STEPS for _ in graph.relations]
 
 
 def _steeper(steps: Steps, slope: Array | None) -> Steps:
