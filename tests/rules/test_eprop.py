@@ -1,9 +1,12 @@
 """e-prop with its filter on the eligibility, against the equations of its paper."""
 
+import dataclasses
+
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import saiunit as u
 from tests.oracle._eprop import Neurons, Rate, eprop_grad
@@ -101,25 +104,87 @@ def test_the_filter_of_a_read_out_that_does_not_leak_is_the_given_one():
     close(got, eprop_grad(WEIGHTS, XS, YS, instant, filters=(0.7,)))
 
 
-def test_adaptive_feedback_adds_the_random_one_to_the_weights():
-    how = {"filtered": "eligibility", "kappa_filter_decay": 0.8, "random_feedback_key": 3}
-    of = lambda feedback: gradient(network(Neurons()), WEIGHTS, eprop(feedback, **how))
-    symmetric, random, adaptive = map(of, ("symmetric", "random", "adaptive"))
-    for k in ("w_in", "w_rec"):
-        assert np.abs(random[k]).max() > 0.1
-        np.testing.assert_allclose(adaptive[k], symmetric[k] + random[k], rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(adaptive["w_out"], symmetric["w_out"], rtol=1e-12)
-
-
-def test_random_feedback_is_that_of_the_paper():
-    rule = eprop("random", 0.8, 3, filtered="eligibility")
-    net = braintrace.online(network(Neurons()), rule)
-    net.init(WEIGHTS, start(), XS[0])
+@pytest.mark.parametrize(
+    "feedback, neurons, params",
+    [
+        ("random", Neurons(), FEED),
+        ("random", ADAPTING, WEIGHTS),
+        ("adaptive", Neurons(), WEIGHTS),
+        ("adaptive", ADAPTING, FEED),
+    ],
+)
+def test_feedback_is_that_of_the_paper(feedback, neurons, params):
+    rule = eprop(feedback, 0.8, 3, filtered="eligibility")
+    net = braintrace.online(network(neurons), rule)
+    net.init(params, start(), XS[0])
     (drawn,) = back_operands(net._compiled().graph, rule.record.feedback).values()
     ((B, _),) = drawn.values()
     assert B.shape == (N, O)
-    got = gradient(network(Neurons()), WEIGHTS, rule)
-    close(got, eprop_grad(WEIGHTS, XS, YS, feedback=np.asarray(B)))
+    B = np.asarray(B) + (np.asarray(params["w_out"]) if feedback == "adaptive" else 0)
+    close(gradient(network(neurons), params, rule), eprop_grad(params, XS, YS, neurons, feedback=B))
+
+
+RATE = Rate(c_reg=2.0, f_target=0.1, kappa_reg=0.95)
+
+
+@pytest.mark.parametrize(
+    "neurons, params, kappa",
+    [(Neurons(), FEED, 0.8), (Neurons(), WEIGHTS, 0.0), (ADAPTING, WEIGHTS, 0.8)],
+)
+def test_rates_are_regularised_as_in_nest(neurons, params, kappa):
+    rule = eprop("random", kappa, 3, filtered="eligibility", **dataclasses.asdict(RATE))
+    net = braintrace.online(network(neurons), rule)
+    net.init(params, start(), XS[0])
+    (drawn,) = back_operands(net._compiled().graph, rule.record.feedback).values()
+    ((B, _),) = drawn.values()
+    filters = (kappa,) if kappa else ()
+    how = {"filters": filters, "feedback": np.asarray(B)}
+    want = eprop_grad(params, XS, YS, neurons, **how, rate=RATE)
+    without = eprop_grad(params, XS, YS, neurons, **how)
+    assert np.abs(want["w_in"] - without["w_in"]).max() > 1e-2 * np.abs(want["w_in"]).max()
+    close(gradient(network(neurons), params, rule, block_size=7), want)
+
+
+def test_rates_go_on_from_call_to_call():
+    rule = eprop(kappa_filter_decay=0.8, filtered="eligibility", **dataclasses.asdict(RATE))
+    net = braintrace.online(network(ADAPTING), rule)
+    carry, total = net.init(WEIGHTS, start(), XS[0]), None
+    grad = net.grad(lambda y, target: 0.5 * ((y - target) ** 2).sum(), keep_traces=True)
+    for part in (slice(0, 25), slice(25, T)):
+        grads, (carry, *_) = grad(WEIGHTS, carry, XS[part], YS[part])
+        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+    close(total, eprop_grad(WEIGHTS, XS, YS, ADAPTING, rate=RATE))
+    one = grad_of_single_steps(net)
+    close(one, eprop_grad(WEIGHTS, XS, YS, ADAPTING, rate=RATE))
+
+
+def grad_of_single_steps(net):
+    """The sum of the gradients of single calls."""
+    carry, total = net.init(WEIGHTS, start(), XS[0]), None
+
+    def loss(params, carry, x, target):
+        carry, y = net(params, carry, x)
+        return 0.5 * ((y - target) ** 2).sum(), carry
+
+    for x, target in zip(XS, YS, strict=True):
+        grads, carry = jax.grad(loss, has_aux=True)(WEIGHTS, carry, x, target)
+        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+    return total
+
+
+def test_samples_and_training_with_rates():
+    rule = eprop(kappa_filter_decay=0.8, filtered="eligibility", **dataclasses.asdict(RATE))
+    xs, ys = jnp.stack([XS, XS[::-1]], 1), jnp.stack([YS, -YS], 1)
+    each = [eprop_grad(WEIGHTS, xs[:, i], ys[:, i], ADAPTING, rate=RATE) for i in range(2)]
+    want = {k: each[0][k] + each[1][k] for k in WEIGHTS}
+    close(gradient(network(ADAPTING), WEIGHTS, rule, xs, ys, start((2,))), want)
+    net, rate = braintrace.online(network(ADAPTING), rule), 1e-9
+    train = net.train(lambda y, target: 0.5 * ((y - target) ** 2).sum(), optax.sgd(rate))
+    first = net.init(WEIGHTS, start((2,)), xs[0])
+    new = train(WEIGHTS, optax.sgd(rate).init(WEIGHTS), first, xs, ys)[0]
+    for k, g in want.items():
+        scale = np.abs(g).max()
+        np.testing.assert_allclose((WEIGHTS[k] - new[k]) / rate, g, atol=1e-4 * scale, err_msg=k)
 
 
 def test_a_loss_of_rates_is_the_regularisation_of_nest():
@@ -184,6 +249,41 @@ def test_layers_learn_as_with_the_filter_before_the_weight(tmp_path):
     other.reset()
     other.load(tmp_path / "learner")
     assert other.etraces.keys() == learner.etraces.keys()
+
+
+def test_a_module_learns_with_rates(tmp_path):
+    options = {"filtered": "eligibility", "kappa_filter_decay": "readout", "c_reg": 1.0}
+    learner, grads = learned(braintrace.nn.LeakyRateReadout, "eprop", **options)
+    plain = learned(braintrace.nn.LeakyRateReadout, "eprop", **{**options, "c_reg": 0.0})[1]
+    inner = [k for k in grads if "readout" not in k]
+    for k in inner:
+        new, old = (jax.tree.leaves(g[k]) for g in (grads, plain))
+        assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(new, old, strict=True))
+    learner.save(tmp_path / "learner")
+    other = learned(braintrace.nn.LeakyRateReadout, "eprop", **options)[0]
+    other.load(tmp_path / "learner")
+    assert other.etraces.keys() == learner.etraces.keys()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"c_reg": -1.0, "filtered": "eligibility"}, r"c_reg=-1\.0"),
+        ({"c_reg": 1.0}, r"filtered='trace'"),
+        ({"c_reg": 1.0, "filtered": "eligibility", "kappa_reg": 1.0}, "kappa_reg"),
+    ],
+)
+def test_a_regularisation_that_cannot_be_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        eprop(**options)
+
+
+def test_rates_have_no_windows_and_no_part_in_a_mixture():
+    rule = eprop(filtered="eligibility", c_reg=1.0)
+    with pytest.raises(ValueError, match="states of single steps"):
+        braintrace.online(network(Neurons()), rule, window=4)
+    with pytest.raises(ValueError, match="would be there for all parameters"):
+        braintrace.online(network(Neurons()), {"w_in": rule, "*": "no_trace"})
 
 
 @pytest.mark.parametrize("leaky", [False, True])

@@ -111,9 +111,9 @@ def _followed(
     """The graph of a prepared step for one rule."""
     most = min(rule.most_entries, problem.most_entries or rule.most_entries)
     limits, consts = (rule.crossings, most, rule.couple_axis), problem.consts
-    if rule.config.filters is not None:
+    if rule.config.filters is not None or rule.rate is not None:
         graph = follow(prepared, consts, problem.find, (), *limits)
-        filtered = with_filters(graph, consts, rule.config.filters)
+        filtered = with_filters(graph, consts, rule.config.filters or (), rule.rate)
         # Its operators are recognised already.
         prepared = prepare(filtered, consts, problem.policy, rule.record.folds, False)
     return follow(prepared, consts, problem.find, extra, *limits)

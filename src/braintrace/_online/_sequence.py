@@ -91,8 +91,9 @@ def _values(
     )
     arguments, leaves = (*arrays.inputs, *weights.fixed), tuple(jax.tree.leaves(extra))
     hidden, others = map(tuple, at.states)
-    filters = plan.graph.step.filter_shapes
-    hidden = (*hidden, *(jnp.zeros(v.shape, v.dtype) for v in filters))
+    step = plan.graph.step
+    rates = at.traces[-step.rates :] if step.rates else ()
+    hidden = (*hidden, *(jnp.zeros(v.shape, v.dtype) for v in step.filter_shapes), *rates)
     return Values(weights.consts, arguments, tuple(weights.trained), hidden, others, leaves), axes
 
 

@@ -92,9 +92,9 @@ class EProp(
     rule="eprop",
     arguments="feedback kappa_filter_decay random_feedback_key name vjp_method fast_solve "
     "feedback_scale trace_dtype chunked_trace control_flow snap_max_jacobian_elements memory_limit "
-    "filtered",
-    attributes="feedback kappa_filter_decay filtered feedback_scale fast_solve trace_dtype "
-    "chunked_trace",
+    "filtered c_reg f_target kappa_reg",
+    attributes="feedback kappa_filter_decay filtered c_reg f_target kappa_reg feedback_scale "
+    "fast_solve trace_dtype chunked_trace",
 ):
     """Traces per weight, filtered once more, with symmetric or random feedback.
 
@@ -185,7 +185,9 @@ class STLLR(
     """
 
 
-class RTRL(RuleLearner, rule="rtrl", arguments="name vjp_method memory_limit at_once"):
+class RTRL(
+    RuleLearner, rule="rtrl", arguments="name vjp_method memory_limit at_once paths path_key"
+):
     """Real-time recurrent learning: the whole influence of every parameter on every state.
 
     Exact for whatever `update` computes, with operators or without, at the price of one tangent per

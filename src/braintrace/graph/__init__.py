@@ -13,6 +13,7 @@ from ._certificate import unused as unused
 from ._diagnostics import CompilationRecord as CompilationRecord
 from ._diagnostics import DiagnosticKind as DiagnosticKind
 from ._diagnostics import DiagnosticLevel as DiagnosticLevel
+from ._filters import RateLoss as RateLoss
 from ._filters import with_filters as with_filters
 from ._fold import Kinds as Kinds
 from ._fold import folded_equations as folded_equations

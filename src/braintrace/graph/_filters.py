@@ -10,13 +10,16 @@ That is D-RTRL of a step in which the operators that read z, and do not feed bac
 
 r is zero at all times and has a derivative all the same, which is ebar. The values of the step, and
 with them the gradient of the read-out's own weight, stay what they were.
+
+A regularisation of firing rates, c/2 sum (f - f*)^2 with f' = k f + (1 - k) z, is a state f of the
+step that nothing reads, and a penalty c (stop(f') - f*) f', whose derivative is in every gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,13 +37,27 @@ READOUT = "readout"
 _BY_NUMBER = "or give the decay: kappa_filter_decay=0.95"
 
 
-def with_filters(graph: Graph, consts: Sequence[Any], decays: Sequence[float] | str) -> Step:
+class RateLoss(NamedTuple):
+    """c_reg / 2 sum (f - f_target)^2 of firing rates f' = kappa_reg f + (1 - kappa_reg) z."""
+
+    c_reg: float
+    f_target: float
+    kappa_reg: float
+
+
+def with_filters(
+    graph: Graph,
+    consts: Sequence[Any],
+    decays: Sequence[float] | str,
+    rate: RateLoss | None = None,
+) -> Step:
     """The analysed step with such a filter before every operator that reads units.
 
     Args:
         graph: the step, analysed without filters.
         consts: values of its constants.
         decays: of a chain of filters, or 'readout': that of the leaky read-out in the step.
+        rate: the regularisation of the firing rates of what is read, if there is one.
 
     Raises:
         ValueError: no operator reads the units, or the read-out's decay is not one number.
@@ -53,14 +70,18 @@ def with_filters(graph: Graph, consts: Sequence[Any], decays: Sequence[float] | 
         first, chain = _of_readout(graph, consts, readers)
     else:
         chain = [float(k) for k in decays]
-    made = {x: _filter(x, chain) for x in dict.fromkeys(s.x for s in readers)}
+    read = dict.fromkeys(s.x for s in readers)
+    made = {x: _filter(x, chain) for x in read}
+    rates = {} if rate is None else {x: _rate(x, rate) for x in read}
     program = step.program
     equations, readers_of = list(first), {s.equation: s for s in readers}
     waiting = dict(made)
     for eqn in program.equations:
         if eqn in readers_of:
             s = readers_of[eqn]
-            equations += waiting.pop(s.x).equations if s.x in waiting else ()
+            if s.x in waiting:
+                equations += waiting.pop(s.x).equations
+                equations += rates[s.x].equations if rates else ()
             k, new = s.operator.primitive.x_invar_index, made[s.x].outputs[0]
             inputs = tuple(new if i == k else a for i, a in enumerate(eqn.inputs))
             equations.append(replace(eqn, inputs=inputs))
@@ -68,12 +89,26 @@ def with_filters(graph: Graph, consts: Sequence[Any], decays: Sequence[float] | 
             equations.append(eqn)
     entries = [v for f in made.values() for v in f.inputs]
     exits = [v for f in made.values() for v in f.outputs[1:]]
+    entries += [f.inputs[0] for f in rates.values()]
+    exits += [f.outputs[0] for f in rates.values()]
     start, end = len(program.inputs), len(program.outputs) - 2 * step.penalised
-    leaves = tuple(Leaf(("filter", i), 0, start + i, end + i) for i in range(len(entries)))
-    outputs = (*program.outputs[:end], *exits, *program.outputs[end:])
+    names = [("filter", i) for i in range(len(entries) - len(rates))]
+    names += [("rate", i) for i in range(len(rates))]
+    leaves = tuple(Leaf(name, 0, start + i, end + i) for i, name in enumerate(names))
+    penalties = program.outputs[end:]
+    if rates:
+        added, penalties = _penalties([f.outputs[1] for f in rates.values()], penalties)
+        equations += added
+    outputs = (*program.outputs[:end], *exits, *penalties)
     wider = Program(program.consts, (*program.inputs, *entries), tuple(equations), outputs)
-    hidden = (*step.hidden, *leaves)
-    return replace(step, program=wider, hidden=hidden, filters=len(leaves))
+    return replace(
+        step,
+        program=wider,
+        hidden=(*step.hidden, *leaves),
+        filters=len(leaves) - len(rates),
+        rates=len(rates),
+        penalised=step.penalised or bool(rates),
+    )
 
 
 def _readers(graph: Graph) -> list[Site]:
@@ -119,6 +154,34 @@ def _filter(x: Var, chain: Sequence[Atom | float]) -> Program:
     known = dict(zip(program.inputs, (x, *decays), strict=False))
     equations = _renamed(program.equations, known)
     return Program((), states, equations, program.outputs)
+
+
+def _rate(x: Var, rate: RateLoss) -> Program:
+    """The equations of a firing rate of x: the input is f, outputs the new f and its penalty."""
+    numbers = [Const(np.asarray(n, x.dtype)) for n in (1 - rate.kappa_reg, *rate)]
+
+    def measured(x: Any, numbers: Sequence[Any], f: Any) -> tuple[Any, Any]:
+        gain, c_reg, target, keep = numbers
+        new = keep * f + gain * x
+        missed = c_reg * (lax.stop_gradient(new) - target)
+        return new, (missed * new).sum()
+
+    program, _ = trace(measured, shape_of(x), [*map(shape_of, numbers)], shape_of(x))
+    known: dict[Any, Atom] = dict(zip(program.inputs, (x, *numbers), strict=False))
+    equations = _renamed(program.equations, known)
+    return Program((), program.inputs[-1:], equations, program.outputs)
+
+
+def _penalties(
+    new: Sequence[Atom], old: Sequence[Atom]
+) -> tuple[tuple[Equation, ...], tuple[Atom, ...]]:
+    """The equations that add penalties to those of the step, and the two outputs after them."""
+    atoms = [*new, *old[:1]]
+    program, _ = trace(lambda *terms: sum(terms[1:], terms[0]), *map(shape_of, atoms))
+    equations = _renamed(program.equations, dict(zip(program.inputs, atoms, strict=True)))
+    (total,) = program.outputs
+    total = atoms[0] if total in program.inputs else total
+    return equations, (total, old[1] if old else Const(np.zeros((), total.dtype)))
 
 
 def _renamed(equations: Sequence[Equation], names: dict[Any, Atom]) -> tuple[Equation, ...]:

@@ -47,17 +47,24 @@ class Step:
     penalised: bool = False  # and then the penalty of backward rules that add a constant
     couple_axis: int | None = None  # elements along this axis of a state count as one unit
     fixed: int = 0  # the last arguments, which are the same at every step
-    filters: int = 0  # the last hidden leaves are filters of the rule: always zero, stored nowhere
+    filters: int = 0  # hidden leaves at the end are filters of the rule: zero, stored nowhere
+    rates: int = 0  # and the last ones firing rates, which are stored with its traces
 
     @property
     def stored(self) -> tuple[Leaf, ...]:
         """The hidden leaves that the user's step has."""
-        return self.hidden[: len(self.hidden) - self.filters]
+        return self.hidden[: len(self.hidden) - self.filters - self.rates]
 
     @property
     def filter_shapes(self) -> list[Var]:
         """The entries of the filters."""
-        return [self.entry(leaf) for leaf in self.hidden[len(self.stored) :]]
+        first = len(self.stored)
+        return [self.entry(leaf) for leaf in self.hidden[first : first + self.filters]]
+
+    @property
+    def rate_leaves(self) -> tuple[Leaf, ...]:
+        """The firing rates of the rule."""
+        return self.hidden[len(self.hidden) - self.rates :]
 
     def entry(self, leaf: Leaf) -> Var:
         return self.program.inputs[leaf.position]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .._errors import value_error
+from ..graph import RateLoss
 from ._config import ETraceConfig
 from ._full_influence import full_influence
 from ._learning_rule import LearningRule, learning_rule, stated
@@ -18,12 +20,16 @@ from ._options import (
     check_fraction,
     check_limit,
     decay_of,
+    key_of,
 )
+from ._random_paths import random_paths
+from ._rates import with_rates
 from ._replay import replayed
 
 MEMORY_LIMIT = 4 << 30
 MOST_FOLLOWED = 1 << 24
 TWICE = "the filter stands for paths through a read-out's state, which a window has as well"
+OWN_STATES = "the firing rates that it regularises are states of single steps"
 _FILTERED = {
     "trace": "the trace of every weight",
     "eligibility": "the derivative of the unit's output times the trace",
@@ -78,6 +84,9 @@ def eprop(
     random_feedback_key: Any = 0,
     *,
     filtered: str = "trace",
+    c_reg: float = 0.0,
+    f_target: float = 0.01,
+    kappa_reg: float = 0.97,
     feedback_scale: float = 1.0,
     trace_dtype: TraceDtype = None,
 ) -> LearningRule:
@@ -98,11 +107,17 @@ def eprop(
             of filters.
         random_feedback_key: seed or key of the random operands.
         filtered: 'trace' or 'eligibility'.
+        c_reg: weight of a loss of firing rates, c_reg / 2 (f - f_target)^2 per unit and step, whose
+            gradient is added at every step; with 'eligibility', and 0 is none.
+        f_target: the rate that it asks for, in spikes per step: 0.01 is 10 Hz in steps of 1 ms.
+        kappa_reg: decay in [0, 1) of the rate, f = kappa_reg f + (1 - kappa_reg) z, where z is what
+            read-outs and later layers read of a unit.
         feedback_scale: of the random operands' entries, relative to 1 / sqrt(outputs).
         trace_dtype: storage type of the traces.
     """
     check_choice("filtered", filtered, _FILTERED)
     check_choice("feedback", feedback, _FEEDBACK)
+    rate = _rate_loss(filtered, c_reg, f_target, kappa_reg)
     signal = "symmetric" if feedback == "symmetric" else "random_feedback"
     if filtered == "trace":
         kappa: Any = check_fraction("kappa_filter_decay", kappa_filter_decay)
@@ -116,7 +131,29 @@ def eprop(
         "adaptive": feedback == "adaptive",
         "trace_dtype": trace_dtype,
     }
+    if rate is not None:
+        rule = learning_rule(config, how=how, no_windows=OWN_STATES, rate=rate)
+        return replace(rule, record=with_rates(rule.record, rate))
     return learning_rule(config, how=how, no_windows=None if config.filters is None else TWICE)
+
+
+def _rate_loss(filtered: str, c_reg: float, f_target: float, kappa_reg: float) -> RateLoss | None:
+    """The regularisation of firing rates, None for none."""
+    if not (np.isfinite(c_reg) and c_reg >= 0):
+        raise value_error(
+            f"c_reg={c_reg}.",
+            why="it weighs a loss of firing rates",
+            do="pass a positive number, or 0 for none",
+        )
+    if c_reg and filtered != "eligibility":
+        raise value_error(
+            f"c_reg={c_reg} with filtered={filtered!r}.",
+            why="the derivative of a firing rate is a filtered eligibility, and that form of "
+            "e-prop filters the trace",
+            do="pass filtered='eligibility', which is e-prop as its paper has it",
+        )
+    decay = check_fraction("kappa_reg", kappa_reg)
+    return RateLoss(float(c_reg), float(f_target), decay) if c_reg else None
 
 
 def _decays(kappa: Any) -> Any:
@@ -300,15 +337,28 @@ def stllr(
 
 
 @stated
-def rtrl(*, memory_limit: int | None = MEMORY_LIMIT, at_once: int = 4096) -> LearningRule:
+def rtrl(
+    *,
+    memory_limit: int | None = MEMORY_LIMIT,
+    at_once: int = 4096,
+    paths: int | None = None,
+    path_key: Any = 0,
+) -> LearningRule:
     """Real-time recurrent learning: the whole influence of every parameter on every state.
 
     Args:
         memory_limit: bytes that the traces may need, None for no limit.
         at_once: how many parameter elements are pushed through the step at once.
+        paths: None follows every path; a number k follows, to every state, those within its unit
+            and k others that are drawn at random once. The gradient is then an approximation, a
+            step much cheaper for many units, and the memory the same.
+        path_key: seed or key of that draw.
     """
     config = ETraceConfig("everything", recurrence_scope="coupled")
     record = full_influence(check_count("at_once", at_once, "parameter elements"))
+    if paths is not None:
+        count = check_count("paths", paths, "random paths to a state")
+        record = random_paths(count, key_of("path_key", path_key))
     return LearningRule("rtrl", config, record, memory_limit=check_limit(memory_limit))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
 from ..engine import ExitCotangents, Rule
-from ..graph import MOST_ENTRIES, Credit, HiddenGroup
+from ..graph import MOST_ENTRIES, Credit, HiddenGroup, RateLoss
 from ._config import ETraceConfig
 from ._factored import factored
 from ._full_influence import full_influence
@@ -71,6 +71,7 @@ class LearningRule:
         check_call: refuses a call that does not give the rule what it needs.
         shares: the rules of a mixture, each for its parameters; empty for one rule.
         window: steps of the windows that it states itself, None if it does not.
+        rate: the regularisation of firing rates in its step, None for none.
     """
 
     name: str
@@ -90,6 +91,7 @@ class LearningRule:
     check_call: Callable[[Groups, Mapping[str, Any]], None] = _accept
     shares: tuple[Share, ...] = ()
     window: int | None = None
+    rate: RateLoss | None = None
 
     def __str__(self) -> str:
         return self.call or self.name

@@ -121,7 +121,7 @@ def _share(pattern: str, rule: Any, window: int | None, rule_value: Callable) ->
             why="it computes the losses again, at other states than the rules beside it",
             do=f"use a window: ('no_trace', {{'window': {value.window}}}); or {value.name} alone",
         )
-    if value.config.filters is not None:
+    if value.config.filters is not None or value.rate is not None:
         raise value_error(
             f"{value} for {pattern}.",
             why="its filter stands in the step, before the read-outs, and would be there for all "
