@@ -135,8 +135,8 @@ def test_a_learner_of_layers_takes_the_modulator_with_a_call(name, options):
 
 
 def test_what_fits_no_unit_is_refused():
-    with pytest.raises(TypeError, match="post has type float"):
-        r_stdp(1.0)
+    with pytest.raises(TypeError, match="post has type str"):
+        r_stdp("spikes")
     with pytest.raises(ValueError, match=r"post returns the shape \(6, 1\)"):
         gradient(r_stdp(lambda state: state[..., :1]), LATE)
     with pytest.raises(ValueError, match=r"decay=0\."):

@@ -67,12 +67,34 @@ def test_the_equations_have_every_rule_and_say_which_refuse_windows():
         cells = [c.strip() for c in line.strip("|").split(" | ")]
         refused[re.match(r"`(\w+)", cells[0]).group(1)] = cells[-1] == "refused"
     assert set(refused) == {r.learner or r.name for r in ROWS}
-    options = {"pp_prop": [0.9], "osttp": [[jnp.ones((2, 4))]], "decolle": [2], "r_stdp": [abs]}
+    options = {"pp_prop": [0.9], "osttp": [[jnp.ones((2, 4))]], "decolle": [2], "tess": [2],
+               "r_stdp": [abs]}  # fmt: skip
     for row in ROWS:
         if row.make is not None:
             leak = {"leak": 0.5} if row.name in ("ottt", "otpe") else {}
             value = row.make(*options.get(row.name, ()), **leak)
             assert (value.no_windows is not None) == refused[row.learner or row.name], row.name
+
+
+NUMBERS = (
+    "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "twenty-one", "twenty-two",
+)  # fmt: skip
+
+
+def test_the_readme_counts_the_rules():
+    text = (ROOT / "README.md").read_text("utf-8")
+    named, relatives = re.search(
+        r"\(real-time recurrent learning, (.*) and ([\w-]+) relatives\)", text
+    ).groups()
+    others = len(ROWS) - 1 - len(named.split(", "))  # RTRL itself, and those it names
+    assert relatives == NUMBERS[others - 16]
+
+
+def test_the_papers_equations_have_every_rule():
+    text = (ROOT / "docs" / "rules.md").read_text("utf-8")
+    _, _, table = text.partition("| rule | in the letters of its paper | here |\n|---|---|---|\n")
+    listed = re.findall(r"^\| `(\w+)` \|", re.match(r"(?:\|.*\n)*", table).group(), re.M)
+    assert listed == [r.learner or r.name for r in ROWS if r.source]
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.make], ids=lambda r: r.name)
@@ -129,6 +151,7 @@ VALUES = {
     "reward_eprop": ({}, {"modulator": lambda y: y.sum()}),
     "osttp": ({"B_list": B}, TARGET),
     "decolle": ({"n_target": 2, "key": 1}, TARGET),
+    "tess": ({"n_target": 2}, TARGET),
 }
 
 

@@ -37,6 +37,7 @@ from ._mixture import shares_of as shares_of
 from ._modulated import decolle as decolle
 from ._modulated import local_loss_of as local_loss_of
 from ._modulated import osttp as osttp
+from ._modulated import tess as tess
 from ._modulated import three_factor as three_factor
 from ._options import check_choice as check_choice
 from ._options import check_count as check_count

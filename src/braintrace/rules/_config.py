@@ -242,6 +242,8 @@ class ETraceConfig:
                f"the trace {kind!r} with the scope {scope!r}",
                "it follows no path", "recurrence_scope='diagonal'")
         replaced = signal not in ("symmetric", "bootstrapped")
+        local_pairs = kind == "paired" and signal == "local_loss"
+        replaced = replaced and not local_pairs
         yield (replaced and kind not in ("per_param", "io_factorized"),
                f"the signal {signal!r} with the trace {kind!r}",
                "it meets traces at the states", "'per_param' or 'io_factorized'")

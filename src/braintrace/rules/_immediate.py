@@ -84,9 +84,10 @@ def paired(
         before = causal.credit([causal_part(b) for b in blocks], signals, fresh)
         out = []
         for b, got, grads in zip(blocks, signals, before, strict=True):
-            assert got.new is not None  # paired spikes are for single steps
+            at = got.new if got.exits is None else got.exits
+            assert at is not None  # paired spikes are for single steps
             r = b.relation
-            late = decay_post * at_output(b, b.steps.prepared[1][1], got.new, got.masked)
+            late = decay_post * at_output(b, b.steps.prepared[1][1], at, got.masked)
             after = _within(b, late.astype(got.ct.dtype), got.masked)
             out.append({k: pre * grads[k] + post * after[k] for k in r.keys})
         return out

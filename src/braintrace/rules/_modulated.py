@@ -6,7 +6,7 @@ A signal is a function of one hidden group; arrays have a leading axis of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from .._errors import message, not_supported, type_error, value_error
 from ..graph import HiddenGroup, group_name, seed_of
 from ._config import ETraceConfig
 from ._learning_rule import Groups, LearningRule, learning_rule, stated
-from ._options import TraceDtype, check_choice, check_count, key_of
+from ._options import TraceDtype, check_choice, check_count, check_fraction, key_of
 
 NO_DERIVATIVE = "its signal is not a derivative of the loss"
 OWN_LOSS = "each group has a loss of its own"
@@ -106,17 +106,70 @@ def decolle(
         trace_dtype: storage type of the traces.
     """
     local = local_loss_of(n_target, key, local_loss, observe)
+    config = ETraceConfig(learning_signal="local_loss")
+    return _local(config, local, readouts, n_target, "DECOLLE", trace_dtype)
+
+
+@stated
+def tess(
+    n_target: int,
+    readouts: Sequence[Any] | None = None,
+    observe: Callable[[Array], Array] | None = None,
+    *,
+    leak_pre: float = 0.5,
+    leak_post: float = 0.2,
+    alpha_pre: float = 1.0,
+    alpha_post: float = -0.2,
+    trace_dtype: TraceDtype = None,
+) -> LearningRule:
+    """Temporally and spatially local: the traces of `stllr`, and a local loss of every group.
+
+    The signal of a group is the gradient of the cross-entropy of `softmax(observe(h) @ B)` to
+    `y_target`, with fixed square waves B. Parameters without a trace have the gradient of the loss.
+
+    Args:
+        n_target: the number of classes; targets are one-hot.
+        readouts: the matrices B (units, n_target), one per group, in place of square waves.
+        observe: `state -> values`, from (*varshape, num_state) to (*varshape,), such as stored
+            spikes; default the first state variable.
+        leak_pre: decay of the inputs' trace in [0, 1).
+        leak_post: decay of the trace of the units' sensitivities in [0, 1).
+        alpha_pre: weight of inputs that came before.
+        alpha_post: weight of inputs that come after.
+        trace_dtype: storage type of the traces.
+    """
+    config = ETraceConfig(
+        "paired",
+        "scalar_leak",
+        decay=(check_fraction("leak_pre", leak_pre), check_fraction("leak_post", leak_post)),
+        alphas=(float(alpha_pre), float(alpha_post)),
+        learning_signal="local_loss",
+    )
+    local = local_loss_of(n_target, 0, cross_entropies, observe)
+    local = replace(local, draw=square_waves)
+    return _local(config, local, readouts, n_target, "TESS", trace_dtype)
+
+
+def _local(
+    config: ETraceConfig,
+    local: LocalLoss,
+    readouts: Sequence[Any] | None,
+    n_target: int,
+    name: str,
+    trace_dtype: TraceDtype,
+) -> LearningRule:
+    """A rule whose groups have losses of their own."""
     matrices = None if readouts is None else [jnp.asarray(R) for R in readouts]
     needs = "every group learns to predict it"
     return learning_rule(
-        ETraceConfig(learning_signal="local_loss"),
+        config,
         local.signal,
         how={"trace_dtype": trace_dtype},
         takes=("y_target",),
         no_windows=OWN_LOSS,
         values={} if matrices is None else {"readouts": matrices},
         check_groups=lambda groups: check_readouts(groups, matrices, n_target),
-        check_call=lambda groups, extra: check_target_of(extra, "DECOLLE", needs),
+        check_call=lambda groups, extra: check_target_of(extra, name, needs),
     )
 
 
@@ -249,6 +302,22 @@ def squares(prediction: Array, target: Array) -> Array:
     return 0.5 * ((prediction - target) ** 2).sum()
 
 
+def cross_entropies(prediction: Array, target: Array) -> Array:
+    """The cross-entropy, summed over samples."""
+    return -(target * jax.nn.log_softmax(prediction)).sum()
+
+
+def normal_numbers(key: Array, units: int, n_target: int) -> Array:
+    """Normal entries of variance 1 / units."""
+    return jax.random.normal(key, (units, n_target)) / np.sqrt(units)
+
+
+def square_waves(key: Array, units: int, n_target: int) -> Array:
+    """Columns of +1 and -1, divided by √units, that change their sign 1, 3, 5 ... times."""
+    phase = (np.arange(units)[:, None] + 0.5) / units * (np.arange(n_target) + 1)
+    return jnp.asarray(np.where(phase % 1 < 0.5, 1.0, -1.0) / np.sqrt(units), float)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalLoss:
     """The loss of a group's own read-out."""
@@ -257,12 +326,13 @@ class LocalLoss:
     key: Any
     loss: Callable[[Array, Array], Array] = squares
     observe: Callable[[Array], Array] = lambda state: state[..., 0]
+    draw: Callable[[Array, int, int], Array] = normal_numbers
 
     def readout(self, group: HiddenGroup) -> Array:
-        """The fixed random read-out of a group, (units, n_target)."""
+        """The fixed read-out of a group, (units, n_target)."""
         n = group.varshape[-1] if group.varshape else 1
         key = jax.random.fold_in(self.key, seed_of(group_name(group)))
-        return jax.random.normal(key, (n, self.n_target)) / np.sqrt(n)
+        return self.draw(key, n, self.n_target)
 
     def signal(self, group: HiddenGroup, cotangent: Array, state: Array, extra: Any) -> Array:
         """The gradient of the group's own loss by its states."""
@@ -281,7 +351,7 @@ class LocalLoss:
             return self.loss((values if group.varshape else values[None]) @ R, target)
 
         target = extra["y_target"]
-        if self.loss is squares:
+        if self.loss in (squares, cross_entropies):
             check_target(group, target, R.shape[1])
         return jax.vmap(jax.grad(loss))(state, target)
 

@@ -87,6 +87,9 @@ ROWS = (
         "filtered inputs and sensitivities, causal and anti-causal pairs", _LOSS,
         "Apolinario and Roy, *S-TLLR: STDP-inspired temporal local learning rule for spiking "
         "neural networks*, 2023"),
+    Row("tess", modulated.tess, None, "as `STLLR`", "a local loss per layer",
+        "Apolinario, Roy and Frenkel, *TESS: a scalable temporally and spatially local learning "
+        "rule for spiking neural networks*, 2025"),
     Row("rolling", family.rolling, None, "the last inputs, and the state before them", _LOSS,
         "Williams and Peng, *An efficient gradient-based algorithm for on-line training of "
         "recurrent network trajectories*, 1990"),

@@ -41,8 +41,12 @@ TASKS = {
     "adapt_lorenz": Defaults("parameter shift, a stream", "gru", 4000, 80, 32, 1, 4000, 3e-3),
     "delayed": Defaults("answer 50 steps later, a stream", "gru", 12000, 240, 32, 1, 12000, 3e-3),
     "electricity": Defaults("device readings, a stream", "gru", 2000, 80, 32, 1, 2000, 3e-3),
+    # A choice, and a reward later.
+    "bandit": Defaults("two arms, the reward later", "alif", 40, 16, 32, 32, 600, 1e-2),
+    "t-maze": Defaults("a turn by a cue, the reward later", "alif", 40, 16, 32, 32, 1000, 1e-2),
 }
 STREAMS = ("adapt_sine", "adapt_lorenz", "delayed", "electricity")
+REWARDS = ("bandit", "t-maze")
 NEED_DATA = ("shd",)  # tasks whose files the user has: --data
 CELLS = {
     "gru": "gated recurrent unit",
@@ -59,7 +63,7 @@ CELLS = {
 RULES = (
     "bptt", "remat", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo",
     "ostl_recurrent", "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor",
-    "r_stdp", "reward_eprop", "decolle", "stllr", "dni", "uoro", "kf_rtrl",
+    "r_stdp", "reward_eprop", "decolle", "stllr", "tess", "dni", "uoro", "kf_rtrl",
 )  # fmt: skip
 ALIASES = ("es_d_rtrl", "esd_rtrl")
 
