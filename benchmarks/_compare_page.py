@@ -103,6 +103,7 @@ class Records:
         made = {name: task_table(result) for name, result in self.tasks.items()}
         made |= {"summary": self._summary(SUMMARY), "others": self._summary(OTHERS)}
         made["times"] = self._times()
+        made |= {name: task_table(r) for name, r in self.parts.get("rewards", {}).items()}
         if "element-wise" in self.parts:
             made["element-wise"] = self._element_wise()
         cells = [cell for cell in CELLS if f"streams-{cell}" in self.parts]
@@ -238,7 +239,8 @@ def task_table(result: CompareResult) -> str:
     text += markdown(cells)
     if refused:
         text += f"\nRefused: {'; '.join(refused)}.\n"
-    wanted = dict.fromkeys(w for rows in PARTS[result.name].rows for w in rows.rules.split())
+    part = PARTS.get(result.name, PARTS["rewards"])
+    wanted = dict.fromkeys(w for rows in part.rows for w in rows.rules.split())
     there = {row.label for row in result.rows} | {row.rule for row in result.rows}
     if missing := [f"`{word}`" for word in wanted if word not in there]:
         text += f"\nNot measured: {', '.join(missing)}.\n"

@@ -30,11 +30,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from braintrace.lab.cli._names import NEED_DATA, STREAMS, TASKS  # noqa: E402
+from braintrace.lab.cli._names import NEED_DATA, REWARDS, STREAMS, TASKS  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 EXAMPLE = ROOT / "examples" / "compare_rules.py"
-BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA)]
+BATCHES = [task for task in TASKS if task not in (*STREAMS, *NEED_DATA, *REWARDS)]
 CELLS = ("rnn", "gru", "lru", "alif")
 RATES, STREAM_RATES = "--lr 0.003 0.01", "--lr 0.001 0.003 0.01 0.03 0.1"
 OPTIMIZERS = ("sgd", "rmsprop", "adam")
@@ -76,6 +76,7 @@ RULES = (
     Rows(10, "kf_rtrl"),
 )
 TIMES = Rows(11, " ".join(rows.rules for rows in RULES), times=True)
+EPROP = "eprop:filtered=eligibility,kappa_filter_decay=0.9"
 ONCE = "--updates 1 --seeds 1 --lr 0.003"
 REFEREE = (
     *(Rows(9, "rtrl", (optimizer,)) for optimizer in OPTIMIZERS),
@@ -92,7 +93,7 @@ SOURCE = ("versions", "machine")  # of a record
 ORDER = (  # of the rows of a table
     "bptt", "rtrl", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
     "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro", "kf_rtrl",
-    "osttp", "three_factor", "decolle", "dni",
+    "osttp", "three_factor", "r_stdp", "reward_eprop", "decolle", "tess", "dni",
 )  # fmt: skip
 PARTS = {
     **{
@@ -107,6 +108,11 @@ PARTS = {
         tuple(BATCHES),
         f"--cell mingru {RATES} --updates 600 --units 32",
         (Rows(6, "bptt d_rtrl"),),
+    ),
+    "rewards": Part(
+        REWARDS,
+        "--lr 0.003 0.01 0.03 --seeds 3",
+        (Rows(2, f"bptt no_trace d_rtrl {EPROP} {EPROP},feedback=random reward_eprop r_stdp"),),
     ),
     "example": Part(
         (f"{EXAMPLE}:Sign",),

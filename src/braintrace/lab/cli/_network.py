@@ -143,6 +143,8 @@ CELLS: dict[str, MakeCell] = {
 class Network(brainstate.nn.Module):
     """A cell for the length of a task, and a linear read-out; the seed is that of the weights."""
 
+    readout_weight = "readout.weight", "weight"  # for rules that send a reward back by it
+
     def __init__(self, cell: str | MakeCell, task: SequenceTask, units: int, seed: int):
         super().__init__()
         make = CELLS[cell] if isinstance(cell, str) else cell

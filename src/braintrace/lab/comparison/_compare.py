@@ -115,7 +115,7 @@ def compare(
     every = sequences.update_every if update_every is None else update_every
     names = (optimizers,) if isinstance(optimizers, str) else tuple(optimizers)
     steps = (rates,) if isinstance(rates, int | float) else tuple(rates)
-    _check_sizes(sequences.length, every, names, steps)
+    _check_sizes(sequences, every, names, steps)
     updates = _updates(sequences, every, updates)
     settings = Settings(
         *(name_of(model), batch, updates, every, seeds, names, steps, held_out, points, rounds)
@@ -362,8 +362,15 @@ def _refusals(row: Row) -> Iterator[None]:
 
 
 def _check_sizes(
-    length: int, every: int, optimizers: Sequence[str], rates: Sequence[float]
+    task: Sequences, every: int, optimizers: Sequence[str], rates: Sequence[float]
 ) -> None:
+    length = task.length
+    if task.judge is not None and every != length:
+        raise value_error(
+            f"update_every={every} for {task.name}, whose trials have {length} steps.",
+            why="what a trial was worth is known at its end",
+            do="leave it out for one update per trial",
+        )
     if every < 1 or length % every:
         raise value_error(
             f"update_every={every} for sequences of {length} steps.",

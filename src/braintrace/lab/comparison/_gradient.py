@@ -21,7 +21,8 @@ from jax import Array
 from ..._errors import CompilationError, NotSupportedError, not_supported
 from ..._online import Carry, online
 from ...program import PyTree
-from ...rules import BY_NAME
+from ...rules import BY_NAME, LearningRule
+from ..tasks import Judged
 from ._model import Params, PureModel
 from ._rules import BPTT, REMATERIALISED, ROLLING, TRUNCATED, Choice
 from ._sequences import Batch, Sequences
@@ -96,10 +97,35 @@ def by_rule(
     def run(params: Params, carry: Carry, steps: Steps) -> Result:
         xs, targets, mask = steps
         gradient = ended if whole and not any(_is_draw(carry)) else kept
-        grads, (carry, losses, outputs) = gradient(params, carry, xs, targets, mask=mask)
+        extra = {}
+        if "modulator" in net.rule.takes and isinstance(targets, Judged):
+            extra = {"modulator": _modulator(net.rule, model, params, targets)}
+        grads, (carry, losses, outputs) = gradient(params, carry, xs, targets, mask=mask, **extra)
         return grads, carry, _weighed(mask, losses), outputs
 
     return Method(start, run)
+
+
+def _modulator(rule: LearningRule, model: PureModel, params: Params, judged: Judged) -> Array:
+    """What a unit gets of a reward: by the read-out, as it speaks for the choice, if known."""
+    sign = -1 if rule.name == "three_factor" else 1  # its modulator is a derivative of a loss
+    if model.readout is None:
+        return sign * judged.reward
+    return sign * judged.chosen @ params[model.readout].T
+
+
+def judged(model: PureModel, task: Sequences, params: Params, batch: Batch) -> Batch:
+    """A batch with what was done in place of its targets, for a task of rewards.
+
+    The trial is run once to know what it is worth. Gradients are then those of choices that were
+    made, as if each sample kept its own until its reward comes.
+    """
+    if task.judge is None:
+        return batch
+    xs, targets = batch
+    weights = jax.lax.stop_gradient(params)
+    _, outputs = jax.lax.scan(lambda h, x: model.step(weights, h, x), model.state, xs)
+    return xs, task.judge(outputs, targets)
 
 
 def reverse(model: PureModel, loss: Loss, window: int | None = None, apart: int = 0) -> Method:
@@ -212,6 +238,7 @@ class Compiled:
         # states and traces are.
         def gradient(params: Params, draws: list[Array], batch: Batch) -> Any:
             carry = with_draws(self.method.start(self.task.x), draws)
+            batch = judged(self.model, self.task, params, batch)
             steps = (*batch, self.task.mask / self.task.mask.sum())
             grads, carry, loss, _ = self.method.run(params, carry, steps)
             return (grads, loss), draws_of(carry)

@@ -34,6 +34,7 @@ class PureModel:
     step: Callable[[Params, PyTree, PyTree], tuple[PyTree, PyTree]]
     params: Params
     state: PyTree
+    readout: str | None = None  # the parameter (units, outputs) of the read-out, if it is known
 
     def recurrent(self, x: PyTree) -> list[str]:
         """The parameters that a state depends on; the gradients of all others need no trace."""
@@ -87,6 +88,7 @@ def _made(model: Any, seed: int, batch_size: int) -> Any:
 
 def pure_model(model: Any, batch_size: int, x: PyTree) -> PureModel:
     """A module, or (step, params, state), as a function of its floating parameters by name."""
+    known = getattr(model, "readout_weight", None)
     if isinstance(model, brainstate.nn.Module):
         step, params, state = _of_brainstate(model, batch_size, x)
     elif is_nnx(model):
@@ -110,7 +112,9 @@ def pure_model(model: Any, batch_size: int, x: PyTree) -> PureModel:
         # A dictionary comes back from JAX in the order of its keys.
         return step(layout.join([params[name] for name in names], fixed), state, *inputs)
 
-    return PureModel(pure, dict(sorted(values.items())), jax.tree.map(strong, state))
+    weights, start = dict(sorted(values.items())), jax.tree.map(strong, state)
+    found = (dotted(paths[i]) for i in layout.trained if tuple(paths[i])[-2:] == known)
+    return PureModel(pure, weights, start, next(found, None))
 
 
 def _of_brainstate(module: brainstate.nn.Module, batch_size: int, x: PyTree) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Options] = {
     "pp_prop": {"decay_or_rank": 0.95},
     "ottt": {"leak": 0.9},
     "otpe": {"leak": 0.9},
+    "r_stdp": {"post": 1.0},
 }
 
 

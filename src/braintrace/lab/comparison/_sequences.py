@@ -37,6 +37,7 @@ class Sequences:
     split: Callable[[str, int], Batch]  # at most so many sequences of 'validation' or 'test'
     update_every: int
     streaming: bool
+    judge: Callable[[PyTree, PyTree], PyTree] | None = None  # of a task of rewards, see `Task`
 
     @property
     def x(self) -> PyTree:
@@ -78,7 +79,7 @@ def sequences_of(task: Task, size: int) -> Sequences:
     every = getattr(task, "update_every", 1 if streaming else length)
     return Sequences(
         *(name, title, metric, threshold, length, mask, shapes, draw, loss, score, split),
-        *(every, streaming),
+        *(every, streaming, getattr(task, "judge", None)),
     )
 
 

@@ -12,6 +12,9 @@ from ._archive import JapaneseVowels as JapaneseVowels
 from ._digits import Digits as Digits
 from ._digits import Pixels as Pixels
 from ._mackey_glass import MackeyGlass as MackeyGlass
+from ._rewards import Bandit as Bandit
+from ._rewards import Judged as Judged
+from ._rewards import TMaze as TMaze
 from ._shd import SHD as SHD
 from ._spikes import Evidence as Evidence
 from ._spikes import Match as Match
@@ -25,7 +28,7 @@ from ._text import Text as Text
 _TASKS: tuple[type[SequenceTask], ...] = (
     *(Copy, Adding, Match, Evidence, MackeyGlass, Digits, Text),
     *(Pixels, JapaneseVowels, BasicMotions, SHD),
-    *(AdaptSine, AdaptLorenz, Delayed, Electricity),
+    *(AdaptSine, AdaptLorenz, Delayed, Electricity, Bandit, TMaze),
 )
 MAKE: dict[str, _Callable[..., SequenceTask]] = {task.name: task for task in _TASKS}
 

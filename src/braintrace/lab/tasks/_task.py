@@ -31,6 +31,9 @@ class Task(Protocol):
     updates, default the length; `outputs`, the size of an output, if networks are to be made for it
     by name. With `streaming = True` there is no training apart: the network learns from its initial
     weights while it reads a split, and the score is that of the outputs it had meanwhile.
+
+    A task of rewards has `judge(outputs, targets)`: the outputs of all steps, and what they were
+    worth in place of the targets of the loss, as a `Judged`.
     """
 
     chance: float  # the score of the best constant output on the test split
