@@ -21,7 +21,7 @@ WEIGHTS = {
     "w_out": jnp.asarray(RNG.normal(size=(N, O))),
 }
 RULES = {
-    "r_stdp": (r_stdp(lambda state: state[..., 0] > 1.0), r_stdp_grad),
+    "r_stdp": (r_stdp((0, 1.0)), r_stdp_grad),
     "coincidences": (
         r_stdp(lambda state: state[..., 0] > 1.0, decay=0.8, decay_pre=0.0, a_pre=2.0, a_post=0.0),
         lambda *a: r_stdp_grad(*a, d=0.8, a=0.0, a_pre=2.0, a_post=0.0),
@@ -137,6 +137,8 @@ def test_a_learner_of_layers_takes_the_modulator_with_a_call(name, options):
 def test_what_fits_no_unit_is_refused():
     with pytest.raises(TypeError, match="post has type str"):
         r_stdp("spikes")
+    with pytest.raises(ValueError, match=r"post=\(2, 1.0\) for units with 2 state variables"):
+        gradient(r_stdp((2, 1.0)), LATE)
     with pytest.raises(ValueError, match=r"post returns the shape \(6, 1\)"):
         gradient(r_stdp(lambda state: state[..., :1]), LATE)
     with pytest.raises(ValueError, match=r"decay=0\."):

@@ -14,7 +14,6 @@ q_t = M_t + d q_{t+1}, the sum over its steps is <d q_1, E_0> + sum_t q_t (A_pre
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +47,7 @@ def _modulated(rule: str) -> dict[str, Any]:
 
 @stated
 def r_stdp(
-    post: Post | float,
+    post: Post | tuple[int, float],
     *,
     decay: float = 0.95,
     decay_pre: float = 0.9,
@@ -67,7 +66,7 @@ def r_stdp(
     Args:
         post: the output of the units, a function of their states (*varshape, num_state), such as
             `lambda state: state[..., 0] > 1.0` for spikes of a voltage; or a surrogate of it. A
-            number is the threshold of the first state variable, 1.0 for the same.
+            pair is a state variable and its threshold, (0, 1.0) for the same.
         decay: of the eligibility, in [0, 1).
         decay_pre: of the filtered inputs that an output is paired with.
         decay_post: of the filtered outputs that an input is paired with.
@@ -75,14 +74,14 @@ def r_stdp(
         a_post: what an input after it counts against the weight; 0 for coincidences alone.
         trace_dtype: storage type of the traces.
     """
-    if isinstance(post, numbers.Real) and not isinstance(post, bool):
-        post = partial(_above, float(post))
+    if isinstance(post, tuple | list) and len(post) == 2:
+        post = partial(_above, int(post[0]), float(post[1]))
     if not callable(post):
         raise type_error(
             f"post has type {type(post).__name__}.",
             why="it says which output of the units their inputs are paired with",
-            do="pass a function of their states, e.g. lambda state: state[..., 0] > 1.0, or the "
-            "threshold of the first state variable",
+            do="pass a function of their states, e.g. lambda state: state[..., 0] > 1.0, or a "
+            "state variable and its threshold, (0, 1.0)",
         )
     fractions = {"decay": decay, "decay_pre": decay_pre, "decay_post": decay_post}
     decays = [check_fraction(k, v) for k, v in fractions.items()]
@@ -115,9 +114,15 @@ def reward_eprop(decay: float = 0.95, *, trace_dtype: TraceDtype = None) -> Lear
     )
 
 
-def _above(threshold: float, state: Array) -> Array:
-    """Whether the first state variable of a unit is above a threshold."""
-    return state[..., 0] > threshold
+def _above(variable: int, threshold: float, state: Array) -> Array:
+    """Whether a state variable of the units is above a threshold."""
+    if variable >= state.shape[-1]:
+        raise value_error(
+            f"post=({variable}, {threshold}) for units with {state.shape[-1]} state variables.",
+            why="they are counted from 0, in the order of the states' names in a report",
+            do="pass the number of the one that spikes, or a function of all",
+        )
+    return state[..., variable] > threshold
 
 
 @dataclass(frozen=True, slots=True)

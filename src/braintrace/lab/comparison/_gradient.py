@@ -239,7 +239,10 @@ class Compiled:
         def gradient(params: Params, draws: list[Array], batch: Batch) -> Any:
             carry = with_draws(self.method.start(self.task.x), draws)
             batch = judged(self.model, self.task, params, batch)
-            steps = (*batch, self.task.mask / self.task.mask.sum())
+            mask = self.task.mask
+            # A reward comes at a step without a loss, and what is judged has its zeros itself.
+            weights = mask if self.task.judge is None else jnp.ones_like(mask)
+            steps = (*batch, weights / mask.sum())
             grads, carry, loss, _ = self.method.run(params, carry, steps)
             return (grads, loss), draws_of(carry)
 

@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Options] = {
     "pp_prop": {"decay_or_rank": 0.95},
     "ottt": {"leak": 0.9},
     "otpe": {"leak": 0.9},
-    "r_stdp": {"post": 1.0},
+    "r_stdp": {"post": (1, 1.0)},  # the voltage of the cell `alif`, after its adaptation
 }
 
 
