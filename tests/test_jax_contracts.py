@@ -428,6 +428,19 @@ def test_fingerprint_knows_a_primitive_by_the_object_not_by_its_name():
     assert key_of(scanned(twice[0]), X) == keys[1]
 
 
+def test_fingerprint_knows_a_derivative_that_fails_by_its_error():
+    def failing(text):
+        def forward(x):
+            raise ValueError(text)
+
+        function = jax.custom_vjp(jnp.sin)
+        function.defvjp(forward, lambda _, c: (c,))
+        return function
+
+    one, other = (key_of(lambda x, text=text: failing(text)(x), X) for text in ("one", "other"))
+    assert one != other and one == key_of(lambda x: failing("one")(x), X)
+
+
 def test_scan_says_how_many_operands_are_constants_and_carried():
     def swept(a, b, k, xs):
         step = lambda carry, x: ((carry[0] + k * x, carry[1]), carry[0])

@@ -127,3 +127,25 @@ def test_clipping_the_output_needs_no_forward_derivative(rule):
     got, net = learned(step, rule)
     close(got, bptt(step))
     assert all(p.exact for p in net.report.parameters.values())
+
+
+@jax.custom_vjp
+def iterated(y):
+    return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, y))[1]
+
+
+iterated.defvjp(lambda y: jax.vjp(iterated.fun, y), lambda pull, c: pull(c))  # no vjp of a while
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl", "eprop"])
+def test_a_reverse_rule_that_fails_is_refused(rule):
+    with pytest.raises(braintrace.NotSupportedError) as caught:
+        learned(both(lambda p, h, x: 0.5 * h + jnp.tanh(x @ p["w"]) + iterated(h)), rule)
+    assert "test_reverse_only.py:" in str(caught.value)
+    told = "has no forward derivative" if rule == "rtrl" else "why:   ValueError: Reverse-mode"
+    assert told in str(caught.value)
+
+
+def test_a_reverse_rule_that_fails_is_not_asked_for_what_is_constant():
+    step = both(lambda p, h, x: 0.5 * h + jnp.tanh(x @ p["w"]) * iterated(x[:, :1]))
+    close(learned(step, "d_rtrl")[0], bptt(step))

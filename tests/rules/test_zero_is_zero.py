@@ -38,7 +38,30 @@ def at_zero(w, h, x):
     return h, jnp.sqrt(h - jax.lax.stop_gradient(h))
 
 
-PROGRAMS = {f.__name__: f for f in (normed, rooted, reset, reset_root, at_zero)}
+def shrunk(h):
+    return h / (1 + jnp.linalg.norm(h, axis=-1, keepdims=True))
+
+
+def in_branch(w, h, x):
+    h = 0.9 * jax.lax.cond(x.sum() > 0, jnp.tanh, shrunk, h) + x @ w
+    return h, h
+
+
+def in_loop(w, h, x):
+    h = 0.9 * jax.lax.fori_loop(0, 2, lambda i, h: shrunk(h), h) + x @ w
+    return h, h
+
+
+def carried(w, h, x):
+    # What is infinite is carried by the loop, and meets the tangents a turn later.
+    turn = lambda c, _: ((c[0] * c[1], 1 / (1 + jnp.sqrt(c[0] ** 2))), None)
+    h = 0.9 * jax.lax.scan(turn, (h, jnp.ones_like(h)), None, 3)[0][0] + x @ w
+    return h, h
+
+
+PROGRAMS = {
+    f.__name__: f for f in (normed, rooted, reset, reset_root, at_zero, in_branch, in_loop, carried)
+}
 INPUTS = {f: (XS, DONE) if "reset" in f else (XS,) for f in PROGRAMS}
 
 
@@ -91,6 +114,10 @@ EXACT = [
     ("reset", "rtrl", {}),
     ("reset", "snap", {"n": 2}),
     ("reset_root", "d_rtrl", {}),
+    ("in_branch", "rtrl", {}),
+    ("in_loop", "rtrl", {}),
+    ("in_loop", "snap", {"n": 2}),
+    ("carried", "d_rtrl", {}),
 ]
 
 
@@ -133,3 +160,27 @@ def test_rules_that_approximate_are_finite_too(name, rule, options):
 def test_a_trace_that_is_not_zero_meets_infinity(rule, order):
     assert not np.isfinite(bptt("at_zero")).any()
     assert not np.isfinite(gradient("at_zero", rule, order)).any()
+
+
+def unread(w, state, x):
+    """A state that no loss reads, of a root that is zero here and there."""
+    h, v = state
+    h = 0.9 * h + jax.nn.relu(x @ w - 1)
+    return (h, 0.5 * v + jnp.sqrt(h)), h
+
+
+@pytest.mark.parametrize("order", ["one block", "blocks of 2", "grad of scan"])
+@pytest.mark.parametrize("rule, options", [("rtrl", {}), ("snap", {"window": 2}), ("d_rtrl", {})])
+def test_what_no_loss_reads_is_not_differentiated(rule, options, order):
+    def total(w):
+        state, summed = (H, H), 0.0
+        for x in XS:
+            state, out = unread(w, state, x)
+            summed = summed + loss(out)
+        return summed
+
+    net = braintrace.online(unread, rule, **options)
+    got = ORDERS[order](net, net.init(W, (H, H), XS[0]), XS)
+    expected = jax.grad(total)(W)
+    assert np.isfinite(expected).all() and (expected != 0).any()
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)

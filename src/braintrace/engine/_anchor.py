@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import NotSupportedError, message
@@ -37,16 +37,22 @@ def floating_of(*trees: Any) -> list[Any]:
 
 
 @jax.custom_vjp
+def _with_cotangent(result: Array) -> Array:
+    return result
+
+
+_with_cotangent.defvjp(lambda result: (result, None), lambda _, cotangent: (cotangent,))
+
+
 def with_all_cotangents(results: Any) -> Any:
     """`results`, whose cotangents are arrays also where nothing was differentiated.
 
     JAX cannot transpose a scan with a stacked result that has the symbolic zero as its cotangent:
-    the states after a sequence that only another call of the learner reads.
+    the states after a sequence that only another call of the learner reads. Each result is on its
+    own, so that what computes one that nobody reads is left out of the reverse pass: its cotangent
+    of zero might meet an infinite derivative.
     """
-    return results
-
-
-with_all_cotangents.defvjp(lambda results: (results, None), lambda _, cotangents: (cotangents,))
+    return jax.tree.map(_with_cotangent, results)
 
 
 @jax.custom_jvp
@@ -91,6 +97,7 @@ def _flag(leaf: Any) -> Any:
     """A boolean that depends on an array, in few equations: there is one for each array."""
     if jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
         leaf = jax.random.key_data(leaf)
+    # Its first entry as a boolean. XLA removes it again: both sides of the `select` are the value.
     axes = range(jnp.ndim(leaf))
     first = lax.slice(leaf, [0 for _ in axes], [1 for _ in axes])
     if jnp.iscomplexobj(first):

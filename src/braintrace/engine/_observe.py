@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -109,7 +110,8 @@ def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None
         outs = bind_reversible(eqn, operands)
         return zero_stays(operands[of_zero[eqn]], outs) if eqn in of_zero else outs
 
-    return Pushed(graph.tangent, values, view.cut, view.influence.bodies, rebind, outputs)
+    bodies = view.influence.bodies
+    return Pushed(graph.tangent, values, view.cut, bodies, rebind, outputs, of_zero)
 
 
 # One derivative: an array per component (None is zero).
@@ -128,6 +130,9 @@ class _States:
             {v: _seed(c.sources[p] == i, v) for v, p in zip(entries, parts, strict=True)}
             for i in range(c.n_sources)
         ]
+        # A leaky layer of any size has one colour: the tangent of ones on h, pushed once, is the
+        # whole diagonal of D. A delay line [h, d] has two, ones on h and ones on d, so that the
+        # entries d'/h and d'/d stay apart.
         self.derivatives = _push(pushed, ahead)
         for i in range(c.n_exits):
             seeds = [_seed(c.exits[p] == i, v) for v, p in zip(entries, parts, strict=True)]
@@ -176,8 +181,9 @@ def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[D
     for i, one in enumerate(seeds):
         alike.setdefault(tuple(v for v, s in one.items() if s is not None), []).append(i)
     out: dict[int, Derivative] = {}
+    seeded = lambda variables, *arrays: pushed.push(dict(zip(variables, arrays, strict=True)))
     for variables, numbers in alike.items():
-        push = lambda *a, vs=variables: pushed.push(dict(zip(vs, a, strict=True)))
+        push = partial(seeded, variables)
         columns = [[_or_zeros(seeds[i][v], v) for i in numbers] for v in variables]
         if len(numbers) <= _FEW or not variables:
             rows = zip(*columns, strict=True) if variables else [() for _ in numbers]
@@ -241,13 +247,13 @@ def _tail(
         for p, i, backward, pick in slots.arrival[k]:
             if p != part:
                 continue
-            read: Callable = lambda a, pick=pick: pick([a], slots.dtype)
             if not backward:
                 terms.append(pick(derivatives[p, i, False], slots.dtype))
             elif site.iterations is None:
-                terms.append(read(derivatives[p, i, True][0]))
+                terms.append(pick(derivatives[p, i, True], slots.dtype))
             else:
-                terms.append(jax.vmap(read)(derivatives[p, i, True][0]))
+                read = jax.vmap(partial(pick, dtype=slots.dtype))
+                terms.append(read(derivatives[p, i, True]))
         return _total(terms, shape, slots.dtype)
 
     def all_picked(part: int) -> Array:

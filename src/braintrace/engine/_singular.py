@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..graph import Graph, Tangent
-from ..program import Atom, Const, Equation, Program, Var, bind, deep_equations, run, trace
+from ..graph import Graph, Tangent, reach
+from ..program import Atom, Const, Equation, Program, Var, bind, deep_equations, opened, run, trace
 
 # Operands whose zeros (or negative values) make a value or its derivative infinite.
 _SINGULAR = {
@@ -80,44 +80,40 @@ def _is_singular(eqn: Equation, signs: _Signs) -> bool:
     return eqn.name != "log1p" or signs(operand) < 1
 
 
-def _inside(eqn: Equation) -> bool:
-    """Whether something in a body of an equation is singular."""
-    programs = (b.program for b in eqn.bodies)
-    return any(e.name in _SINGULAR for p in programs for e in deep_equations(p))
-
-
 @lru_cache(maxsize=128)
 def guarded(tangent: Tangent) -> dict[Equation, int]:
-    """Equations that multiply a tangent with what may be infinite, and the tangent's position."""
+    """Equations, in bodies too, that multiply a tangent with what may be infinite.
+
+    And the position of the tangent among their operands.
+    """
     return _guarded(tangent.program, tangent.sources)
 
 
 def _guarded(program: Program, sources: Sequence[Var]) -> dict[Equation, int]:
-    signs, tangents, infinite = _Signs(), set[Any](sources), set[Any]()
-    out: dict[Equation, int] = {}
-    for eqn in program.equations:
-        moved = [i for i, a in enumerate(eqn.inputs) if isinstance(a, Var) and a in tangents]
+    equations, signs = list(deep_equations(program)), _Signs()
+    for eqn in equations:
         signs.add(eqn)
-        if moved:
-            tangents.update(eqn.outputs)
-            factor = eqn.inputs[1 - moved[0]] if len(moved) == 1 and len(eqn.inputs) == 2 else None
-            if (eqn.name == "mul" and factor in infinite) or (
-                eqn.name == "div" and _is_singular(eqn, signs)
-            ):
-                out[eqn] = moved[0]
-        elif _is_singular(eqn, signs) or _inside(eqn):
-            infinite.update(eqn.outputs)
-        elif eqn.name not in _BOUNDED and infinite.intersection(eqn.inputs):
-            infinite.update(eqn.outputs)
+    tangents = reach(program, dict.fromkeys(sources, 1))
+    moved = {e: [i for i, a in enumerate(e.inputs) if a in tangents] for e in equations}
+    singular = {e for e in equations if _is_singular(e, signs)}
+    seeds = {o: 1 for e in singular if not moved[e] for o in e.outputs}
+    unbounded = lambda eqn: eqn.name not in _BOUNDED
+    infinite = reach(program, seeds, differentiable=False, through=unbounded)
+    out: dict[Equation, int] = {}
+    for eqn, at in moved.items():
+        if len(at) == 1 and len(eqn.inputs) == 2:
+            by_infinite = eqn.name == "mul" and eqn.inputs[1 - at[0]] in infinite
+            if by_infinite or (eqn.name == "div" and eqn in singular):
+                out[eqn] = at[0]
     return out
 
 
 @lru_cache(maxsize=128)
 def _singular(program: Program) -> bool:
     signs = _Signs()
-    for eqn in program.equations:
+    for eqn in deep_equations(program):
         signs.add(eqn)
-        if _is_singular(eqn, signs) or _inside(eqn):
+        if _is_singular(eqn, signs):
             return True
     return False
 
@@ -136,13 +132,14 @@ def pushed(graph: Graph, function: Callable[..., Any], *primals: Any) -> Callabl
     tree = jax.tree.structure(jax.eval_shape(push, *shapes))
     program, consts = trace(push, *shapes)
     of_zero = _guarded(program, program.inputs)
+    opens = opened(program, lambda e: -1 if e in of_zero else None)
 
     def apply(eqn: Equation, operands: list[Any], feed: Any) -> tuple[list[Any], dict]:
         outs = bind(eqn, operands)
         return (zero_stays(operands[of_zero[eqn]], outs) if eqn in of_zero else outs), {}
 
     def evaluated(*tangents: Any) -> Any:
-        outs, _ = run(program, consts, jax.tree.leaves(tangents), apply, {})
+        outs, _ = run(program, consts, jax.tree.leaves(tangents), apply, opens)
         return jax.tree.unflatten(tree, outs)
 
     return evaluated

@@ -41,6 +41,7 @@ from ..program import (
 )
 from ._reach import bits_of, reach, union_of
 from ._sites import located
+from ._while import rule_failure
 
 Carried = Sequence[tuple[Var, Atom]]  # of every state its entry and its exit
 
@@ -155,6 +156,8 @@ def _divided(eqn: Equation, values: list[Any]) -> tuple[list[Any], Array]:
 def _adds(eqn: Equation) -> bool:
     """Whether the backward rule is not seen to take zeros to zeros."""
     shapes = [shape_of(a) for a in eqn.inputs]
+    if rule_failure(eqn) is not None:  # refused where a derivative needs it: `bind_reversible`
+        return False
     program, values = trace(lambda *args: pulled_zeros(eqn, pullback(eqn, args)[1]), *shapes)
     pairs = zip(program.consts, values, strict=True)
     zero = {v for v, c in pairs if v.is_inexact and not is_traced(c) and not np.any(c)}

@@ -8,7 +8,7 @@ and the values of D and f come from running the very same equations (`push`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -256,8 +256,8 @@ class Pushed:
     """The primal part of a tangent program evaluated at a point; `push` runs its linear part.
 
     `cut` holds the equations, in bodies too, whose tangent is dropped; `bodies` the outputs of the
-    control-flow equations that are tangents; `rebind` applies an equation; `cached` are values that
-    are computed already. A tangent of None is zero.
+    control-flow equations that are tangents; `rebind` applies an equation, those `inside` of bodies
+    too; `cached` are values that are computed already. A tangent of None is zero.
     """
 
     def __init__(
@@ -268,10 +268,11 @@ class Pushed:
         bodies: Mapping[Equation, tuple[int, ...]],
         rebind: Callable[[Equation, Sequence[Any]], list[Any]] = bind,
         cached: Mapping[Atom, Any] | None = None,
+        inside: Collection[Equation] = (),
     ):
         self._tangent, self._cut, self._rebind = tangent, cut, rebind
         program = tangent.program
-        special = lambda e: e in cut or (e.name == "while" and rebind is not bind)
+        special = lambda e: e in cut or e in inside or (e.name == "while" and rebind is not bind)
         opens = opened(program, lambda e: -1 if special(e) else None)
         if rebind is not bind:  # JAX cannot transpose a `while` that is run body by body
             opens = {e: sites for e, sites in opens.items() if e.name != "while"}

@@ -26,6 +26,8 @@ from ..program import (
     is_inexact,
     opened,
     prune,
+    pullback,
+    pulled_zeros,
     quiet,
     run_one,
     shape_of,
@@ -40,6 +42,8 @@ from ._tangent import Tangent
 
 def bind_reversible(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     """Apply an equation; a `while` can be differentiated backward too."""
+    if eqn.name == "custom_vjp_call":
+        return _with_rule(eqn, values)
     if eqn.name != "while":
         return bind(eqn, values)
     inexact = [i for i, a in enumerate(eqn.inputs) if is_inexact(a.dtype)]
@@ -48,6 +52,40 @@ def bind_reversible(eqn: Equation, values: Sequence[Any]) -> list[Any]:
     reals = [x for i in inexact for x in _parts(values[i])]
     reals_out, rest = map(iter, _reversible(eqn)(reals, list(values)))
     return [(_whole(reals_out, v.is_complex) if v.is_inexact else next(rest)) for v in eqn.outputs]
+
+
+def _with_rule(eqn: Equation, values: Sequence[Any]) -> list[Any]:
+    """Apply a function with a reverse rule of its own; one that fails says so where it is run."""
+    if (why := rule_failure(eqn)) is None:
+        return bind(eqn, values)
+
+    @jax.custom_vjp
+    def call(*args):
+        return bind(eqn, args)
+
+    def backward(_, cotangents):
+        raise not_supported(
+            "the reverse rule of a custom_vjp fails.",
+            where=eqn.where(),
+            why=why,
+            do="write it with what JAX can differentiate, such as lax.scan or a fori_loop with a "
+            "fixed number of iterations, or put its arguments under stop_gradient",
+        )
+
+    call.defvjp(lambda *args: (call(*args), None), backward)
+    return call(*values)
+
+
+@lru_cache(maxsize=256)
+def rule_failure(eqn: Equation) -> str | None:
+    """What the reverse rule of a function raises where it is run; None if it can be run."""
+    shapes = [shape_of(a) for a in eqn.inputs]
+    try:
+        trace(lambda *args: pulled_zeros(eqn, pullback(eqn, args)[1]), *shapes)
+    except Exception as error:
+        first = (*str(error).strip().splitlines(), "no message")[0]
+        return f"{type(error).__name__}: {first}"
+    return None
 
 
 def _parts(value: Any) -> list[Any]:
@@ -98,6 +136,9 @@ def _reversible(eqn: Equation):
         ct = jnp.concatenate([c.reshape(-1) for c in cotangents[0]])
         sizes = np.cumsum([x.size for x in reals])
 
+        # Two units, c' = f(c), each result reads its own: one colour, sources [[0, 1]]. The tangent
+        # of ones gives [f'(c_0), f'(c_1)], times ct, and each product goes to the source it belongs
+        # to. With neighbours, c' = f(c, roll(c)), there are two: colour 0 moves c_0, colour 1 c_1.
         def column(seed, source):
             parts = jnp.split(seed, sizes[:-1])
             tangents = [

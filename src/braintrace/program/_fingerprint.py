@@ -85,7 +85,18 @@ def _param_key(value: Any) -> Hashable:
 
 
 def _derivative_key(eqn: Equation) -> tuple:
-    """A custom derivative is a Python function: recognise it by what it computes."""
+    """A custom derivative is a Python function: recognise it by what it computes.
+
+    One that raises is recognised by its error, which whoever takes the derivative meets again.
+    """
+    try:
+        return _derivative(eqn)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def _derivative(eqn: Equation) -> tuple:
+    """The fingerprint of the derivative of an equation."""
     point = [shape_of(a) for a in eqn.inputs]
     inexact = [i for i, p in enumerate(point) if is_inexact(p.dtype)]
 
