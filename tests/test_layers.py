@@ -203,6 +203,16 @@ def check_history(path: str, source: str) -> list[str]:
     return issues + [match.group() for match in DATE.finditer(source)]
 
 
+def check_closures(path: str, source: str) -> list[str]:
+    """What a function in a function takes along is its closure or a record, not a default."""
+    functions = (ast.FunctionDef, ast.Lambda)
+    outer = [node for node in ast.walk(ast.parse(source)) if isinstance(node, functions)]
+    inner = {n for f in outer for n in ast.walk(f) if n is not f and isinstance(n, functions)}
+    defaults = [d for f in inner for d in (*f.args.defaults, *f.args.kw_defaults) if d is not None]
+    names = (n for d in defaults for n in ast.walk(d) if isinstance(n, ast.Name))
+    return [f"line {n.lineno}: {n.id}" for n in names if not n.id.isupper()]
+
+
 def check_acyclic(links: dict[str, set[str]]) -> list[str]:
     try:
         TopologicalSorter(links).prepare()
@@ -219,7 +229,7 @@ def check_oracle(path: str, source: str) -> list[str]:
 
 CHECKS = (
     *(check_rooms, check_floors, check_brainstate, check_optional),
-    *(check_torch, check_jax_internals, check_names, check_history),
+    *(check_torch, check_jax_internals, check_names, check_history, check_closures),
 )
 FILES = {
     file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8")
@@ -306,6 +316,8 @@ BROKEN = [
     (check_history, "graph/_x.py", "x = 1  # fixed on 2025-01-01"),
     (check_history, "graph/_x.py", "'''Since 2025-01-01.'''"),
     (check_history, "graph/_x.py", "x = 1  # see #123"),
+    (check_closures, "graph/_x.py", "def f(k):\n    return lambda x, k=k: x + k"),
+    (check_closures, "graph/_x.py", "def f(k):\n    def g(x, *, n=k.n): ...\n    return g"),
 ]
 KEPT = [
     (check_rooms, "ops/_y.py", "from .._errors import TraceError"),
@@ -327,6 +339,7 @@ KEPT = [
     (check_names, "rules/_x.py", "'''By convention, exploration.'''"),
     (check_names, "graph/_x.py", "'rtrl and matmul'"),
     (check_history, "graph/_x.py", "colour = '#123456'  # item 3 of 12"),
+    (check_closures, "graph/_x.py", "def f(n=N):\n    return lambda x, dim=0, many=MOST: x"),
 ]
 
 

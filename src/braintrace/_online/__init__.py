@@ -33,7 +33,6 @@ from ._loop import Weights as Weights
 from ._loop import run_gradient as run_gradient
 from ._loop import run_outputs as run_outputs
 from ._loop import run_updates as run_updates
-from ._loop import window_sizes as window_sizes
 from ._on_update import OnUpdate as OnUpdate
 from ._on_update import check_on_update as check_on_update
 from ._on_update import run_reported as run_reported

@@ -121,6 +121,11 @@ class Options:
         """Of something for each weight, what belongs to a gradient that is wanted."""
         return list(weights) if self.only is None else [weights[i] for i in self.only]
 
+    @property
+    def wanted_places(self) -> tuple[Any, ...] | None:
+        """Where these gradients lie."""
+        return None if self.places is None else tuple(self.wanted(self.places))
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -264,17 +269,17 @@ def run_outputs(
     bodies: Bodies, weights: Weights, at: Position, stream: Stream, options: Options
 ) -> tuple[Position, PyTree]:
     """The results of all calls; differentiated, the sum of the calls' online gradients."""
+
+    def block(body: Body, at: Position, part: Stream) -> tuple[Position, PyTree]:
+        results, _, at = body.run(body.record, weights, at, part.arrays, Mode())
+        return at, results
+
     at = replace(at, count=jnp.asarray(at.count))
     out = []
     for part, window in _parts(stream, options.window):
         body = bodies(window)
-
-        def block(at: Position, part: Stream, body: Body = body) -> tuple[Position, PyTree]:
-            results, _, at = body.run(body.record, weights, at, part.arrays, Mode())
-            return at, results
-
         size = _calls(body, part, window, at, options)
-        at, results = scan_blocks(block, at, part, part.length, size)
+        at, results = scan_blocks(partial(block, body), at, part, part.length, size)
         out.append(_in_time(results, window, options))
     return at, joined(out)
 
@@ -291,41 +296,58 @@ def run_gradient(
     at = replace(at, count=jnp.asarray(at.count))
     totals: list[Array] = []
     out: list[Array] = []
-    places = None if options.places is None else tuple(options.wanted(options.places))
     parts = _parts(stream, options.window)
     for part, window in parts:
         if out and window is not None:  # the last window is after all others: effects have an order
-            part = jax.tree.map(lambda a, at=at: jnp.where(at.count < 0, 0, a), part)
+            part = _depending_on(at.count, part)
         body = bodies(window)
         rule = body.record if record is None else record
         size = _calls(body, part, window, at, options, rule)
         cut = _segments(body, rule, part, size, window, at, options)
         single = len(parts) == 1 and cut.calls >= part.length
-        keep = options.keep or not single  # one segment of which no trace is wanted builds none
-
         if not single and not totals:
             totals = [jnp.zeros_like(p) for p in options.wanted(weights.trained)]
-
-        def segment(
-            carry, part, body=body, rule=rule, size=size, cut=cut, keep=keep, single=single
-        ):
-            totals, at = carry
-            fresh = options.fresh if single else None  # a branch in a loop makes a GPU wait
-            fresh = at.count == 0 if fresh is False else fresh
-            run: Any = block_gradient
-            if part.length > size:
-                run = partial(segment_gradient, size, cut.stored)
-            grads, at, results = run(body, rule, weights, at, part, keep, fresh, options.tick)
-            grads = options.wanted(grads)
-            if totals:
-                grads = [t + g for t, g in zip(totals, grads, strict=True)]
-            return (left_at(grads, places), at), results
-
+        segment = _Segment(body, rule, weights, options, size, cut.stored, single)
         (totals, at), results = scan_blocks(segment, (totals, at), part, part.length, cut.calls)
         out.append(_in_time(results, window, options))
     if options.mean:
         totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
-    return left_at(totals, places), at, joined(out)
+    return left_at(totals, options.wanted_places), at, joined(out)
+
+
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """The gradient of a segment, added to those of the segments before it: a step of a loop."""
+
+    body: Body
+    rule: Rule
+    weights: Weights
+    options: Options
+    size: int  # calls in a block
+    stored: bool  # whether states before every step are, see `Segments`
+    single: bool  # the only one: if no trace is wanted afterwards it builds none
+
+    def __call__(
+        self, carry: tuple[list[Array], Position], part: Stream
+    ) -> tuple[tuple[list[Array], Position], PyTree]:
+        options, (totals, at) = self.options, carry
+        fresh = options.fresh if self.single else None  # a branch in a loop makes a GPU wait
+        fresh = at.count == 0 if fresh is False else fresh
+        keep = options.keep or not self.single
+        run: Any = block_gradient
+        if part.length > self.size:
+            run = partial(segment_gradient, self.size, self.stored)
+        found = run(self.body, self.rule, self.weights, at, part, keep, fresh, options.tick)
+        grads, at, results = found
+        grads = options.wanted(grads)
+        if totals:
+            grads = [t + g for t, g in zip(totals, grads, strict=True)]
+        return (left_at(grads, options.wanted_places), at), results
+
+
+def _depending_on(count: Array, part: Stream) -> Stream:
+    """The same sequence, after what the count depends on."""
+    return jax.tree.map(lambda a: jnp.where(count < 0, 0, a), part)
 
 
 def run_updates(
@@ -566,17 +588,6 @@ def _counted(gradient: Array, counts: Array, own_signal: bool) -> Array:
     return jnp.where(counts if own_signal else counts | jnp.isfinite(gradient), gradient, 0)
 
 
-def window_sizes(length: int, window: int | None, every: int | None = None) -> list[int | None]:
-    """The sizes of the windows that a sequence is cut into, or each of its updates."""
-    if window is None:
-        return [None]
-    blocks = [length] if every is None else [every, length % every]
-    if every is not None and length < every:
-        blocks = [length]
-    sizes = [n for p in blocks for n in (window if p >= window else 0, p % window) if n]
-    return list(dict.fromkeys(sizes))
-
-
 def counted(count: Array, steps: int) -> Array:
     """How many steps there were after so many more."""
     return lax.stop_gradient(jnp.minimum(count + steps, COUNTED))
@@ -588,10 +599,10 @@ def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]
         return [(stream, None)]
     length = stream.length
     whole = length // window * window
-    cut = lambda a, size: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
+    cut = lambda size, a: a.reshape((a.shape[0] // size, size, *a.shape[1:]))
     parts = [(0, whole, window), (whole, length, length - whole)]
     return [
-        (jax.tree.map(lambda a, s=size: cut(a, s), stream.at(start, stop)), size)
+        (jax.tree.map(partial(cut, size), stream.at(start, stop)), size)
         for start, stop, size in parts
         if start < stop
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import brainstate
@@ -195,12 +196,12 @@ def train_synthetic_gradient(
         losses = []
         hidden: PyTree = ()
         for start in range(0, length, chunk_size):
-            window = jax.tree.map(lambda a, s=start: a[s : s + chunk_size], arguments)
+            window = jax.tree.map(itemgetter(slice(start, start + chunk_size)), arguments)
             call = unwrap((tuple(MultiStepData(a) for a in window), {}))
             prepared = learner._prepared_own(*call.step)
             info, graph = prepared.info, prepared.plan.graph
             if graph not in compiled:
-                loss_at = lambda outs, tree=info.out_tree: loss_of(jax.tree.unflatten(tree, outs))
+                loss_at = partial(_loss_at, loss_of, info.out_tree)
                 target_of = partial(_target, graph, (call.timed, call.length), synthesizer, loss_at)
                 compiled[graph] = jax.jit(target_of)
             states = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
@@ -218,6 +219,10 @@ def train_synthetic_gradient(
         for k, state in of.items():
             state.value = theta[name][k]
     return out
+
+
+def _loss_at(loss_of: Callable[[PyTree], Any], tree: Any, outs: Sequence[Any]) -> Any:
+    return loss_of(jax.tree.unflatten(tree, outs))
 
 
 def _target(graph, window, synthesizer, loss_at, theta, values) -> tuple[Values, Any]:

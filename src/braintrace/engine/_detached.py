@@ -27,7 +27,7 @@ A value that does not depend on h, an input projection say, has one variant what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,10 @@ class Hook:
     """How a new state is computed, and how others see it.
 
     `while_computed` is added to the variants in which the value is computed. In a variant with the
-    bit `own` the value is seen as it is, in others through `see`.
+    bit `own` the value is seen as it is, in others with `zero` added.
     """
 
-    see: Callable[[Array], Array]
+    zero: Array
     own: int
     while_computed: int
 
@@ -85,8 +85,7 @@ def variants_of(
         mask = graph.shares_trace[number[var]]
         as_it_is = mask << n  # no zero of any state it shares a trace with
         while_computed = as_it_is if exits is ExitCotangents.READ else as_it_is | mask
-        see = lambda value, zero=zero: value + zero
-        hooks[var] = Hook(see, 1 << (n + number[var]), while_computed)
+        hooks[var] = Hook(zero, 1 << (n + number[var]), while_computed)
     seeds = {step.entry(leaf): 1 << i for i, leaf in enumerate(step.hidden)}
     reached = reach(step.program, {**seeds, **{v: h.own for v, h in hooks.items()}})
     cuts = {} if exits is ExitCotangents.UNCUT else graph.links.cut_entries
@@ -160,7 +159,7 @@ class _Variants:
             if hook is None:
                 return env[self.key(atom, variant)]
             value = env[self.key(atom, variant | hook.while_computed)]
-            return value if variant & hook.own else hook.see(value)
+            return value if variant & hook.own else value + hook.zero
 
         seen: Seen = {}
         for eqn, variants_of in zip(program.equations, reversed(plan), strict=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -103,10 +104,8 @@ def _names(rules: Sequence[Rule], graph: Graph) -> list[Any]:
     """Names as the parts have them; an operator whose weights have several rules is in several."""
     trees = [rule.named(own) for rule, own in _each(rules, graph)]
     used = Counter(name for tree in trees for name in jax.tree.leaves(tree))
-    shown = lambda name, i: name if used[name] == 1 else f"{name} of rule {i}"
-    return [
-        jax.tree.map(lambda n, i=i: shown(n, i), t) for i, tree in enumerate(trees) for t in tree
-    ]
+    shown = lambda i, name: name if used[name] == 1 else f"{name} of rule {i}"
+    return [jax.tree.map(partial(shown, i), t) for i, tree in enumerate(trees) for t in tree]
 
 
 def _seen(part: Part, own: Graph, graph: Graph, block: Block) -> Block:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from operator import add, or_
@@ -221,10 +221,8 @@ def _split(
     ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
     named = lambda operands: dict(zip(weights, operands, strict=True))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}
-    cut: list[Callable[..., Any]] = [
-        lambda *operands, a=start, b=stop: operator.part(named(operands), axis, a, b)
-        for start, stop in pairwise(ends)
-    ]
+    part = lambda start, stop, *operands: operator.part(named(operands), axis, start, stop)
+    cut: list[Callable[..., Any]] = [partial(part, *between) for between in pairwise(ends)]
     cut.append(lambda *operands: operator.without_input(named(operands)))
     likes = jax.eval_shape(lambda *operands: [f(*operands) for f in cut], *shapes.values())
     if any(like is None for like in likes):

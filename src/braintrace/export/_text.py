@@ -314,8 +314,9 @@ def _merged(body: _Body) -> list[_Counter]:
             continue
         if all(index.step(v) == index.step(inner) * extents[inner] for index in body.offsets):
             extents[inner] *= extents.pop(v)
-            drop = lambda i, v=v: replace(i, terms=tuple(t for t in i.terms if t[0] != v))
-            body.offsets = [drop(index) for index in body.offsets]
+            rest = [tuple(t for t in i.terms if t[0] != v) for i in body.offsets]
+            pairs = zip(body.offsets, rest, strict=True)
+            body.offsets = [replace(index, terms=terms) for index, terms in pairs]
     return [_Counter(v, n, v >= first_summed) for v, n in extents.items()]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from .._errors import dotted, warn
@@ -152,14 +153,15 @@ class Arrival:
         """Whether SnAp meets these traces: it cuts no entry, but D must have what they share."""
         step, shares_trace = self.step, self.graph.shares_trace
         own = union_of(1 << k for k in leaves)
-        for k in leaves:
-            lost = [step.exit(m) for j, m in enumerate(step.hidden)
-                    if shares_trace[j] >> k & 1 and not own >> j & 1]  # fmt: skip
-            passes = lambda eqn, lost=lost: not any(o in lost for o in eqn.outputs)
+
+        def met(k: int) -> bool:
+            lost = {step.exit(m) for j, m in enumerate(step.hidden)
+                    if shares_trace[j] >> k & 1 and not own >> j & 1}  # fmt: skip
+            passes = lambda eqn: lost.isdisjoint(eqn.outputs)
             (reached,) = self.outputs({step.entry(step.hidden[k]): 1}, 1, through=passes)
-            if reached & self.results:
-                return True
-        return False
+            return bool(reached & self.results)
+
+        return any(map(met, leaves))
 
     def from_entries(self, cut: bool) -> list[_Mask]:
         """Per hidden leaf the outputs that its entry reaches, by paths that no operator cuts."""
@@ -169,14 +171,14 @@ class Arrival:
             by = (e for e, mask in links.cut_entries.items() if cut and mask >> k & 1)
             alike.setdefault(frozenset(by), []).append(k)
         out = [0] * len(step.hidden)
+
+        def read(closed: frozenset[Equation], eqn: Equation) -> Sequence[Atom]:
+            skip = links.x_positions[eqn] if eqn in closed else None
+            return [a for i, a in enumerate(eqn.inputs) if i != skip]
+
         for closed, leaves in alike.items():
-
-            def read(eqn: Equation, closed: frozenset = closed) -> Sequence[Atom]:
-                skip = links.x_positions[eqn] if eqn in closed else None
-                return [a for i, a in enumerate(eqn.inputs) if i != skip]
-
             seeds = {step.entry(step.hidden[k]): 1 << k for k in leaves}
-            reached = self.outputs(seeds, len(out), read=read)
+            reached = self.outputs(seeds, len(out), read=partial(read, closed))
             out = [a | b for a, b in zip(out, reached, strict=True)]
         return out
 

@@ -116,11 +116,15 @@ def slopes(
     params: Sequence[Any],
 ) -> list[dict[str, Any]]:
     """W'(theta) of every operand that is mapped element by element, per relation."""
+
+    def pushed(leaf: int) -> list[dict[str, Any]]:
+        """The derivatives of all operands by a parameter that moves everywhere at once."""
+        of = lambda p: operands(consts, [*params[:leaf], p, *params[leaf + 1 :]])
+        return jax.jvp(of, (params[leaf],), (jnp.ones_like(params[leaf]),))[1]
+
     out: list[dict[str, Any]] = [{} for _ in mapped]
     for leaf in sorted({m.leaf for of in mapped for m in of.values() if m is not None}):
-        of = lambda p, leaf=leaf: operands(consts, [*params[:leaf], p, *params[leaf + 1 :]])
-        ones = jnp.ones_like(params[leaf])
-        moved = jax.jvp(of, (params[leaf],), (ones,))[1]
+        moved = pushed(leaf)
         for i, keys in enumerate(mapped):
             out[i] |= {k: moved[i][k] for k, m in keys.items() if m is not None and m.leaf == leaf}
     return out

@@ -137,8 +137,8 @@ def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
     """Parameters that reach a state otherwise than as an operator's weight."""
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
-        reached = lambda leaf, i=i: bits_of(step.exit(leaf), links.plain) >> i & 1
-        states = tuple(leaf.path for leaf in step.hidden if reached(leaf))
+        reached = [leaf for leaf in step.hidden if bits_of(step.exit(leaf), links.plain) >> i & 1]
+        states = tuple(leaf.path for leaf in reached)
         use = links.plain_use.get(step.entry(p))
         where = f" at {use.where()}" if use is not None and use.where() else ""
         text = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 
-from ..program import Atom, Const, Equation, Program, Var, evaluate, guards, prune
+from ..program import Atom, Body, Const, Equation, Program, Var, evaluate, guards, prune
 from ._sites import Level, Site, sliced
 
 
@@ -78,15 +78,18 @@ def _enter(
         read_inputs = [i for i in inputs if i[0] in read]
         levels = tuple(m for m in order if any(m in ls for _, _, ls in read_inputs))
 
-        def fun(*values, one=one, read_inputs=read_inputs):
-            bound = dict(zip([v for v, _, _ in read_inputs], values, strict=True))
-            return evaluate(one, body.values, [bound.get(v) for v in one.inputs])[0]
-
+        fun = partial(_computed, one, body, [v for v, _, _ in read_inputs])
         for m in reversed(levels):
             fun = jax.vmap(fun, in_axes=[0 if m in ls else None for _, _, ls in read_inputs])
         value = fun(*(v for _, v, _ in read_inputs)) if read_inputs else fun()
         out.append((atom.value if isinstance(atom, Const) else value, levels))
     return out
+
+
+def _computed(part: Program, body: Body, variables: Sequence[Var], *values: Any) -> Any:
+    """What a part of a body computes from the values of the inputs that it reads."""
+    bound = dict(zip(variables, values, strict=True))
+    return evaluate(part, body.values, [bound.get(v) for v in part.inputs])[0]
 
 
 def computing(program: Program, atoms: Sequence[Atom]) -> Program:

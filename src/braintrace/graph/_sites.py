@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -169,7 +169,7 @@ def find_sites(step: Step, flow: Flow) -> list[Site]:
     sites = []
     operators: dict[Hashable, Operator] = {}
     for eqn, around in located(step.program):
-        varies = lambda a, around=around: flow.varies(a, around)
+        varies = partial(flow.varies, around=around)
         primitive = _primitive(eqn, flow.trained, varies)
         if primitive is None:
             continue

@@ -528,30 +528,36 @@ class Steps:
         size, parts = self.window or 1, []
         whole = self.length // size * size
         for start, stop, n in ((0, whole, size), (whole, self.length, self.length - whole)):
-            if start == stop:
-                continue
-            cut = lambda a, s=start, e=stop, n=n: a[s:e].reshape((-1, n, *a.shape[1:]))
-            windows = jax.tree.map(cut, (calls, self.sequences))
-            shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
-            given = jax.tree.map(shape, windows)
-            results, slices = given
-            info = window_results(self.learner, function, results, slices, self.named)
-            kinds = ("params", "hidden", "others")
-            states = {
-                leaf.position: a
-                for kind in kinds
-                for leaf, a in zip(getattr(info.step, kind), info.leaves(kind), strict=True)
-            }
-
-            def one(*leaves: Array, info: ModuleInfo = info, states: dict = states) -> list[Array]:
-                values = dict(enumerate(leaves)) | states
-                inputs = [values[i] for i in range(len(info.step.program.inputs))]
-                return evaluate(info.step.program, info.consts, inputs)[: info.step.n_outs]
-
-            outs = jax.vmap(one)(*jax.tree.leaves(windows))
-            joined = lambda a, n=n: a.reshape((-1, *a.shape[2:])) if a.shape[1:2] == (n,) else a
-            parts.append(jax.tree.unflatten(info.out_tree, list(map(joined, outs))))
+            if start < stop:
+                parts.append(self._of_windows_alike(function, calls, (start, stop, n)))
         return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+
+    def _of_windows_alike(
+        self, function: Callable[..., PyTree], calls: list[PyTree], part: tuple[int, int, int]
+    ) -> PyTree:
+        """The same of the steps of a part, in windows of one size."""
+        start, stop, n = part
+        cut = lambda a: a[start:stop].reshape((-1, n, *a.shape[1:]))
+        windows = jax.tree.map(cut, (calls, self.sequences))
+        shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+        given = jax.tree.map(shape, windows)
+        results, slices = given
+        info = window_results(self.learner, function, results, slices, self.named)
+        kinds = ("params", "hidden", "others")
+        states = {
+            leaf.position: a
+            for kind in kinds
+            for leaf, a in zip(getattr(info.step, kind), info.leaves(kind), strict=True)
+        }
+
+        def one(*leaves: Array) -> list[Array]:
+            values = dict(enumerate(leaves)) | states
+            inputs = [values[i] for i in range(len(info.step.program.inputs))]
+            return evaluate(info.step.program, info.consts, inputs)[: info.step.n_outs]
+
+        outs = jax.vmap(one)(*jax.tree.leaves(windows))
+        joined = lambda a: a.reshape((-1, *a.shape[2:])) if a.shape[1:2] == (n,) else a
+        return jax.tree.unflatten(info.out_tree, list(map(joined, outs)))
 
 
 @dataclass(frozen=True)

@@ -102,13 +102,21 @@ def with_deposits(
         transition = Transition.of(D, block.table, block.singular)
         return transition.slots(transition.apply(transition.vector(eps)))
 
-    out = {}
-    for k in r.keys:
-        spread = None if D is None else op.spread(k, D, lead)
+    def after(k: str) -> Array:
+        # For y = x @ W + b of 3 inputs and 2 units, K = 1, and v (steps, 2, 1) the deposits f moved
+        # to the end of the block, three ways, the first that applies:
+        #
+        #     b    dy/db = 1 at all steps          (constant) the sum of v, (2, 1)
+        #     W    a product over the steps        eps (3, 2, 1) <- D eps + x^T v, which the
+        #                                          operator may do in one pass (`sum_steps`)
+        #     W    of an operator without that     features (steps, 3, 1), v (steps, 1, 2, 1):
+        #                                          each has axes of its own: an einsum
+        #
+        # Where they share their axes (an element-wise weight: (steps, 2) both), a product of arrays
+        # of all steps would be as large as the steps times the trace: a loop adds up.
+        spread, dtype = None if D is None else op.spread(k, D, lead), dtypes[k]
 
-        def total(
-            eps: Array, D: Array | None, deposit: Array, k: str = k, dtype: Any = dtypes[k]
-        ) -> Array:
+        def total(eps: Array, D: Array | None, deposit: Array) -> Array:
             real = not jnp.issubdtype(dtype, jnp.complexfloating)
             deposit = (deposit.real if real else deposit).astype(dtype)
             deposit = deposit * block.slopes[k][..., None] if k in block.slopes else deposit
@@ -117,35 +125,36 @@ def with_deposits(
             return finish(new)
 
         if k in constant:
-            out[k] = total(eps[k], spread, same[k][..., None] * op.spread(k, _over_steps(v), lead))
-            continue
-        past = None if D is None else (D, eps[k].astype(dtypes[k]), moved)
+            deposit = same[k][..., None] * op.spread(k, _over_steps(v), lead)
+            return total(eps[k], spread, deposit)
+        past = None if D is None else (D, eps[k].astype(dtype), moved)
         at_once = k not in block.slopes
         both = op.sum_steps(k, x, v, past if at_once else None)  # with D eps in it
         if both is not None:
-            out[k] = total(eps[k], None if at_once else spread, both)
-            continue
+            return total(eps[k], None if at_once else spread, both)
         tail = op.spread(k, v, lead + 1)
         axes = tail.shape[1 + lead : -1]
 
-        def of(x: Any, k=k, axes=axes) -> Array:
+        def of(x: Any) -> Array:
             one = op.features(x, weights, r.keys)[k]
             return one.reshape((1,) * (len(axes) - one.ndim) + one.shape)
 
         one = jax.eval_shape(of, first)
         if _is_product(one.shape, axes):
             split = at_once and in_parts(eps[k])
-            out[k] = _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, total, split)
-        else:
-            shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
-            zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
-            plus = lambda total, now, of=of: (total + of(now[0])[..., None] * now[1], None)
-            out[k] = total(eps[k], spread, jax.lax.scan(plus, zero, (x, tail))[0])
-    return out
+            return _products_added(eps[k], spread, jax.vmap(of)(x), tail, lead, total, split)
+        shape = (*r.slots.lanes, *np.broadcast_shapes(one.shape, axes), v.shape[-1])
+        zero = jnp.zeros(shape, jnp.result_type(one.dtype, tail.dtype))
+        plus = lambda total, now: (total + of(now[0])[..., None] * now[1], None)
+        return total(eps[k], spread, jax.lax.scan(plus, zero, (x, tail))[0])
+
+    return {k: after(k) for k in r.keys}
 
 
 def _is_product(one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether each factor has axes of its own: a sum over steps is then a matrix product."""
+    # x (3, 1) and v (1, 2): own 3, shared 1, 3 <= 4 * 3. Of (3, 2) and (1, 2), features that differ
+    # by the output: own 3, shared 2: a batch of 2 products. Of (2,) and (2,): own 1, no product.
     own = prod(n for n, m in zip(one, other, strict=True) if m == 1)
     shared = prod(n for n, m in zip(one, other, strict=True) if n == m)
     return own > 1 and prod(one) <= 4 * max(own * shared, 1)
@@ -208,6 +217,10 @@ def in_parts(traces: Any) -> bool:
 def _product(features: Array, tail: Array, lead: int) -> Array:
     """(L, *axes) and (L, *lanes, *axes, K), summed over L; axes of size one broadcast."""
     n = features.ndim - 1
+    # features (L, 3, 1), tail (L, lanes, 1, 2, K): letters 0 for the steps, 1 and 2 for the axes, 3
+    # for lanes, 4 for slots. Axes of size one get no letter, so that XLA sees a matrix product:
+    #
+    #     one    [0, 1]        other    [0, 3, 2, 4]        out    [3, 1, 2, 4]
     names = list(range(1, n + 1))
     lanes, slots = list(range(n + 1, n + 1 + lead)), [n + 1 + lead] * (tail.shape[-1] > 1)
     one = [0, *(a for a, size in zip(names, features.shape[1:], strict=True) if size != 1)]
@@ -229,6 +242,8 @@ def taken(r: Relation, x: Any, masked: bool, c: Array) -> Any:
     """
     if x is None or not (masked or any(level.length is None for level in r.site.levels)):
         return x
+    # Of four steps of which the second and fourth count: counts [F, T, F, T], index [1, 1, 1, 3].
+    # The first and third contribute x_1 times zero instead of an x that may be infinite times zero.
     counts = jnp.any(c.reshape((c.shape[0], -1)) != 0, axis=1)
     index = jnp.where(counts, jnp.arange(c.shape[0]), jnp.argmax(counts))
     return jax.tree.map(lambda a: a[index], x)
@@ -270,6 +285,9 @@ def contract(
     blocks: Sequence[RelationBlock], traces: Sequence[Grads], signals: Sequence[Array]
 ) -> list[Grads]:
     """<signal, eps>: sum over slots, lanes and free positions, for each weight of each relation."""
+    # The memory of a step, <lam, eps>, of W (3, 2) with the trace eps (3, 2, K): the signal (2, K)
+    # spread along the inputs is (1, 2, K), and the sum runs over slots, and over the free axes (of
+    # a batch: the first), which both have in front. What is left has the shape of W.
     pairs: dict[tuple[int, str], list[Array]] = {}
     for i, (b, eps, signal) in enumerate(zip(blocks, traces, signals, strict=True)):
         r = b.relation

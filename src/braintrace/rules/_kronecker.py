@@ -91,7 +91,7 @@ def _init(graph: Graph, values: Values) -> list[Any]:
             "draws": jnp.zeros((), jnp.int32),
         }
         if op.x is not None:
-            x = jax.eval_shape(lambda v, r=r: seen_input(r, v), op.x)
+            x = jax.eval_shape(partial(seen_input, r), op.x)
             trace["u"] = jnp.zeros(x.shape, x.dtype)
         out.append(trace)
     return out
@@ -123,6 +123,7 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     after = lambda hidden, taps: new_hidden(graph, replace(values, hidden=hidden), taps)
     push = pushed(graph, after, hidden, zeros)
     none = tuple(jnp.zeros_like(h) for h in hidden)
+    pushed_unit = lambda index, unit: push(none, {**zeros, index: unit})
     out = []
     each = zip(graph.relations, traces, steps, operator_names(graph), strict=True)
     for r, t, s, name in each:
@@ -132,10 +133,10 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
         units = jnp.eye(n, dtype=y.dtype).reshape((n, *(1,) * len(lead), *y.shape[len(lead) :]))
         units = jnp.broadcast_to(units, (n, *y.shape))
         moved = jax.vmap(lambda a: push(a, zeros))(per_state(t["A"]))
-        new = jax.vmap(lambda unit, r=r: push(none, {**zeros, r.index: unit}))(units)
+        new = jax.vmap(partial(pushed_unit, r.index))(units)
         one = jnp.ones(lead, y.dtype)
         x = {} if s.x is None else {"u": seen_input(r, s.x)}
-        size = lambda arrays, axis, b=batched: jnp.sqrt(_squares(arrays, axis, b))
+        size = partial(_size, batched)
         drawn = jax.random.fold_in(jax.random.fold_in(key, seed_of(name)), t["draws"])
         c = jax.random.rademacher(drawn, lead, y.dtype)
         old, now = ([t["u"]], [x["u"]]) if x else ([], [])
@@ -156,15 +157,14 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     return out
 
 
-def _squares(arrays: Sequence[Array], axis: int, batched: bool) -> Array:
-    """Sums of squares, per sample if there are samples, on this axis."""
+def _size(batched: bool, arrays: Sequence[Array], axis: int) -> Array:
+    """The root of the sum of squares, per sample if there are samples, on this axis."""
 
     def one(a: Array) -> Array:
         a = a.astype(jnp.promote_types(a.dtype, jnp.float32))
         return jnp.sum(a * a, axis=tuple(i for i in range(a.ndim) if not (batched and i == axis)))
 
-    total = [one(a) for a in arrays]
-    return sum(total[1:], total[0])
+    return jnp.sqrt(sum(map(one, arrays[1:]), one(arrays[0])))
 
 
 def _along(scale: Array, array: Array, axis: int) -> Array:

@@ -296,10 +296,13 @@ def _open(relations: Sequence[Relation], traces: Sequence[Grads], size: int) -> 
             "count": jnp.zeros((), jnp.int32),
         }
         if op.record is not None:
-            zeros = lambda a, lead=lead: jnp.zeros((*lead, *a.shape), a.dtype)
-            p["x"] = jax.tree.map(zeros, op.record)
+            p["x"] = jax.tree.map(partial(_zeros, lead), op.record)
         out.append(p)
     return out
+
+
+def _zeros(lead: tuple[int, ...], like: Any) -> Array:
+    return jnp.zeros((*lead, *like.shape), like.dtype)
 
 
 def _wait(blocks: Blocks, fresh: Fresh) -> list[dict]:

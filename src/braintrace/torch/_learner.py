@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -268,8 +269,8 @@ class Learner:
             length = len(jax.tree.leaves(xs)[0])
             losses = []
             for start in range(0, length, every):
-                steps = slice(start, start + every)
-                part = jax.tree.map(lambda a, steps=steps: a[steps], (xs, targets, mask, extra))
+                steps = operator.itemgetter(slice(start, start + every))
+                part = jax.tree.map(steps, (xs, targets, mask, extra))
                 optimizer.zero_grad()
                 losses.append(gradient(part[0], *part[1], mask=part[2], **part[3]))
                 optimizer.step()

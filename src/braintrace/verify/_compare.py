@@ -196,5 +196,6 @@ def _window_losses(learner: Learner, step_fn: StepFn, slices: PyTree) -> jax.Arr
             pass
     args, kwargs = jax.tree.map(lambda *steps: jax.numpy.stack(steps), *calls)
     outs = learner(*map(MultiStepData, args), **{k: MultiStepData(v) for k, v in kwargs.items()})
-    losses = [step_fn(lambda *a, t=t, **k: at(outs, t), *at(slices, t)) for t in range(length)]
+    given = lambda t: lambda *args, **kwargs: at(outs, t)
+    losses = [step_fn(given(t), *at(slices, t)) for t in range(length)]
     return jax.numpy.stack(losses)

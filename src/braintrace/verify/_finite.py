@@ -84,17 +84,17 @@ def of_parameter(
 ) -> PyTree:
     leaves, tree = jax.tree.flatten(value)
     out, count = [], 0
+
+    def at(k: int, i: int, by: complex) -> float:
+        moved = [*leaves[:k], _moved(leaves[k], i, by), *leaves[k + 1 :]]
+        return loss(jax.tree.unflatten(tree, moved))
+
     for k, leaf in enumerate(leaves):
-
-        def at(i: int, by: complex, k: int = k) -> float:
-            moved = [*leaves[:k], _moved(leaves[k], i, by), *leaves[k + 1 :]]
-            return loss(jax.tree.unflatten(tree, moved))
-
         grad = np.full(leaf.shape, np.nan, leaf.dtype)
         directions = (1.0, 1j) if np.iscomplexobj(leaf) else (1.0,)
         for i in range(leaf.size):
             if entries is None or count + i in entries:
-                slopes = [(at(i, d * eps) - at(i, -d * eps)) / (2 * eps) for d in directions]
+                slopes = [(at(k, i, d * eps) - at(k, i, -d * eps)) / (2 * eps) for d in directions]
                 grad.flat[i] = np.vdot(directions, slopes)
         count += leaf.size
         out.append(jnp.asarray(grad))
