@@ -405,6 +405,8 @@ def _results(
     per_step = (axes.slices(values), path.others, taps, (block.ys, block.new))
     if substitute is not None:
         size = axes.window or 1
+        # Of three windows of two steps the first does not count: substitute [1, 1, 2], and steps
+        # [2, 3, 2, 3, 4, 5] are evaluated; what stands in the place of the first is not read.
         index = (substitute[:, None] * size + jnp.arange(size)).reshape(-1)
         starts = jax.tree.map(lambda a: a[substitute], starts)
         exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))

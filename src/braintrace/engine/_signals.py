@@ -76,6 +76,8 @@ def signals_of(graph: Graph, arrived: Arrived, steps: Sequence[Steps]) -> list[S
     out = []
     for i, (r, s) in enumerate(zip(graph.relations, steps, strict=True)):
         at, new = entry[i], None if leaving is None else leaving[i]
+        # DETACHED: the zeros at the new states got every cotangent, and what computes these states
+        # passed none on. The way back from them is D^T, that of the trace:  lam = D^T new.
         if new is not None and source.exits is not ExitCotangents.READ:
             n = r.slots.width
             D = Transition.of(s.D[..., :n, :n], r.slots.table is not None, singular(graph))

@@ -403,6 +403,8 @@ class _Certifier:
         if rows is None or rows.shape[-1] < 2 or self.step.couple_axis is not None:
             return None
         first, others = np.broadcast_to(rows[:, :1], rows[:, 1:].shape), rows[:, 1:]
+        # Rows [[0, 1], [2, 3]] of h (2, 2): 0 and 1, 2 and 3 differ along the last axis alone, so
+        # that to couple this axis, of two compartments, would follow them.
         states = (first != NONE) & (others != NONE) & (np.maximum(first, others) < offsets[self.n])
         if not states.any():
             return None
@@ -421,6 +423,8 @@ class _Certifier:
             # Without an edge all its paths lead through weights, whose sites account for them.
             taps = graph.views[0].taps[graph.sites.index(site)]
             return [*out, far] if len(taps.all_edges) else out
+        # Would one crossing more reach new elements? Then what `_Paths.reached` computed with the
+        # crossings allowed is not closed. If it is, more = reached, and nothing is left out.
         destination = relation.slots.analysed
         lane, y, slot = np.nonzero(destination >= 0)
         pairs = np.stack([destination[lane, y, slot], y], axis=1)

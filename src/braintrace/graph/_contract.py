@@ -47,6 +47,12 @@ def contraction(eqn: Equation, side: int, facts: Facts) -> Contraction:
     order = (batch[1 - side], free[1 - side], contract[1 - side])
     where = where.transpose([a for axes in order for a in axes])
     where = where.reshape([prod(other[a] for a in axes) for axes in order])
+    # `M @ a`, M = [[1, 0, 1], [0, 1, 0]] known by where it is zero: (batch 1, result 2, read 3)
+    #
+    #     count     [2, 1]                      how many places of a each result reads
+    #     places    [[0, 2], [1, 0]]            these first (argsort of False before True)
+    #     table     [[0, 2], [1, NONE]]         and NONE for the rest
+    #     fans      [1, 1, 1] results per place, none above 1: it is a sum, and does not mix
     count = where.sum(-1)
     reads = int(count.max(initial=0))
     places = np.argsort(~where, axis=-1, kind="stable")[..., :reads]
@@ -96,6 +102,9 @@ def kernel(eqn: Equation, facts: Facts) -> Contraction:
     channels_read = where.any(tuple(range(2, where.ndim))).reshape(groups, -1, shape[1]).sum(1)
     p = eqn.params
     sizes = zip(dims.out_spec[2:], shape[2:], p["window_strides"], p["rhs_dilation"], strict=True)
+    # Windows overlap, so that a place of the image goes to several results, if a kernel of k places
+    # reaches as far as where the next one begins: (k - 1) * dilation >= stride. In pooling they
+    # do not: k = stride.
     overlap = any(d > 1 for d in p["lhs_dilation"]) or any(
         eqn.outputs[0].shape[a] > 1 and (k - 1) * d >= s for a, k, s, d in sizes
     )

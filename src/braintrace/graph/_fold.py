@@ -103,6 +103,16 @@ def folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equat
     """The operator with the varying factors of its operands inside; None if that is impossible."""
     skip: set[Var] = set()
     while True:
+        # `y = x @ (c * roll(w, i))` with c = u > 0 and i a counter. Back from the operator:
+        #
+        #     v = c * r         varies, leads to w             part of the operator
+        #     r = roll(w, i)    varies, leads to w             part of the operator
+        #     w                 depends on parameters alone    its weight: a trace in w
+        #     c, i              lead to no weight              factors, recorded with x
+        #
+        # If r makes dy/dw as large as (outputs, elements of w), since every output may read every
+        # element (`_spreads`), w counts as a factor in the next attempt (`skip`), so that nothing
+        # of r is absorbed; an operator left without a weight stays as it is.
         cone = _Cone(eqn, producer, kinds, skip)
         weights = [*cone.new.values(), *(eqn.inputs[i] for i in cone.steady.values())]
         if not any(map(kinds.trained, weights)) or any(map(kinds.entered, cone.factors)):
@@ -219,6 +229,10 @@ class _Cone:
 
     def _rules(self, folded: Operator) -> Rules:
         """dy/dw as the operator's own dy/dv, v its operand, times dv/dw, where that is possible."""
+        # In coordinates of the trace (`_ties`): of y = x @ v the element v_ij meets y_j alone, so
+        # dy/dv is one number x_i per element, and dy/dw = x_i dv_ij/dw_ij is one, too, if every v
+        # reads the w at its own place (`same`), or if w has the free axes that v has. What
+        # is not of this form has no rules here: autodiff derives them, from y by w as a whole.
         own, rules = self.operator, self.operator.primitive.rules
         values = [*self.new.values(), *self.factors, *self.own.outputs]
         other = rules.effective is not None and own.plain  # the operator's weights are not v

@@ -469,12 +469,22 @@ class _Paths:
         if reached is None:
             return None
         mine = {*self.places.component[reached.nonzero()[0]].tolist(), *self.tangent.tap_sources(i)}
+        # Only worth it where something on the way was cut before and nothing is cut now: a mean
+        # over a layer behind the sum over a channel would leave the trace inexact all the same.
         cut, cut_here = (any(c.sources & mine for c in v.influence.cuts) for v in (apart, view))
         return reached if cut and not cut_here else None
 
     def reached(self, i: int, n_y: int) -> Any:
         """Which state elements each output element is followed to."""
         n, apart, view = self.places.n, self.apart, self.views[0]
+        # SnAp(2) of two units, h' = tanh(h @ W + x @ w), W and w trained. As 2 x 2 patterns of who
+        # reads whom; `kept`, the paths that cross no operator, is empty, as h' reads h through W:
+        #
+        #     apart.taps     y0 -> h0, y1 -> h1       reached = [[1, 0], [0, 1]]: SnAp(1)
+        #     step           h0, h1 <- h0, h1         of the view that follows operators
+        #     step @ reached [[1, 1], [1, 1]]         one crossing more: SnAp(2) is dense
+        #
+        # `close` goes on along `kept` for free after every crossing.
         kept = matrix(apart.pattern.kept, (n, n))
         reached = close(kept, matrix(apart.taps[i].all_edges, (n, n_y)))
         if self.crossings is None:

@@ -121,6 +121,16 @@ def influence(
         follow: sums and products of at most so many elements, or `EVERYTHING`.
         parts: the value and axis that a variable without a tangent has a few samples of.
     """
+    # Whether a sum mixes depends on which others are kept. Of three sums in a row, each with the
+    # probe of its result, over states g (units, 2) and h (units,):
+    #
+    #     s = g.sum(1)      a result per unit: its probe ends in one unit as long as m is cut
+    #     m = s.mean()      its probe ends in all units, whatever else is cut: certain
+    #     h' = h + s - m    with m kept, the probes of s reach all units through it
+    #
+    # So the first walk cuts all sums and finds m; the second one keeps s and finds nothing more. A
+    # sum that mixes only together with others is found by a walk that keeps them: of these, those
+    # that still mix when all of them are cut are cut for certain, else the last one.
     walk = _Walk(tangent, time_axes, facts, follow if offends is None else None, parts or {})
     if offends is None:
         return walk.result(frozenset())
@@ -231,6 +241,9 @@ class _Walk:
 
     def alive(self) -> set[Atom]:
         """The values with a path to an exit that meets nothing of what is cut for certain."""
+        # In `h' = 0.9 * h + mean(r)` with `r = tanh(h)` all of r leads to the mean alone, which is
+        # cut: r is not live. Its sets would be of the size of h and nobody reads them, but for the
+        # name of what is cut (`rough`). The body of a loop is walked anyway.
         live: set[Atom] = set(self.tangent.exits)
         cut = self.mixing | self.cut_sums
         for eqn in reversed(self.tangent.program.equations):
@@ -356,6 +369,8 @@ class _Walk:
         """Note the components of which several elements meet in a result, of the first of them."""
         if result.shape[-1] <= max(a.shape[-1] for a in arrays if a is not None):
             return
+        # `h + h[::-1]` is [[0, 1], [1, 0]]: sorted, neighbours 0 and 1 are of the same component,
+        # so h is noted. `h + y` is [[0, 2], [1, 3]], of a component and a tap: nothing meets.
         some = np.sort(result.reshape(-1, result.shape[-1])[:_LOOKED_AT], -1)
         component = np.searchsorted(self.offsets, some, side="right") - 1
         same = (component[:, 1:] == component[:, :-1]) & (some[:, :-1] != NONE)
@@ -457,6 +472,13 @@ class _Walk:
             inputs = [*consts, *carry, *(_moved(x, lambda sources: sources[t]) for x in xs)]
             return self.body(eqn.bodies[0], inputs, [*facts[:first], *varying])
 
+        # Of 100 iterations that swap two units, c' = c[::-1] from c_0 = [[0], [1]], y = c:
+        #
+        #     rows[0]    c_0 = [[0], [1]], y_0        what enters the iteration, what it returns
+        #     rows[1]    c_1 = [[1], [0]], y_1
+        #     carry      c_2 = c_0                    s = 0: a cycle of two rows
+        #
+        # Row k is then rows[k % 2], and the carry that leaves is that of row 100, c_0.
         for t in range(length)[:: -1 if eqn.params["reverse"] else 1]:
             slices = [_fact_at(k, t) for k in facts[last:]]
             outs = iteration(t, carry, [*counters, *slices])
@@ -498,6 +520,12 @@ class _Walk:
         self, name: str, iteration: Callable[[Values], Values], carry: Values
     ) -> Values | str:
         """The sets of a loop's carry, and of its other results, once they no longer grow."""
+        # Sets can only grow, and there are finitely many sources, so this ends; `c + c[::-1]`:
+        #
+        #     [[0], [1]]    [[0, 1], [1, 0]]    the same again: two iterations
+        #
+        # A shift by one place, `c + roll(c)`, takes as many iterations as there are places: it is
+        # given up long before, unless everything is followed.
         for _ in range(_MOST_ITERATIONS if self.follow == EVERYTHING else 2 * _FEW_ITERATIONS):
             outs = iteration(carry)
             grown = [_either(a, b) for a, b in zip(carry, outs, strict=False)]

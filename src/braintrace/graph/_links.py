@@ -58,6 +58,14 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
         for i, s in enumerate(trained)
     }
 
+    # Two layers h and g with `h' = f(h R + g V)` and `g' = k(g + h U)`; groups 0 = {h}, 1 = {g}:
+    #
+    #     members      [0b01, 0b10]    the leaves of each group
+    #     reads        [0b11, 0b11]    which leaves the new states of a group depend on
+    #     same_loop    [0b11, 0b11]    h feeds g and g feeds h: one component
+    #     U            h enters, g is fed, and g is in the loop of h: the entry of h is cut there
+    #
+    # Without V, g feeds nothing: same_loop [0b01, 0b10], and the loss on g reaches h through U.
     # Recurrent entries: a group that reaches itself again through the operator.
     members = [sum(1 << leaf for leaf in g.leaves) for g in groups]
     exits = [[step.exit(step.hidden[k]) for k in g.leaves] for g in groups]

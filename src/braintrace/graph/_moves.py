@@ -222,6 +222,10 @@ def _triangular_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tup
 
 def _coupled_by_solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> np.ndarray | None:
     """Of `x` with `matvec(x) = b`, a label per element: equal where `matvec` links elements."""
+    # `A x = b` with A = [[2, 1, 0], [1, 2, 0], [0, 0, 3]] known by where it is zero: the function
+    # `x -> A x` takes sources [[0], [1], [2]] to [[0, 1], [0, 1], [2]]. Its inverse links whatever
+    # A links in any number of steps, so labels are connected components, [0, 0, 1]: x0 and x1 read
+    # b0 and b1, x2 reads b2 alone.
     n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
     if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
         return None
@@ -291,6 +295,9 @@ def _sharded(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
         return tuple(out)
 
     outs: list[list[np.ndarray]] = [[] for _ in eqn.outputs]
+    # Four units on a mesh {"d": 2}: device 0 has the sets of units 0 and 1, device 1 those of 2 and
+    # 3. The function is followed on each, and what its results read is put where the device leaves
+    # them, NONE elsewhere; the union over devices is the set of the whole array.
     for index in np.ndindex(*mesh.values()):
         place = dict(zip(mesh, index, strict=True))
         here = [
@@ -327,6 +334,14 @@ def fold(eqn: Equation, facts: Facts) -> Facts:
 
 def _zeros(eqn: Equation, facts: Facts) -> Facts:
     """A value that is not zero counts as one source, and a result that reads it may not be zero."""
+    # `W * mask`, mask = [[1, 0], [0, 1]], of which only the mask is known: masks = [None, mask], a
+    # product is zero where a factor is, so `where` is the mask. `mask @ mask` by the incidence rule
+    # with one source 0 where the mask may be other than zero, NONE where it is not:
+    #
+    #     arrays    [[0, NONE], [NONE, 0]]  of the left operand; the right one counts by its facts
+    #     sets      (0, 0) reads {0}, (0, 1) reads nothing: that element is zero for certain
+    #
+    # which is how a diagonal made of `eye`, masks and products is recognised in `M @ h`.
     masks = [nonzero(k) for k in facts]
     shape = eqn.outputs[0].shape
     if eqn.name in ("mul", "div"):  # 0 / b is 0
@@ -458,6 +473,8 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
             gather = jax.linear_transpose(lambda u: bind(eqn, [zeros, indices, u])[0], update)
             target = np.full(eqn.inputs[2].shape, NONE)
             index = np.arange(1, size + 1).reshape(shape)
+            # The gather of the numbers 1, 2, 3, ... says where each update goes to. It runs in
+            # float32, exact up to 2**24, so numbers of larger arrays go through digit by digit.
             for digit in range(1 + size // _EXACT):
                 places = (index // _EXACT**digit % _EXACT).astype("float32")
                 target += np.asarray(gather(places)[0]).astype(np.int64) * _EXACT**digit
@@ -467,6 +484,13 @@ def _accumulate(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
 
 def _collect(target: np.ndarray, sources: np.ndarray, size: int, shape: tuple) -> np.ndarray:
     """Sets of sources per element, from the elements where rows of sources land."""
+    # Rows 0, 1, 2 with sources 5, 6, 7 that land at elements 1, 0, 1:
+    #
+    #     target * end + source      1 * 8 + 5, 0 * 8 + 6, 1 * 8 + 7     a pair as one number,
+    #     unique                     6, 13, 15                           sorted, without doubles
+    #     at, source                 [0, 1, 1], [6, 5, 7]
+    #     rank                       [0, 0, 1]    the place of each among those of its element
+    #     out                        [[6, NONE], [5, 7]]
     row, slot = np.nonzero((sources != NONE) & (target[:, None] != NONE))
     end = int(sources.max(initial=0)) + 1
     at, source = np.divmod(np.unique(target[row] * end + sources[row, slot]), end)

@@ -92,6 +92,13 @@ def _positions(component: Component) -> np.ndarray:
 
 def kept_edges(places: Places, exits: np.ndarray, sources: np.ndarray) -> np.ndarray:
     """Which of the edges a rule without crossings keeps."""
+    # Units 0 and 1 with h (2,) and two synapses each, g (2, 2); edges (exit <- sources), a cell for
+    # each exit element and each shape of its sources:
+    #
+    #     h0 <- h0 h1        cell (h0, shape of h): reads its own place, h1 is dropped
+    #     h0 <- g00 g01      cell (h0, shape of g): no own place there, and two of them; g00 and g01
+    #                        are read by h0 alone, so they are a tree, kept
+    #     g00 <- h1          one other place: a move, kept
     own = places.unit[exits] == places.unit[sources]
     # Per exit element and shape of the source: how many positions it reads, and is one its own?
     n_kinds = int(places.kinds.max(initial=0)) + 1
@@ -203,6 +210,14 @@ def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
     """One tangent per source block, one cotangent per exit block, if that is enough."""
     n_exits, n_sources = len(exit_block), len(source_block)
     n = int(max(exit_block.max(initial=0), source_block.max(initial=0))) + 1
+    # Blocks are components. For `v' = a v + g.sum(1)`, `g' = b g` with v (2,) and g (2, 2):
+    #
+    #     (v, v), (g, g)    one source per exit, one exit per source: a tangent of ones on v gives
+    #                       a, one on g gives b, all entries of both at once
+    #     (v, g)            v0 reads g00 and g01, `many_in`: the tangent of g would give their sum.
+    #                       Each g is read once, so a cotangent of ones on v' gives all entries
+    #
+    # Of a pair with several on both sides (a full matrix) neither would do: None.
     pair = exit_block[exits] * n + source_block[sources]
     many_in = _repeated(exits * n + source_block[sources], n_exits * n)
     many_out = _repeated(sources * n + exit_block[exits], n_sources * n)

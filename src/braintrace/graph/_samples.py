@@ -88,6 +88,14 @@ class Samples:
 
     def widened(self, slots: Slots, site: int) -> Slots:
         """The slots of all samples."""
+        # One sample (1, 4) of a batch of 32, y and h alike. Its slots say where element j is:
+        #
+        #     analysed    y (1, 4): at = Pick(elements [[0, 1, 2, 3]]) of h (1, 4)
+        #     whole       y (32, 4): row b of at is [4 b, 4 b + 1, 4 b + 2, 4 b + 3] of h (32, 4)
+        #
+        # so an index is the sample times the size of a sample (`inner`), plus the place in it. If
+        # y has no axis of samples (one row that all of them share), two samples were analysed, as
+        # two lanes of the same y: the lanes are the samples, and there are 32 of them.
         y = self.tangent.taps[site][0]
         entries = _Places(self, self.tangent.entries, self.batched)
         own = self.batched[self.tangent.tap_sources(site)[0]]
@@ -162,6 +170,11 @@ class _Places:
             if sample.any() or (inner[index != NONE] > 0).any():
                 raise NotAlike
             return start
+        # Place k along the axis must read sample k, and all samples the same place within it: then
+        # the first says all. With two samples of three elements, offsets 0:
+        #
+        #     index     [[0, 1, 2], [3, 4, 5]]    sample 0 and 1, within [0, 1, 2] in both
+        #     of 32     start [[0, 1, 2]] + 3 * [[0], [1], ..., [31]]
         along = lambda n: np.arange(n).reshape([-1 if k == axis else 1 for k in range(index.ndim)])
         own = np.where(inner > 0, along(self.few), 0)
         if ((sample != own) & (index != NONE)).any() or (start != start.take([0], axis)).any():
@@ -304,6 +317,9 @@ class _Thinning:
             if isinstance(a, Var) and a in self.axis
         }
         while True:
+            # A carry that starts without a tangent (zeros) may get one in the body, with an axis of
+            # samples: then the body is thinned once more, with what came out of it as what goes in.
+            # Axes are only added, so this ends; an axis that changes its place is `NotAlike`.
             inside = [self.inside(body.program, axes) for body in bodies]
             outs = _agreed(*(found for _, found in inside))
             carried = {n_consts + k: d for k, d in outs.items() if k < n_carry}

@@ -366,6 +366,8 @@ def _runs(destination: np.ndarray, lead: int) -> tuple[tuple[int, int], ...]:
     """Along each axis of y, the part whose destinations all other parts repeat, or some of them."""
     out = []
     for axis in range(lead, destination.ndim - 1):
+        # y (6,) with destinations [4, 5, NONE, 5, 4, 5]: period 2 fits, as NONE agrees with
+        # everything, and the part that is `_complete` is the first one, (0, 2).
         n = destination.shape[axis]
         rows = np.moveaxis(destination, axis, 0).reshape(n, -1)
         alike = (rows == rows[0]) | (rows == NONE) | (rows[0] == NONE)
@@ -407,6 +409,9 @@ class _Reader:
 
     def places_of(self, to: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Index of the derivative (NONE for no edge) and the element to read in it."""
+        # The entry d'_1 / h_1 of a delay line: with h and d a block each, the tangent of ones on h
+        # (derivative 0, say) holds it at element d_1, `to`. An entry that is read backward is in
+        # a cotangent, which are counted after the tangents, at element `source`.
         present = (to != NONE) & (source != NONE)
         edge = np.zeros(to.shape, bool)
         edge[present] = np.asarray(self.edges[to[present], source[present]]).reshape(-1)

@@ -106,6 +106,8 @@ class TiledStep:
             """Where the units of a tile are in an array with some unit axes of size one."""
             if lead == self.units:
                 return unit
+            # Unit 7 of units (2, 4) is (1, 3). In an array with lead (1, 4) it is at 3, with (2, 1)
+            # at 1: of the axes that the array has, the digits of the unit, in order.
             out = jnp.zeros_like(unit)
             for i, n in enumerate(lead):
                 if n > 1:
@@ -133,6 +135,11 @@ class TiledStep:
         load = lambda t: tuple(ref[here.when(t), at] for ref, at in slices)
         step = prune(self.step, self.step.outputs[:n]) if local else self.step
 
+        # Locally, a step takes what zeros became (b), and a column of A for each value of a unit. A
+        # step is affine, so its derivative is its linear part wherever it is taken: with
+        # h' = d_t h + x_t, from (b, A) = (0, 1)
+        #
+        #     t = 0    (x_0, d_0)    t = 1    (d_1 x_0 + x_1, d_1 d_0)
         def one(t: Any, state: tuple, now: tuple) -> tuple:
             advance = lambda *state: evaluate(step, self.numbers, [*state, *now, *fixed])
             if local:
@@ -151,6 +158,9 @@ class TiledStep:
         several, rest = divmod(length, ahead)
         first = lambda k: np.int32(ahead) * k
 
+        # Of 10 steps with 4 ahead: several, rest = 2, 2. The operands of steps 0 to 3 are loaded
+        # before the loop; turn 0 loads those of 4 to 7 and runs 0 to 3 meanwhile, turn 1 loads them
+        # once more (there is nothing after) and runs 4 to 7; steps 8 and 9 load their own.
         def steps(k: Any, both: tuple) -> tuple:
             state, now = both
             start = first(jnp.minimum(k + 1, several - 1))
@@ -232,6 +242,7 @@ def _array(rows: Iterator[Array], leaf: Leaf, length: int | None = None) -> Arra
     for _ in range(leaf.parts):
         halves = [next(rows).reshape((*time, *leaf.lead)) for _ in leaf.stored]
         parts.append(lax.complex(*halves) if len(halves) == 2 else halves[0].astype(leaf.dtype))
+    # Six parts of trail (2, 3), in order: by threes along the last axis, then by twos before it.
     for depth, n in enumerate(reversed(leaf.trail), 1):
         parts = [jnp.stack(parts[i : i + n], -depth) for i in range(0, len(parts), n)]
     return parts[0]

@@ -93,6 +93,12 @@ def _components(
     program: Program, inside: Sequence[Equation], fixed: Mapping[Var, Any], n: int
 ) -> list[Component]:
     """The parts of a body that share no value: layers of other shapes are other kernels."""
+    # Union-find over the values of the body. Two layers, where nothing but constants is shared:
+    #
+    #     h' = a * h + x     {h, h', x}        one kernel of units like h
+    #     g' = b * g + u     {g, g', u}        another, of units like g: a and b are `fixed`
+    #
+    # If u read h' they would be one component, and run as one if h and g have the same units.
     parent: dict[Var, Var] = {}
 
     def root(var: Var) -> Var:
@@ -144,6 +150,10 @@ def _planned(program: Program, part: Component, fixed: Mapping[Var, Any], n: int
             break
         axes += 1
     refusals = []
+    # States (16, 64) and (16, 64, 3) agree in two axes: tiles of the 1024 units, of which the
+    # second has three values each. If a step reads across one of these (a mean over the 64), the
+    # attempt with (16,) makes 64 short places of it, which are too many for one unit, and the
+    # first refusal is the one that is told.
     for k in range(axes, -1, -1):
         units = shapes[0][:k] if shapes else ()
         try:
@@ -194,6 +204,8 @@ def _on_tiles(
 
 def _is_affine(step: Program, n: int) -> bool:
     """Whether the first `n` outputs of a step on tiles are affine in its first `n` inputs."""
+    # h' = d * h + x: degrees h 1, d * h 1, h' 1: a chunk of steps is the map A h + b. h * h has
+    # degree 2; so has whatever is not known to be linear, and `select_n` by a test on h.
     degree: dict[Atom, int] = dict.fromkeys(step.inputs[:n], 1)
     for eqn in step.equations:
         each = [degree.get(a, 0) for a in eqn.inputs]

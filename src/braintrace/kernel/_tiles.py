@@ -244,6 +244,9 @@ class Tiles:
 
     def _lines(self, eqn: Equation, values: Sequence[Value]) -> list[Line] | None:
         """The lines of the units, that every value keeps where they are; None if none has units."""
+        # Units (2, 4), q (2, 4, 3): of `q[:, :, 1:]` axes 0 and 1 of the result run along axes 0
+        # and 1 of q, where they are, so each unit keeps its place and the slice is one of the three
+        # parts. Of `transpose(q, (1, 0, 2))` axis 0 runs along axis 1: it moves units, refused.
         result = tuple(eqn.outputs[0].shape)
         at = {line.result: line for line in lines(eqn) if line.alike}
 
@@ -279,6 +282,7 @@ class Tiles:
         return Value(result.reshape(result.shape[self.axes :]), True)
 
     def _summed(self, eqn: Equation, value: Value) -> Value:
+        # q (2, 4, 3) summed over axis 2: three tiles of 8 units are added up, one tile is left.
         lead = 0 if self._lines(eqn, [value]) is None else self.axes
         along = [a - lead for a in eqn.params["axes"]]
         behind = np.moveaxis(value.parts, along, range(len(along)))

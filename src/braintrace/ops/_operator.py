@@ -505,6 +505,9 @@ class Operator:
     def _derived_features(self, key: str, x: Array | None, effective: Weights) -> Array:
         # One pull-back per free position, of the cotangent that is 1 on all of its tied elements:
         # each weight element meets exactly one of them.
+        # y = x @ w, x (2, 3), w (3, 4): columns of y are tied, its rows free. Two pull-backs, of
+        # [[1, 1, 1, 1], [0, 0, 0, 0]] and of the other row, give x[0] and x[1] as (3, 4) each, and
+        # together dy/dw in coordinates of the trace, (2, 3, 4).
         free, n = self.free_axes(key), len(self.y.shape)
         sizes = tuple(self.y.shape[a] for a in free)
         count = int(np.prod(sizes, dtype=np.int64))

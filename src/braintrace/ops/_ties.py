@@ -31,6 +31,8 @@ def tied_axes(fun: Callable, args: tuple[Any, ...], index: int) -> tuple[tuple[i
     for eqn in program.equations:
         if not any(a in along for a in eqn.inputs):
             continue
+        # Two operands that read the weight must agree: `w @ w` has a row line along axis 0 of the
+        # left one and all of the right one, {0, None}: no tie.
         axes: dict[int, int | None] = {}
         for line in lines(eqn):
             read = zip(eqn.inputs, line.operands, strict=True)

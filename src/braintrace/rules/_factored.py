@@ -185,6 +185,13 @@ def _filtered(
     the cotangents are filtered instead of the inputs. They are smaller, and the filtered inputs of
     all steps need not be stored.
     """
+    # Three steps with decay a, single steps: eps_x after them is a x_1 + x_2 and so on, and
+    #
+    #     c_1 x_1 + c_2 (a x_1 + x_2) + c_3 (a^2 x_1 + a x_2 + x_3)
+    #         = x_1 (c_1 + a c_2 + a^2 c_3) + x_2 (c_2 + a c_3) + x_3 c_3
+    #
+    # with h_3 = c_3, h_2 = c_2 + a h_3, h_1 = c_1 + a h_2; what was there before meets a h_1. A
+    # window's cotangent meets the factors at its entry, so its own x is not in it: h before c.
     linear = [i for i, b in enumerate(blocks) if b.relation.operator.is_linear]
     out: list[tuple[Array, Array] | None] = [None] * len(blocks)
     if not linear:

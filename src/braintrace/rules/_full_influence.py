@@ -86,6 +86,13 @@ def _pushed(graph: Graph, i: int, values: Values, trace: Trace, at_once: int) ->
 
     derivative = pushed(graph, of, p, tuple(hidden))
 
+    # Of w (2, 3) and h (4,), the trace (1, 2, 3, 4) is six tangents of h. Number 4 is w at (1, 1):
+    #
+    #     d_param     [[0, 0, 0], [0, 1, 0]]      one step of the parameter itself: dF/dp
+    #     d_hidden    the trace of that element   what it has done to h so far: E
+    #     out         dF/dh E + dF/dp             both in one tangent, as the derivative is linear
+    #
+    # A complex parameter has twelve: a unit step along 1 and one along 1j of each element.
     def push(args):
         number, moved = args
         place = jnp.arange(p.size).reshape(p.shape) == number % p.size

@@ -30,6 +30,8 @@ def filtered(kept: Kept | None, kappa: float) -> Kept:
     def both(r: Relation, steps: Steps) -> Steps:
         steps = steps if kept is None else kept(r, steps)
         D, f = steps.D, steps.f
+        # One slot, D = 0.5, kappa = 0.8: slots (eps, e) with [[0.5, 0], [0.5, 0.8]], as the new
+        # eps, 0.5 eps + f x, is what e filters. After one deposit of 1 both are 1, then (0.5, 1.3).
         stay = jnp.broadcast_to(kappa * jnp.eye(D.shape[-1], dtype=D.dtype), D.shape)
         upper = jnp.concatenate([D, jnp.zeros_like(D)], -1)
         lower = jnp.concatenate([D, stay], -1)

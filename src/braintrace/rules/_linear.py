@@ -60,6 +60,9 @@ def _run(array: Array, r: Relation, behind: int) -> Array:
     """An array at the slots of a relation, at the part that others repeat."""
     s = r.slots
     front = array.ndim - behind - len(s.y_shape)
+    # One product for three gates of two units, y (6,), all of which move h (2,): slots 0 1 0 1 0 1,
+    # runs ((0, 2),), since the second and third pair repeat the first. D of all slots is
+    # [a, b, a, b, a, b]; its run [a, b] is what loops carry. `_repeated` is the way back.
     for axis, (run, n) in enumerate(zip(s.runs, s.y_shape, strict=True), front):
         if run != (0, n) and array.shape[axis] == n:
             array = jax.lax.slice_in_dim(array, *run, axis=axis)
@@ -164,6 +167,14 @@ def adjoints(
 ) -> Adjoints:
     """The cotangents of a block from those `after` it, per space; None if nothing is."""
     pairs = list(zip(blocks, signals, strict=True))
+    # Three products into the same two units, h' = a * h + x @ W + s @ V + b, have slots [h0, h1]
+    # three times, so one D = [a, a] and one loop serves all of them:
+    #
+    #     firsts    {slots of h: W}        lam and D of W stand for the space
+    #     back      q <- lam_t + D q       from the last step to the first, on arrays (2,)
+    #     each      q after every step     given to W, V and b (`_at_relations`)
+    #
+    # What reaches a parameter differs by its f and x only, which come in later (`at_output`).
     firsts = {slot_space(b.relation): (b, s) for b, s in reversed(pairs)}
     if not firsts:
         return Adjoints([], [])
@@ -250,6 +261,12 @@ def _products_of_all(
     D = [_once(b) for b in firsts.values()]
     maps, length = steady(D), blocks[0].steps.f.shape[0] if blocks else 0
 
+    # Backward, so that the carry P is the product of what comes after: P_L = 1, P_{t-1} = P_t D_t,
+    # and what a step returns is the P_t that moves its own deposit f_t x_t to the end of the block:
+    #
+    #     t     D    P after the step    moved
+    #     2     3    1                   1 f_2 x_2
+    #     1     2    3                   3 f_1 x_1        P of the block: 3 * 2 = 6
     def back(products, varying):
         return [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)], products
 

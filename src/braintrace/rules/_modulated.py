@@ -222,6 +222,9 @@ def modulator_of(group: HiddenGroup, cotangent: Array, state: Array, extra: Any)
         m = m[group.index]
     m = jnp.asarray(m)
     shape, full, units = m.shape[1:], cotangent.shape[1:], group.varshape
+    # Units (16, 64) with S variables, full = (16, 64, S): () and (16, 64) get axes of one
+    # behind them, (16,) is per sample and becomes (16, 1, 1), (64,) per unit, (1, 64, 1). Of units
+    # (8, 8), (8,) could be either, and is refused.
     per_sample = 0 < len(shape) < len(units) and shape == units[: len(shape)]
     per_unit = 0 < len(shape) < len(units) and shape == units[len(units) - len(shape) :]
     if not shape or shape == units or (per_sample and not per_unit):

@@ -104,6 +104,12 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
         outs = evaluate_plain(graph, replace(values, params=full))
         return [outs[leaf.output] for leaf in graph.step.hidden]
 
+    # Why the mean is right: with E[nu nu^T] = 1 and s w^T = E_{t-1} in the mean,
+    #
+    #     (r0 d + r1 nu)(w / r0 + p / r1)^T = d w^T + nu p^T + r0/r1 d p^T + r1/r0 nu w^T
+    #
+    # the first two terms have the means (dF/dh) E_{t-1} and nu nu^T dF/dp = dF/dp, and the others
+    # zero, as nu is independent of d and w. r0, r1 make the noise small, they add no bias.
     theta = [p for p, t in zip(params, ws, strict=True) if t]
     (p,) = jax.vjp(of, theta)[1](list(nu))
     w = [t["w"] for t in ws if t]

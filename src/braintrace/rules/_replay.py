@@ -129,6 +129,10 @@ def _with_past(block: Block, trace: dict[str, Any]) -> _Past:
     own, path = _inputs(block, block.path), block.path
     past, *states = (_of_kind(trace, kind) for kind in _KINDS)
     count, stored = trace["count"], len(past[0]) if own else 0
+    # K = 4 stores 3 inputs. In the second call of one step, one input was there before: count 1,
+    #
+    #     inputs    _ _ a | b         real F F T T: the first two are evaluated with b, so that they
+    #                                 are finite, and leave the state as it is
     real = jnp.arange(stored + block.axes.length) >= stored - count
     pairs = zip(past, own, strict=True)
     inputs = [jnp.concatenate([_like(old, new), new]) for old, new in pairs]

@@ -209,6 +209,8 @@ def _functions(p: Pairing, stored: Callable[[Array], Array]) -> RelationFunction
             X, Y, (x, v) = _pairs(p, b)
             length = len(X)
             left = p.eligibility ** jnp.arange(length - 1, -1, -1, dtype=v.dtype)
+            # Both orders of time are steps of one sum: inputs (X_1..X_L, x_1..x_L) with outputs
+            # (A_pre s_1..s_L, -A_post Y_1..Y_L), each left d^(L-t) of it when the block ends.
             late = v * jnp.tile(left, 2).reshape((-1, *(1,) * (v.ndim - 1)))
             new = with_deposits(b, x, late, b.trace["pairs"], None, lambda a: a)
             total = {k: p.eligibility**length * a + new[k] for k, a in b.trace["pairs"].items()}
