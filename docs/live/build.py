@@ -7,6 +7,7 @@ written into one page. Needs Debian's clang, lld, wasi-libc and libclang-rt-dev-
 from __future__ import annotations
 
 import base64
+import hashlib
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ import braintrace
 
 HERE = Path(__file__).parent
 UNITS, INPUTS, OUTPUTS = 32, 3, 2
-OPTIMIZER = optax.adam(0.02)
+OPTIMIZER = optax.adam(0.005)
 
 
 def step(p, h, x):
@@ -35,7 +36,7 @@ def parameters():
     draw = lambda scale, *shape: jnp.asarray(rng.normal(size=shape) * scale, jnp.float32)
     return {
         "z": draw(0.3, INPUTS, UNITS),
-        "b": jnp.zeros(UNITS, jnp.float32),
+        "b": jnp.full(UNITS, -1.0, jnp.float32),  # half of a state is gone after two steps
         "w": draw(0.5, INPUTS, UNITS),
         "o": draw(0.3 / UNITS**0.5, UNITS, OUTPUTS),
     }
@@ -74,11 +75,18 @@ def compiled(folder: Path) -> tuple[bytes, int]:
     return (folder / "p.wasm").read_bytes(), count
 
 
+def sources() -> str:
+    """A number of what the page is made of, which it carries."""
+    texts = [(HERE / name).read_bytes() for name in ("build.py", "page.c", "page.html")]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+
+
 def page() -> str:
     with tempfile.TemporaryDirectory() as folder:
         wasm, count = compiled(Path(folder))
     text = (HERE / "page.html").read_text("utf-8")
-    filled = {"UNITS": UNITS, "ROWS": count // UNITS, "WASM": base64.b64encode(wasm).decode()}
+    filled = {"UNITS": UNITS, "ROWS": count // UNITS, "SOURCES": sources()}
+    filled["WASM"] = base64.b64encode(wasm).decode()
     for name, value in filled.items():
         text = text.replace(f"%{name}%", str(value))
     return text

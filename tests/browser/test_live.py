@@ -52,6 +52,19 @@ def test_numbers_are_those_of_python(opened, rule):
     assert np.abs(np.array(found) - losses(rule))[:compared].max() < 1e-4
 
 
+def test_five_seconds_show_what_traces_are_for(opened):
+    """While nobody points: the error of the fifth second, with and without them, and at first."""
+    page = opened(TEXT)
+    page.wait_for_selector("body[data-ready]")
+    with_traces, without = (
+        np.array(page.evaluate("rule => watched(5, rule)", rule)).reshape(5, -1).mean(1)
+        for rule in ("d_rtrl", "no_trace")
+    )
+    assert with_traces[-1] < 0.3 * without[-1]
+    assert with_traces[1] < 0.4 * without[1]  # it shows after two
+    assert with_traces[-1] < 0.15 * with_traces[0] < without[0]
+
+
 def test_error_falls_with_traces_only(opened):
     page = opened(TEXT)
     page.wait_for_selector("body[data-ready]")
@@ -74,6 +87,3 @@ def test_page_fits_and_switches(opened, scheme, width):
     page.wait_for_function("document.getElementById('mean').textContent.startsWith('error')")
 
 
-def test_page_is_small_and_whole():
-    assert len(TEXT.encode()) < 300_000
-    assert "http" not in TEXT and "%" + "WASM%" not in TEXT
