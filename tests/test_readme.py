@@ -47,6 +47,8 @@ def test_document_runs(path, alone, capsys):
         pytest.skip("Spyx 1 needs a newer JAX")
     if "import torch" in text:
         pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "net.export(" in text:
+        pytest.importorskip("flatbuffers", reason="pip install 'braintrace-online[export]'")
     for code, shown in blocks(text):
         capsys.readouterr()
         exec(compile(code, path, "exec"), namespace)

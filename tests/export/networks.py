@@ -66,7 +66,35 @@ def batched(dtype):
     return step, drawn(dtype, 3, w=(I, N), u=(N, N), o=(N, O)), jnp.zeros((2, N), dtype)
 
 
-NETWORKS = {"lif": lif, "mingru": mingru, "rtu": rtu, "batched": batched}
+def noisy(dtype):
+    """Weights that drop out and noise on the state, from a key that is part of the state."""
+
+    def step(p, state, x):
+        h, key = state
+        key, now = jax.random.split(key)
+        kept = jax.random.bernoulli(now, 0.8, (N,))
+        noise = jax.random.normal(jax.random.fold_in(now, 1), (N,), dtype)
+        h = jnp.tanh(0.9 * h + kept * (x @ p["w"]) / 0.8 + h @ p["u"] + 0.1 * noise)
+        return (h, key), h @ p["o"]
+
+    params = drawn(dtype, 4, w=(I, N), u=(N, N), o=(N, O))
+    return step, params, (jnp.zeros(N, dtype), jax.random.key(5))
+
+
+NETWORKS = {"lif": lif, "mingru": mingru, "rtu": rtu, "batched": batched, "noisy": noisy}
+# Rules with traces that become C, and their options.
+RULES = {
+    "d_rtrl": {},
+    "pp_prop": {"decay_or_rank": 0.9},
+    "eprop": {},
+    "ottt": {"leak": 0.9},
+    "otpe": {"leak": 0.9},
+    "rflo": {},
+    "three_factor": {},
+    "no_trace": {},
+    "snap": {"n": 1},
+}
+DRAWING = {"uoro": {"projection_key": jax.random.key(3)}, "kf_rtrl": {"key": jax.random.key(3)}}
 
 
 def stream(dtype, name, steps):

@@ -5,24 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import COMPILERS, build, difference, run
-from networks import NETWORKS, loss, stream
+from cells import error_of_steps, kept_of, named, steps_of
+from compiled import build, difference, needs, run
+from networks import DRAWING, NETWORKS, RULES, loss, stream
 
 import braintrace
-from braintrace.export import Role
-from braintrace.export._export import c_names
+from braintrace.program import words_of
 
-RULES = {
-    "d_rtrl": {},
-    "pp_prop": {"decay_or_rank": 0.9},
-    "eprop": {},
-    "ottt": {"leak": 0.9},
-    "otpe": {"leak": 0.9},
-    "rflo": {},
-    "three_factor": {},
-    "no_trace": {},
-    "snap": {"n": 1},
-}
 OPTIMIZERS = {
     "sgd": optax.sgd(1e-2, momentum=0.9),
     "adam": optax.adam(1e-3),
@@ -35,7 +24,7 @@ def exported(path, name, rule, optimizer, dtype, steps):
     """A learner, what it needs to start, and its folder."""
     step, params, state = NETWORKS[name](dtype)
     xs, ys = stream(dtype, name, steps)
-    net = braintrace.online(step, rule, **RULES[rule])
+    net = braintrace.online(step, rule, **{**RULES, **DRAWING}[rule])
     carry = net.init(params, state, xs[0])
     extra = {"modulator": np.asarray(0.7, dtype)} if rule == "three_factor" else {}
     done = net.export_c(
@@ -51,7 +40,8 @@ def trained(net, params, carry, optimizer, told, rule):
     more = {"modulator": jnp.asarray(told["modulator"])} if rule == "three_factor" else {}
     train = net.train(loss, optimizer)
     params, opt, carry, losses = train(params, opt, carry, told["x"], told["target"], **more)
-    return losses, jax.tree.leaves((params, opt, carry.state, carry.traces, carry.steps))
+    kept = jax.tree.leaves((params, opt, carry.state, carry.traces, carry.steps))
+    return losses, [words_of(a) for a in kept]
 
 
 CASES = [
@@ -65,6 +55,9 @@ CASES = [
     ("lif", "otpe", "sgd"),
     ("lif", "rflo", "sgd"),
     ("mingru", "no_trace", "adam"),
+    ("noisy", "d_rtrl", "sgd"),
+    ("noisy", "uoro", "sgd"),
+    ("lif", "kf_rtrl", "adam"),
 ]
 
 
@@ -85,7 +78,7 @@ def test_200_updates_in_double_are_those_of_train(name, rule, how, tmp_path):
     )
     for key in saved:
         assert difference(saved[key], truth[key]) < 1e-10, key
-    assert {"lif": "u", "mingru": "w", "rtu": "nu", "batched": "u"}[name] in saved
+    assert {"lif": "u", "mingru": "w", "rtu": "nu", "batched": "u", "noisy": "u"}[name] in saved
     assert done.sizes.scratch <= 1.5 * done.sizes.live
 
 
@@ -93,48 +86,22 @@ def test_200_updates_in_double_are_those_of_train(name, rule, how, tmp_path):
 def test_each_step_in_float_is_that_of_jax(name, rule, how, tmp_path):
     optimizer = OPTIMIZERS[how]
     net, params, carry, done, told = exported(tmp_path, name, rule, optimizer, np.float32, 20)
-    xs, ys = told["x"], told["target"]
-    opt = None
-    update = net._update(params, carry, xs[0], (ys[0],), loss, optimizer, opt, extra_of(rule, told))
-    call, n = jax.jit(update.function), len(update.outputs)
-    kept = kept_of(update)
-    names = [slot.name for slot in done.code.kept]
-    values = [leaf.value for leaf in kept]
-    starts, truths = [], []
-    for t in range(20):
-        starts.append(done.pack(named(kept, values, names)))
-        told_now = [xs[t], ys[t], *([told["modulator"][t]] if rule == "three_factor" else [])]
-        results = call(*values, *told_now)
-        values = results[n + 1 :]
-        truths.append((results[0], results[n], named(kept, values, names)))
-    found = run(done, build(done, flags=["-std=c99", "-O3"]), told, starts)
-    for t, (out, value, after) in enumerate(truths):
-        assert difference(found.outputs[t][0], out) < 1e-5
-        assert difference(found.losses[t], value) < 1e-5
-        for key, truth in done.unpack(found.saved[t]).items():
-            assert difference(truth, after[key]) < 1e-5
+    example = told["x"][0], (told["target"][0],), loss, optimizer, None, extra_of(rule, told)
+    starts, truths = steps_of(net._update(params, carry, *example), done, told)
+    program = build(done, flags=["-std=c99", "-O3"])
+    assert error_of_steps(done, program, told, starts, truths) < 1e-5
 
 
 def extra_of(rule, told):
     return {"modulator": told["modulator"][0]} if rule == "three_factor" else {}
 
 
-def kept_of(update):
-    return [leaf for leaf in update.leaves if leaf.role not in (Role.INPUT, Role.TARGET)]
-
-
-def named(leaves, values, names):
-    """The kept arrays by their names in C."""
-    found = dict(zip(c_names([leaf.path for leaf in leaves]), values, strict=True))
-    return {name: np.asarray(found[name]) for name in names}
-
-
-def test_other_compilers_agree(tmp_path):
-    _, _, _, done, told = exported(tmp_path, "rtu", "d_rtrl", OPTIMIZERS["adam"], np.float64, 30)
-    runs = [run(done, build(done, compiler), told) for compiler in COMPILERS]
-    assert "gcc" in COMPILERS
-    for other in runs[1:]:
-        assert difference(other.losses, runs[0].losses) < 1e-12
+@pytest.mark.parametrize("name", ["rtu", "noisy"])
+def test_compilers_agree(name, tmp_path):
+    needs("clang")
+    _, _, _, done, told = exported(tmp_path, name, "d_rtrl", OPTIMIZERS["adam"], np.float64, 30)
+    first, other = (run(done, build(done, compiler), told) for compiler in ("gcc", "clang"))
+    assert difference(other.losses, first.losses) < 1e-12
 
 
 def test_steps_that_nothing_is_learned_from_advance_state_and_traces(tmp_path):

@@ -12,7 +12,7 @@ from networks import loss
 import braintrace
 
 W, X, Y = jnp.ones((3, 4)), jnp.ones(3), jnp.ones(4)
-KEY = jax.random.key(0)
+OTHER_KEY = jax.random.key(0, impl="rbg")
 
 
 def export(path, change, state=None, loss=loss, w=W, **options):
@@ -44,12 +44,20 @@ REFUSED = {
         ),
         "calls Python",
     ),
-    "erf_inv": (lambda h: jax.lax.erf_inv(jnp.clip(h, 0, 0.5)), "has no entry for it"),
+    "digamma": (lambda h: jax.lax.digamma(jnp.abs(h) + 1), "has no entry for it"),
     "while": (lambda h: h + jax.lax.stop_gradient(rest(h)), "only when it runs"),
     "convert_element_type": (lambda h: h + h.astype(jnp.float16), "float16"),
-    "random_bits": (
-        lambda h: h + jax.random.normal(jax.random.fold_in(KEY, h[0].astype(int)), h.shape),
-        "random numbers",
+    "random_fold_in": (
+        lambda h: h + jax.random.normal(jax.random.fold_in(OTHER_KEY, h[0].astype(int)), h.shape),
+        "its generator is not threefry",
+    ),
+    "random_gamma": (
+        lambda h: h + jax.random.gamma(jax.random.key(h[0].astype(int)), 2.0, h.shape),
+        "until a number is accepted",
+    ),
+    "bitcast_convert_type": (
+        lambda h: h + jax.lax.bitcast_convert_type(h, jnp.uint8).sum(),
+        "of another size",
     ),
 }
 
@@ -64,6 +72,15 @@ def test_operation_without_c_is_refused_with_the_line(name, tmp_path):
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == ["where", "why", "do"]
     assert "test_errors.py" in text
     assert not list(tmp_path.iterdir())
+
+
+def test_other_numbering_of_threefry_is_refused(tmp_path):
+    draw = lambda h: h + jax.random.normal(jax.random.key(h[0].astype(int)), h.shape)
+    with (
+        jax.threefry_partitionable(False),
+        pytest.raises(braintrace.NotSupportedError, match="jax_threefry_partitionable is off"),
+    ):
+        export(tmp_path, draw)
 
 
 def test_complex_parameters_are_refused(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from compiled import build, difference, run
 from jax import lax
 
-from braintrace.export import Leaf, Role, write_c
+from braintrace.export import Leaf, OneUpdate, Role, write_c
 from braintrace.export._formulas import FLOATING
 from braintrace.export._lower import TABLE
 from braintrace.program import flatten
@@ -89,8 +89,15 @@ CASES = {
     "complex": lambda a, b, n, x, k: jnp.abs((a + 1j * b) * jnp.exp(1j * a) / (b - 2j)),
     "complex powers": lambda a, b, n, x, k: ((a + 1j * b) ** 3 / (b + 1j * a) ** 2).imag,
     "complex zeros": lambda a, b, n, x, k: jnp.where(a + 1j * b == a + 1j * a, b, a) * (a != 1j),
+    "complex loop": lambda a, b, n, x, k: lax.scan(lambda c, v: (c * v, c), a[0] + 1j, b - 1j * a)[1].real,
+    "complex branches": lambda a, b, n, x, k: lax.cond(n[0] > 1, lambda c: c * 2, lambda c: c + 1j, a + 1j * b).imag,
+    "complex rows": lambda a, b, n, x, k: (a + 1j * b).at[n[:3]].add(b - 1j)[n[:2]].imag,
     "complex matrix": lambda a, b, n, x, k: ((a + 1j * b) @ (b - 1j * a).T).imag,
     "integers": lambda a, b, n, x, k: ((n * 7 - 3) // 2 % 5 + (n & 3) | 8) ^ 1,
+    "shifts": lambda a, b, n, x, k: (n << 3) + ((n - 3) >> 1) + lax.shift_right_logical(n - 3, n + 28) + (n << (n + 30)),
+    "small products": lambda a, b, n, x, k: (n.astype(np.uint16) + np.uint16(65530)) * np.uint16(65535),
+    "bits": lambda a, b, n, x, k: lax.bitcast_convert_type(a, np.int64) % 1000 + lax.bitcast_convert_type(n, np.float32),
+    "inverse of erf near 1": lambda a, b, n, x, k: lax.erf_inv(1 - 2.0 ** (-20 * b)) + lax.erf_inv(b[0].astype(np.float32)),
     "types": lambda a, b, n, x, k: a.astype(jnp.float32) * 3 + n.astype(jnp.float32),
     "softmax": lambda a, b, n, x, k: jax.nn.log_softmax(a) + jax.nn.gelu(a),
     "norm": lambda a, b, n, x, k: a / jnp.sqrt(jnp.mean(a**2, 1, keepdims=True) + 1e-6),
@@ -108,8 +115,9 @@ def results(tmp_path_factory):
         return [*outs, sum(jnp.sum(o) for o in outs if o.dtype.kind == "f")]
 
     leaves = [Leaf(n, Role.INPUT, a) for n, a in zip("abnxk", args, strict=True)]
-    outputs = [f"out[{i}]" for i in range(len(names))]
-    done = write_c(update, leaves, outputs, tmp_path_factory.mktemp("c"), "ops", "source", "ops")
+    outputs = tuple(f"out[{i}]" for i in range(len(names)))
+    one = OneUpdate(update, tuple(leaves), outputs, "all operations")
+    done = write_c(one, tmp_path_factory.mktemp("c"), "ops")
     found = run(done, build(done), {n: [a] for n, a in zip("abnxk", args, strict=True)})
     truth = jax.jit(update)(*args)
     assert done.sizes.scratch <= 1.5 * done.sizes.live

@@ -1,8 +1,10 @@
 """`net.export`: the same update, run by JAX in a process that has no braintrace."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import optax
@@ -12,25 +14,22 @@ from networks import NETWORKS, loss, stream
 import braintrace
 from braintrace._errors import MissingExtra
 
-ALONE = """
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "export.md").read_text("utf-8")
+(OF_PAGE,) = re.findall(r"^```python\n(import json\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+ALONE = f"""
 import sys
 sys.modules["braintrace"] = None  # an import of it fails
-import json
 from pathlib import Path
 import jax
-jax.config.update("jax_enable_x64", True)
 import numpy as np
-folder = Path(sys.argv[1])
-manifest = json.loads((folder / "manifest.json").read_text())
-start = np.load(folder / "start.npz")
-names = [a["name"] for a in manifest["arguments"]]
-kept = [start[n] for n in names if n in start]
-update = jax.jit(jax.export.deserialize(bytearray((folder / "update.stablehlo").read_bytes())).call)
+jax.config.update("jax_enable_x64", True)
+folder, x, target = Path(sys.argv[1]), np.ones(3), np.ones(2)
+{OF_PAGE}
 told = np.load(folder / "told.npz")
-losses = []
-for x, y in zip(told["x"], told["target"]):
-    out, loss, *kept = update(*kept, x, y)
-    losses.append(float(loss))
+kept, losses = [start[a["name"]] for a in manifest["arguments"] if a["name"] in start], []
+for x, target in zip(told["x"], told["target"]):
+    out, error, *kept = update(*kept, x, target)
+    losses.append(float(error))
 print(json.dumps(losses))
 """
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from .._errors import dotted, not_supported
-from ..export import Leaf, Role
-from ..program import PyTree, is_traced
+from ..export import Leaf, OneUpdate, Role
+from ..program import PyTree, is_traced, like, words_of
 from ._calls import Call
 from ._loop import Position, Stream, Weights, block_gradient
 from ._sequence import Arrays, Loss, PlanBody
@@ -23,15 +23,6 @@ from ._tree import path_of
 Array = jax.Array
 # (grads, trained, own arrays) -> (trained, own arrays)
 Change = Callable[[list[Array], list[Array], list[Array]], tuple[list[Array], list[Array]]]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class OneUpdate:
-    """A function of the values of `leaves`: to outputs, loss, and new values of what is kept."""
-
-    function: Callable[..., list[Array]]
-    leaves: tuple[Leaf, ...]
-    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,6 +42,7 @@ def one_update(
     inputs: PyTree,
     targets: tuple[PyTree, ...],
     extra: dict[str, PyTree],
+    about: str,
 ) -> OneUpdate:
     """The update of an analysed step.
 
@@ -62,6 +54,7 @@ def one_update(
         inputs: an example of the inputs of a step, as the user has them.
         targets: of what the loss is told.
         extra: of what the rule is told.
+        about: one line on what it is.
     """
     plan, at, fixed = call.plan, call.at, call.weights
     targets, extra = jax.tree.map(np.asarray, (targets, extra))
@@ -69,7 +62,8 @@ def one_update(
     kept = (list(fixed.trained), optimizing.own, at.states, at.traces, at.count)
     told = (list(jax.tree.leaves(inputs)), targets, extra)
 
-    def update(*flat: Array) -> list[Array]:
+    def update(*words: Array) -> list[Array]:
+        flat = [like(a, before) for a, before in zip(words, arrays, strict=True)]
         (trained, own, states, traces, count), (xs, ys, more) = jax.tree.unflatten(tree, flat)
         weights = Weights(trained, fixed.fixed, fixed.consts, fixed.of_rule)
         lead = lambda tree: jax.tree.map(lambda a: a[None], tree)
@@ -80,9 +74,10 @@ def one_update(
         )
         trained, own = optimizing.change(grads, trained, own)
         after = jax.tree.leaves((trained, own, new.states, new.traces, new.count))
-        return [*(o[0] for o in jax.tree.leaves(outs)), losses[0], *after]
+        results = [*(o[0] for o in jax.tree.leaves(outs)), losses[0], *after]
+        return [words_of(a) for a in results]
 
-    flat, tree = jax.tree.flatten((kept, told))
+    arrays, tree = jax.tree.flatten((kept, told))
     params, states = names
     of_kept = [
         *((p, Role.PARAMETER) for p in params),
@@ -94,10 +89,10 @@ def one_update(
     of_told = [(p, Role.INPUT) for p in paths_of(inputs, "x")]
     of_told += [(p, Role.TARGET) for p in paths_of(targets, "target")]
     of_told += [(p, Role.TARGET) for p in paths_of(extra, "")]
-    pairs = zip([*of_kept, *of_told], flat, strict=True)
-    leaves = tuple(Leaf(path, role, value) for (path, role), value in pairs)
+    pairs = zip([*of_kept, *of_told], arrays, strict=True)
+    leaves = tuple(Leaf(path, role, words_of(value)) for (path, role), value in pairs)
     outs = jax.tree.unflatten(plan.out_tree, range(plan.out_tree.num_leaves))
-    return OneUpdate(update, leaves, tuple(paths_of(outs, "out")))
+    return OneUpdate(update, leaves, tuple(paths_of(outs, "out")), about)
 
 
 def optimizing_tree(

@@ -22,7 +22,7 @@ from ..engine import (
     check_surroundings,
     put,
 )
-from ..export import ExportedC, ExportedProgram, write_c, write_program
+from ..export import ExportedC, ExportedProgram, OneUpdate, write_c, write_program
 from ..graph import ControlFlowPolicy, check_policy
 from ..program import PyTree
 from ..report import CompilationReport
@@ -47,7 +47,7 @@ from ._checks import (
     check_traces,
     length_of,
 )
-from ._export import OneUpdate, check_alone, one_update, optimizing_tree
+from ._export import check_alone, one_update, optimizing_tree
 from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
 from ._fork import check_process
 from ._loop import (
@@ -615,8 +615,9 @@ class Online:
             What was written: its sizes, and conversion of saved bytes from and to arrays.
 
         Raises:
-            NotSupportedError: the update does what has no C: random numbers, sorts, loops of
-                unknown length, calls of Python; with the user's line.
+            NotSupportedError: the update does what has no C: sorts, loops of unknown length,
+                calls of Python, random numbers by another generator than threefry; with the
+                user's line.
 
         Example:
             >>> import tempfile, jax.numpy as jnp, optax, braintrace
@@ -631,9 +632,7 @@ class Online:
             ['README.md', 'learner.c', 'learner.h', 'main.c']
         """
         update = self._update(params, carry, x, targets, loss, optimizer, opt, extra)
-        about = f"{name_of(self.step)}, which learns by {self.rule.name}"
-        where = (path, name, initial, about)
-        return write_c(update.function, update.leaves, update.outputs, *where)
+        return write_c(update, path, name, initial)
 
     def export(
         self,
@@ -651,26 +650,17 @@ class Online:
         """Write one update as a program that runs where JAX is, without braintrace.
 
         The folder has `update.stablehlo` (made by `jax.export`), `manifest.json`, the names, shapes
-        and types of its arguments and results, and `start.npz`, the arrays to begin with.
+        and types of its arguments and results, and `start.npz`, the arrays to begin with. All
+        arguments but the last are those of `export_c`.
 
         Args:
-            params: the parameters, as they are to be at first.
-            carry: from `init`, as it is to be at first.
-            x: an example of the input of one step; a tuple if there are several.
-            *targets: examples of the targets of one step.
-            loss: `loss(out, *targets)`, the loss of one step.
-            optimizer: an optax transformation.
-            path: the folder.
-            opt: the optimizer's state; default `optimizer.init` of the floating arrays of `params`.
-            extra: examples of what the rule takes with a call, e.g. a modulator, by name.
             platforms: what it is to run on, e.g. `("cpu", "cuda")`.
 
         Returns:
             What was written.
         """
         update = self._update(params, carry, x, targets, loss, optimizer, opt, extra)
-        about = f"{name_of(self.step)}, which learns by {self.rule.name}"
-        return write_program(update.function, update.leaves, update.outputs, path, platforms, about)
+        return write_program(update, path, platforms)
 
     def _update(
         self,
@@ -697,7 +687,9 @@ class Online:
         shown = lambda paths, numbers: [dotted(paths[i]) for i in numbers]
         names = shown(paths, layout.params.trained), shown(states, order)
         call = arrays.call(plan, carry)
-        return one_update(call, _checked(loss, False), optimizing, names, inputs, targets, more)
+        about = f"{name_of(self.step)}, which learns by {self.rule.name}"
+        told = inputs, targets, more
+        return one_update(call, _checked(loss, False), optimizing, names, *told, about)
 
     # -------------------------------------------------------------------------------- arrays
 

@@ -2,6 +2,7 @@
 
 from ._export import ExportedC as ExportedC
 from ._export import Leaf as Leaf
+from ._export import OneUpdate as OneUpdate
 from ._export import write_c as write_c
 from ._learner import Role as Role
 from ._learner import Sizes as Sizes

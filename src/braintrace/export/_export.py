@@ -18,15 +18,19 @@ from .._files import replace_file
 from ..program import flatten, prune
 from ._files import example, header, readme, saved_bytes, saved_values, source
 from ._formulas import TYPES
+from ._functions import NAMES
 from ._learner import Code, Role, Sizes, Slot, Update, code_of
 
-_TAKEN = set(
+_TAKEN = NAMES | set(
     """
     auto break case char const continue default do double else enum extern float for goto if inline
     int long register restrict return short signed sizeof static struct switch typedef union
     unsigned void volatile while l part lane sum pending main
     """.split()
 )
+
+
+_LOCAL = re.compile(r"(scratch|table|first|bits)_|table\d|[tvi]\d+$|p\d+_\d+$")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,6 +40,24 @@ class Leaf:
     path: str
     role: Role
     value: Any
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OneUpdate:
+    """One update of a learner, as a function of the values of its leaves.
+
+    Attributes:
+        function: returns the outputs of the step, the loss, and new values of all leaves that are
+            neither inputs nor targets.
+        leaves: its arguments.
+        outputs: paths of the outputs.
+        about: one line on what it is.
+    """
+
+    function: Callable[..., Sequence[Any]]
+    leaves: tuple[Leaf, ...]
+    outputs: tuple[str, ...]
+    about: str
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,26 +110,17 @@ class ExportedC:
 
 
 def write_c(
-    update: Callable[..., Sequence[Any]],
-    leaves: Sequence[Leaf],
-    outputs: Sequence[str],
-    path: str | os.PathLike,
-    name: str,
-    initial: str,
-    about: str,
+    update: OneUpdate, path: str | os.PathLike, name: str = "learner", initial: str = "source"
 ) -> ExportedC:
     """Trace an update, emit it, and write the folder.
 
     Args:
-        update: a function of the values of the leaves to the outputs of the step, the loss, and
-            new values of all leaves that are neither inputs nor targets.
-        leaves: its arguments.
-        outputs: paths of the outputs.
+        update: what is emitted.
         path: the folder.
         name: of struct, functions and files.
         initial: where the values of parameters go, "source" or "file".
-        about: one line on what it is.
     """
+    leaves, about = update.leaves, update.about
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in _TAKEN or keyword.iskeyword(name):
         raise value_error(
             f"name={name!r}.",
@@ -120,7 +133,7 @@ def write_c(
             why="the values of the parameters stand in the source, or in a file beside it",
             do="'source' or 'file'",
         )
-    names = c_names([leaf.path for leaf in leaves] + list(outputs))
+    names = c_names([*(leaf.path for leaf in leaves), *update.outputs])
     values = [np.asarray(leaf.value) for leaf in leaves]
     for leaf, value in zip(leaves, values, strict=True):
         if str(value.dtype) not in TYPES:
@@ -133,7 +146,7 @@ def write_c(
             )
     slots = [Slot(n, leaf.role, v) for n, leaf, v in zip(names, leaves, values, strict=False)]
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    program, consts = flatten(jax.make_jaxpr(lambda *a: update(*a))(*shapes))
+    program, consts = flatten(jax.make_jaxpr(lambda *a: update.function(*a))(*shapes))
     made = Update(prune(program), consts, tuple(slots), tuple(names[len(leaves) :]))
     code = code_of(made)
     folder, inside = Path(path), initial == "source"
@@ -141,7 +154,7 @@ def write_c(
         f"{name}.h": header(code, name, about),
         f"{name}.c": source(code, name, inside),
         "main.c": example(code, name, inside),
-        "README.md": readme(code, name, about),
+        "README.md": readme(code, name, about, inside),
     }
     for file, text in texts.items():
         replace_file(folder / file, [text.encode()])
@@ -157,8 +170,8 @@ def c_names(paths: Sequence[str]) -> list[str]:
     for path in paths:
         name = re.sub(r"\W+", "_", path).strip("_") or "a"
         name = f"a_{name}" if name[0].isdigit() else name
-        taken = lambda n: n in names or n in _TAKEN or n.startswith(("scratch_", "table", "first_"))
-        if taken(name) or re.fullmatch(r"[tvip]\d+", name):
+        taken = lambda n: n in names or n in _TAKEN or _LOCAL.match(n)
+        if taken(name):
             k = 1
             while taken(f"{name}_{k}"):
                 k += 1

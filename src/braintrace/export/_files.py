@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ._formulas import TYPES
+from ._functions import functions_in
 from ._learner import Code, Role, Slot, block
 from ._text import numbers
 
@@ -144,6 +145,7 @@ def source(code: Code, name: str, initial: bool) -> str:
         for s, v in filled.items()
     ]
     parts += ["\n\n".join(tables)] if tables else []
+    parts += functions_in([*code.step, *code.learn, *code.advance])
     parts.append(_CHECKSUM)
     parts.append(
         _function(f"static void {name}_advance({name} *restrict l)", code.advance or ["(void)l;"])
@@ -236,8 +238,7 @@ def example(code: Code, name: str, initial: bool) -> str:
         for s in (*code.inputs, *code.targets)
     ]
     outs = [f"static {ctype(node.dtype)} {out}[{node.size}];" for out, node in code.outputs]
-    call = ", ".join(["&l", *(s.name for s in code.inputs), *(out for out, _ in code.outputs)])
-    learn = ", ".join(["&l", *(s.name for s in code.targets)])
+    call, learn = _calls(code)
     out = code.outputs[0][0]
     load = (
         []
@@ -262,17 +263,26 @@ def example(code: Code, name: str, initial: bool) -> str:
     return "\n".join([head, *lines, *arrays, *outs, "", _function("int main(void)", main), ""])
 
 
-def readme(code: Code, name: str, about: str) -> str:
-    """A page of ten lines."""
-    s = code.sizes
-    shapes = ", ".join(f"`{x.name}` {list(x.value.shape)}" for x in (*code.inputs, *code.targets))
+def readme(code: Code, name: str, about: str, initial: bool) -> str:
+    """A page of ten lines, for someone who has a C compiler."""
+    s, (step, learn) = code.sizes, _calls(code)
+    arrays = [f"`{x.name}` {list(x.value.shape)}" for x in (*code.inputs, *code.targets)]
+    arrays += [f"`{out}` {list(node.shape)}" for out, node in code.outputs]
+    file = "" if initial else f" First values are in `{name}.bin`, which `main.c` loads."
     return f"""# {name}
 
-{about}. Build and run the example: `cc -O3 {name}.c main.c -lm && ./a.out`
-C99, no allocation; a learner is one struct that you own: `static {name} l; {name}_init(&l);`
-`{name}_step` takes the inputs and gives the outputs, `{name}_learn` takes the targets of that
-step and returns its loss; without it nothing is learned. Arrays: {shapes}.
-`{name}_reset` begins a new sequence. `{name}_save` and `{name}_load` keep what was learned.
+{about}. C99, no allocation. Build and run: `cc -O3 {name}.c main.c -lm && ./a.out`{file}
+All memory is one struct that you own: `static {name} l; {name}_init(&l);`. Then, at every step,
+`{name}_step({step})` computes outputs from inputs, and `{name}_learn({learn})` is told what they
+should have been, learns it, and returns the error; without it nothing is learned.
+`{name}_reset` begins a new sequence; `{name}_save` and `{name}_load` keep what was learned.
+Arrays: {", ".join(arrays)}.
 Bytes: {s.parameters:,} parameters, {s.optimizer:,} optimizer, {s.carry:,} state and traces,
 {s.inputs:,} inputs, {s.scratch:,} scratch ({s.live:,} at one time), {s.tables:,} constant.
 """
+
+
+def _calls(code: Code) -> tuple[str, str]:
+    """The arguments of `step` and of `learn`, for a struct named l."""
+    step = ", ".join(["&l", *(s.name for s in code.inputs), *(out for out, _ in code.outputs)])
+    return step, ", ".join(["&l", *(s.name for s in code.targets)])

@@ -1,7 +1,10 @@
 """The formulas of element-wise operations in C: `{0}` is an operand, `{f}` the suffix of a type.
 
-Operands are literals, variables or elements of arrays, so that a formula may name one twice. Signed
-integers are added as unsigned ones, where C leaves an overflow undefined.
+Operands are literals, variables or elements of arrays, so that a formula may name one twice. `{t}`
+is the type of the result, `{u}` and `{s}` the unsigned and signed one of its size, `{b}` its bits,
+`{o}` the type of the operands. Signed integers are added as unsigned ones, where C leaves an
+overflow undefined; `1u *` keeps small ones from becoming signed. Functions that C99 does not have
+are in `_functions`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ FLOATING = {
     "cosh": "cosh{f}({0})",
     "div": "{0} / {1}",
     "erf": "erf{f}({0})",
+    "erf_inv": "erf_inv{f}({0})",
     "erfc": "erfc{f}({0})",
     "exp": "exp{f}({0})",
     "exp2": "exp2{f}({0})",
@@ -48,20 +52,25 @@ FLOATING = {
     "tanh": "tanh{f}({0})",
 }
 INTEGER = {
-    "abs": "{0} < 0 ? -{0} : {0}",
+    "abs": "{0} < 0 ? ({t})(0 - ({u}){0}) : {0}",
     "add": "({t})(({u}){0} + ({u}){1})",
     "and": "{0} & {1}",
     "max": "{0} > {1} ? {0} : {1}",
     "min": "{0} < {1} ? {0} : {1}",
-    "mul": "({t})(({u}){0} * ({u}){1})",
+    "mul": "({t})(1u * ({u}){0} * ({u}){1})",
     "div": "{1} == 0 ? -1 : {0} / {1}",
     "rem": "{1} == 0 ? {0} : {0} % {1}",
     "neg": "({t})(0 - ({u}){0})",
     "not": "~{0}",
     "or": "{0} | {1}",
+    "shift_left": "({u}){1} < {b} ? ({t})(1u * ({u}){0} << {1}) : 0",
+    "shift_right_arithmetic": "({t})(({s}){0} >> (({u}){1} < {b} ? ({u}){1} : {b} - 1))",
+    "shift_right_logical": "({u}){1} < {b} ? ({t})(({u}){0} >> {1}) : 0",
     "sign": "({0} > 0) - ({0} < 0)",
-    "square": "({t})(({u}){0} * ({u}){0})",
+    "square": "({t})(1u * ({u}){0} * ({u}){0})",
     "sub": "({t})(({u}){0} - ({u}){1})",
+    "threefry0": "threefry({0}, {1}, {2}, {3}, 0)",
+    "threefry1": "threefry({0}, {1}, {2}, {3}, 1)",
     "xor": "{0} ^ {1}",
 }
 TRUTH = {
@@ -83,6 +92,7 @@ COMPARED = {
     "ne": "{0} != {1}",
 }
 ANY = {
+    "bits": "bits_{o}_{t}({0})",
     "clamp": "{1} < {0} ? {0} : ({1} > {2} ? {2} : {1})",
     "cast": "({t}){0}",
     "copy": "{0}",

@@ -10,21 +10,25 @@ import jax
 import numpy as np
 
 from .._errors import not_supported
-from ..program import Atom, Const, Equation, Program, Var, evaluate, inlined, scan_layout
+from ..program import (
+    Atom,
+    Const,
+    Equation,
+    Program,
+    Var,
+    evaluate,
+    inlined,
+    is_key,
+    scan_layout,
+    words_of,
+)
 from ._formulas import REDUCTIONS, TYPES, formula
-from ._nodes import Axis, Node, Nodes, Piece
+from ._nodes import Axis, Node, Nodes, Pair, Piece
+from ._random import RANDOM
 
 MOST_EQUATIONS = 50_000  # of a program whose loops are written out
 _MOST_KNOWN = 1 << 20  # elements of an array that is computed beforehand
 _REPEATS = {"broadcast_in_dim", "iota"}  # small to compute, large to keep
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A complex value: real and imaginary part."""
-
-    re: Node
-    im: Node
 
 
 Value: TypeAlias = Node | Pair
@@ -66,11 +70,10 @@ class Lowerer:
         inner = inlined(eqn)
         if inner is not None:
             return self.run(*inner, values)
-        for atom in (*eqn.inputs, *eqn.outputs):
-            if str(atom.dtype) not in (*TYPES, "complex64", "complex128"):
-                why = f"it is about {atom.dtype}, and the emitted C has float, double and integers"
-                raise refused(eqn, why, "compute it in float32 or float64")
-        if any(a.dtype.kind == "c" for a in (*eqn.inputs, *eqn.outputs)):
+        _check_types(eqn)
+        if eqn.name in RANDOM:
+            return RANDOM[eqn.name](self.nodes, eqn.params, values)
+        if eqn.name not in CONTROL and any(_is_pair(a) for a in (*eqn.inputs, *eqn.outputs)):
             return self.complex(eqn, values)
         if eqn.name in TABLE:
             return TABLE[eqn.name](self, eqn, values)
@@ -79,6 +82,9 @@ class Lowerer:
         return [self.nodes.map(eqn.name, eqn.outputs[0].dtype, values)]
 
     def const(self, value: Any) -> Value:
+        if hasattr(value, "dtype") and is_key(value.dtype):
+            words = np.asarray(words_of(value))
+            return Pair(self.nodes.const(words[..., 0]), self.nodes.const(words[..., 1]))
         array = np.asarray(value)
         if array.dtype.kind == "c":
             return Pair(self.nodes.const(array.real), self.nodes.const(array.imag))
@@ -105,16 +111,12 @@ class Lowerer:
             return [values[0].re if eqn.name == "real" else values[0].im]
         if eqn.name == "complex":
             return [Pair(*values)]
-        pairs = [v if isinstance(v, Pair) else Pair(v, zero(v)) for v in values]
-        if eqn.name in _PARTWISE:  # linear, the same for both parts
+        if eqn.name in _PARTWISE:  # the same for both parts; places and choices have one
             each = TABLE.get(eqn.name, lambda to, e, v: [of(e.name, *v)])
-            kept = eqn.name == "select_n"  # whose first operand is no number
-            first = lambda part: [values[0]] if kept else [getattr(pairs[0], part)]
-            parts = (
-                each(self, eqn, [*first(part), *(getattr(p, part) for p in pairs[1:])])
-                for part in ("re", "im")
-            )
+            of_part = lambda v, part: getattr(v, part) if isinstance(v, Pair) else v
+            parts = (each(self, eqn, [of_part(v, p) for v in values]) for p in ("re", "im"))
             return [Pair(*both) for both in zip(*parts, strict=True)]
+        pairs = [v if isinstance(v, Pair) else Pair(v, zero(v)) for v in values]
         a = pairs[0]
         if eqn.name == "convert_element_type":
             real = np.zeros((), eqn.params["new_dtype"]).real.dtype
@@ -172,7 +174,8 @@ _PARTS = "write it with real and imaginary parts, or compute it outside of the s
 _PARTWISE = set(
     """
     add add_any sub neg select_n broadcast_in_dim reshape transpose slice concatenate pad rev
-    reduce_sum stop_gradient
+    reduce_sum stop_gradient device_put optimization_barrier copy copy_p gather dynamic_slice
+    dynamic_update_slice scatter scatter-add scatter_add
     """.split()
 )
 _TOO_LONG = (
@@ -183,9 +186,17 @@ _NO_FORMULA = (
     "the table of operations that become C (export/_lower.py) has no entry for it",
     "write it with arithmetic, exp, log, tanh and the like, or compute it outside of the step",
 )
-_RANDOM = (
-    "it draws random numbers at every step, and the emitted C has no generator",
-    "draw them outside, and pass them as an input of the step",
+_OTHER_GENERATOR = (
+    "its generator is not threefry, the one that the emitted C has",
+    "make keys by jax.random.key(seed, impl='threefry2x32')",
+)
+_NOT_BY_NUMBERS = (
+    "jax_threefry_partitionable is off, and the emitted C numbers what it draws as if it were on",
+    "leave jax.config.jax_threefry_partitionable at its default",
+)
+_UNTIL_ACCEPTED = (
+    "it draws until a number is accepted, and how often that is is known only when it runs",
+    "draw it outside, and pass it as an input of the step",
 )
 _CALLS_BACK = (
     "it calls Python, which is not there where the C runs",
@@ -203,12 +214,26 @@ _WHY = {
     **dict.fromkeys(("sort", "top_k", "argsort", "approx_top_k"), _SORTS),
     **dict.fromkeys(("pure_callback", "io_callback", "debug_callback", "debug_print"), _CALLS_BACK),
     "while": _DYNAMIC,
-    **dict.fromkeys(
-        "random_bits random_split random_fold_in random_wrap random_unwrap random_seed "
-        "threefry2x32 random_gamma".split(),
-        _RANDOM,
-    ),
+    "random_gamma": _UNTIL_ACCEPTED,
+    **dict.fromkeys(("rng_bit_generator", "rng_uniform"), _OTHER_GENERATOR),
 }
+
+
+def _is_pair(atom: Atom) -> bool:
+    return is_key(atom.dtype) or atom.dtype.kind == "c"
+
+
+def _check_types(eqn: Equation) -> None:
+    """Refuse an equation about what the C has no type for."""
+    for atom in (*eqn.inputs, *eqn.outputs):
+        if is_key(atom.dtype):
+            if str(atom.dtype) != "key<fry>":
+                raise refused(eqn, *_OTHER_GENERATOR)
+            if not getattr(jax.config, "jax_threefry_partitionable", True):
+                raise refused(eqn, *_NOT_BY_NUMBERS)
+        elif str(atom.dtype) not in (*TYPES, "complex64", "complex128"):
+            why = f"it is about {atom.dtype}, and the emitted C has float, double and integers"
+            raise refused(eqn, why, "compute it in float32 or float64")
 
 
 def folded(program: Program, consts: Sequence[Any]) -> tuple[Program, list[Any]]:
@@ -221,7 +246,7 @@ def folded(program: Program, consts: Sequence[Any]) -> tuple[Program, list[Any]]
     for eqn in program.equations:
         small = all(o.size <= (64 if eqn.name in _REPEATS else _MOST_KNOWN) for o in eqn.outputs)
         of_known = all(isinstance(a, Const) or a in known for a in eqn.inputs)
-        if of_known and small and not eqn.effects and eqn.name not in _NEVER_KNOWN:
+        if of_known and small and not eqn.effects and eqn.name not in _WHY:
             done.append(eqn)
             known.update(eqn.outputs)
     rest = [e for e in program.equations if e not in set(done)]
@@ -229,17 +254,18 @@ def folded(program: Program, consts: Sequence[Any]) -> tuple[Program, list[Any]]
     outputs = tuple(dict.fromkeys(a for a in read if isinstance(a, Var) and a in known))
     part = Program(program.consts, (), tuple(done), outputs)
     found = jax.jit(lambda consts: evaluate(part, consts, ()))(list(consts))
-    is_key = [jax.dtypes.issubdtype(o.dtype, jax.dtypes.prng_key) for o in outputs]
-    if any(is_key):
-        eqn = next(e for e in rest for a in e.inputs if a in outputs and is_key[outputs.index(a)])
-        raise refused(eqn, *_RANDOM)
     return Program(outputs, program.inputs, tuple(rest), program.outputs), found
 
 
-_NEVER_KNOWN = _WHY.keys() - {name for name, why in _WHY.items() if why is _RANDOM}
-
-
 # ---------------------------------------------------------------------------------- the table
+
+
+def _bitcast(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
+    (a,), dtype = values, np.dtype(eqn.outputs[0].dtype)
+    if a.dtype.itemsize != dtype.itemsize or bool in (a.dtype, dtype):
+        why = f"it reads the bits of {a.dtype} as {dtype}, of another size"
+        raise refused(eqn, why, "use types of one size")
+    return [to.nodes.map("bits", dtype, [a])]
 
 
 def _alike(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
@@ -511,22 +537,24 @@ def _cond(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
     """Every branch, and a choice between the results."""
     which, *operands = values
     results = [to.run(body.program, body.values, operands) for body in eqn.bodies]
-    outs = []
-    for same in zip(*results, strict=True):
-        if all(s is same[0] for s in same):
-            outs.append(same[0])
-            continue
-        if isinstance(same[0], Pair):
-            raise refused(eqn, "it chooses between complex numbers", _PARTS)
-        limit = to.nodes.const(which.dtype.type(len(same) - 1))
-        low = to.nodes.const(which.dtype.type(0))
-        which_one = to.nodes.map("clamp", which.dtype, [low, which, limit])
-        out = same[0]
-        for k, case in enumerate(same[1:], 1):
-            here = to.nodes.map("eq", bool, [which_one, to.nodes.const(which.dtype.type(k))])
-            out = to.nodes.map("select", out.dtype, [here, out, case])
-        outs.append(out)
-    return outs
+    return [_chosen(to, which, cases) for cases in zip(*results, strict=True)]
+
+
+def _chosen(to: Lowerer, which: Node, cases: Sequence[Any]) -> Value:
+    """One of several values, by number."""
+    if all(case is cases[0] for case in cases):
+        return cases[0]
+    if isinstance(cases[0], Pair):
+        parts = ([getattr(case, part) for case in cases] for part in ("re", "im"))
+        return Pair(*(_chosen(to, which, part) for part in parts))  # type: ignore[arg-type]
+    limit = to.nodes.const(which.dtype.type(len(cases) - 1))
+    low = to.nodes.const(which.dtype.type(0))
+    number = to.nodes.map("clamp", which.dtype, [low, which, limit])
+    out = cases[0]
+    for k, case in enumerate(cases[1:], 1):
+        here = to.nodes.map("eq", bool, [number, to.nodes.const(which.dtype.type(k))])
+        out = to.nodes.map("select", out.dtype, [here, out, case])
+    return out
 
 
 def _scan(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
@@ -562,6 +590,7 @@ def _stacked(to: Lowerer, rows: Sequence[Any]) -> Value:
     return to.nodes.write(empty, pieces)
 
 
+CONTROL = ("cond", "scan")
 TABLE: dict[str, Lowering] = {
     **dict.fromkeys(
         "stop_gradient device_put optimization_barrier copy copy_p pvary pcast name "
@@ -569,6 +598,7 @@ TABLE: dict[str, Lowering] = {
         _alike,
     ),
     "add_any": _sum_of_two,
+    "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "cond": _cond,

@@ -49,6 +49,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A complex value, as its real and imaginary part, or a random key, as its two words."""
+
+    re: Node
+    im: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """Where a view reads along one axis of its operand: `start` + sum of steps × the own place."""
 

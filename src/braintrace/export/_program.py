@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +16,7 @@ from jax import export
 
 from .._errors import MissingExtra, value_error
 from .._files import replace_file
-from ._export import Leaf, c_names
+from ._export import OneUpdate, c_names
 from ._learner import Role
 
 FORMAT = 1  # of the manifest
@@ -38,14 +38,10 @@ class ExportedProgram:
 
 
 def write_program(
-    update: Callable[..., Sequence[Any]],
-    leaves: Sequence[Leaf],
-    outputs: Sequence[str],
-    path: str | os.PathLike,
-    platforms: Sequence[str],
-    about: str,
+    update: OneUpdate, path: str | os.PathLike, platforms: Sequence[str]
 ) -> ExportedProgram:
     """Trace an update for some platforms, and write the folder."""
+    leaves = update.leaves
     known = ("cpu", "cuda", "rocm", "tpu")
     if isinstance(platforms, str) or not platforms or set(platforms) - set(known):
         raise value_error(
@@ -55,12 +51,13 @@ def write_program(
         )
     values = [np.asarray(leaf.value) for leaf in leaves]
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    program = export.export(jax.jit(lambda *a: update(*a)), platforms=list(platforms))(*shapes)
+    function = jax.jit(lambda *a: update.function(*a))
+    program = export.export(function, platforms=list(platforms))(*shapes)
     try:
         data = program.serialize()
     except ImportError as error:
         raise MissingExtra("A program for JAX", "flatbuffers", "export") from error
-    names = c_names([*(leaf.path for leaf in leaves), *outputs])
+    names = c_names([*(leaf.path for leaf in leaves), *update.outputs])
     kept = [leaf.role not in (Role.INPUT, Role.TARGET) for leaf in leaves]
     shown = lambda a: {"shape": list(a.shape), "dtype": str(a.dtype)}
     arguments = [
@@ -72,7 +69,7 @@ def write_program(
     pairs = zip(results, program.out_avals, strict=True)
     manifest = {
         "format": FORMAT,
-        "about": about,
+        "about": update.about,
         "jax": jax.__version__,
         "platforms": list(platforms),
         "arguments": arguments,

@@ -53,10 +53,11 @@ def applied(name: str, dtype: np.dtype, operand: np.dtype, values: Sequence[str]
     """A formula with its operands."""
     text = formula(name, str(operand))
     assert text is not None, name
-    suffix = "f" if operand == np.float32 else ""
     plain = TYPES[str(dtype)]
-    unsigned = plain if plain.startswith("u") else "u" + plain
-    return text.format(*values, f=suffix, t=plain, u=unsigned)
+    signed = plain.removeprefix("u")
+    names = dict(t=plain, s=signed, u=f"u{signed}", b=f"{8 * dtype.itemsize}u")
+    names |= dict(f="f" if operand == np.float32 else "", o=TYPES[str(operand)])
+    return text.format(*values, **names)
 
 
 @dataclass(slots=True)
@@ -250,7 +251,7 @@ def _starts(
     steps = strides(tuple(shape))
     for k, axis in enumerate(axes):
         index = offset((*row, Index(k)), places.shape)
-        number, last = f"p{k}", shape[axis] - window[axis]
+        number, last = f"p{body.nest.loop.root.number}_{k}", shape[axis] - window[axis]
         body.lines.append(f"int64_t {number} = (int64_t){body.element(places, index)};")
         if outside == "clip":
             body.lines.append(

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from .._errors import dotted
 from .._online import Arrays
-from .._online._export import OneUpdate, Optimizing, check_alone, one_update
-from ..export import ExportedC, ExportedProgram, write_c, write_program
+from .._online._export import Optimizing, check_alone, one_update
+from ..export import ExportedC, ExportedProgram, OneUpdate, write_c, write_program
 from ..frontend import leaves_of, states_of, title_of, values_of, weights_of
 from ..program import PyTree
 from ._checks import called_early
@@ -53,8 +53,7 @@ class ExportMixin:
         """
         me: Any = self
         update = _update(me, x, targets, loss, optimizer, extra or {})
-        about = f"{title_of(me.model4compile)}, which learns by {me.title}"
-        return write_c(update.function, update.leaves, update.outputs, path, name, initial, about)
+        return write_c(update, path, name, initial)
 
     def export(
         self,
@@ -68,13 +67,9 @@ class ExportMixin:
     ) -> ExportedProgram:
         """Write one update as a program that runs where JAX is; see `Online.export`.
 
+        All arguments but the last are those of `export_c`.
+
         Args:
-            x: an example of the input of one step; a tuple if there are several.
-            *targets: examples of the targets of one step.
-            loss: `loss(out, *targets)`, the loss of one step.
-            optimizer: an optax transformation, or an optimizer of braintools.
-            path: the folder.
-            extra: examples of what the rule takes with a call, e.g. a modulator, by name.
             platforms: what it is to run on, e.g. `("cpu", "cuda")`.
 
         Returns:
@@ -82,8 +77,7 @@ class ExportMixin:
         """
         me: Any = self
         update = _update(me, x, targets, loss, optimizer, extra or {})
-        about = f"{title_of(me.model4compile)}, which learns by {me.title}"
-        return write_program(update.function, update.leaves, update.outputs, path, platforms, about)
+        return write_program(update, path, platforms)
 
 
 def _update(
@@ -111,7 +105,9 @@ def _update(
         for leaves in (step.params, (*step.hidden, *step.others))
     ]
     checked = lambda out, *ys: (loss(out, *ys), None)
-    return one_update(call, checked, optimizing, (names[0], names[1]), inputs, targets, extra)
+    about = f"{title_of(learner.model4compile)}, which learns by {learner.title}"
+    told = inputs, targets, extra
+    return one_update(call, checked, optimizing, (names[0], names[1]), *told, about)
 
 
 def _optimizing(update: Optimizer, info: Any, weights: Any) -> Optimizing:

@@ -60,6 +60,9 @@ from ._jaxprs import equation_of as equation_of
 from ._jaxprs import jaxpr_of as jaxpr_of
 from ._jaxprs import operand_of as operand_of
 from ._jaxprs import variable as variable
+from ._keys import is_key as is_key
+from ._keys import like as like
+from ._keys import words_of as words_of
 from ._lines import calling_line as calling_line
 from ._lines import failing_line as failing_line
 from ._lines import hide_frames_of as hide_frames_of
