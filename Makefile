@@ -12,7 +12,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo demo-export live quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-gpu \
+.PHONY: help demo demo-export live boards quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-export bench-gpu \
   compare bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
@@ -25,16 +25,19 @@ demo: $(VENV)/.demo  ## run the demo
 demo-export: $(VENV)/.demo  ## a learner as C, compiled and run
 	$(BIN)/python examples/learner_in_c.py
 
-live: $(VENV)/.dev  ## build docs/live.html again (Debian: clang lld wasi-libc libclang-rt-14-dev-wasm32)
+live: $(VENV)/.dev wasm  ## build docs/live.html again
 	$(BIN)/python docs/live/build.py
 
-test: $(VENV)/.dev  ## run the quick suite on two cores
+boards: $(VENV)/.dev arm  ## run exported learners on boards of QEMU: Cortex-M4 and M33
+	$(BIN)/python -m pytest -q tests/export/test_board.py
+
+test: $(VENV)/.dev clang  ## run the quick suite on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 quick: $(VENV)/.dev  ## tests of the quick suite by name, in one process: make quick K='reset or batch'
 	$(BIN)/python -m pytest -q -k '$(K)'
 
-test-all: $(VENV)/.dev  ## the same with every model and rule
+test-all: $(VENV)/.dev clang  ## the same with every model and rule
 	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 coverage: $(VENV)/.dev  ## the quick suite with the share of lines that it runs
@@ -78,6 +81,10 @@ bench: $(VENV)/.dev  ## time and memory against BPTT and the published package
 	$(BIN)/python benchmarks/speed.py --suite roofline
 	$(BIN)/python benchmarks/speed.py --suite compile
 
+bench-export: $(VENV)/.dev clang arm  ## learners in C: time, RAM, flash; then every cell under every rule
+	$(BIN)/python benchmarks/export.py
+	$(BIN)/python benchmarks/export.py --check
+
 bench-gpu: $(VENV)/.dev  ## element-wise recurrences against BPTT by associative_scan, on a GPU
 	$(BIN)/python benchmarks/time_in_kernel.py
 
@@ -97,20 +104,34 @@ clean:  ## remove environments, caches and build outputs
 	rm -rf .venv .venv-jax-* .venv-package .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist out site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A browser is no Python package: Debian's, where it can be installed.
-.PHONY: chromium
+# Browsers and compilers are no Python packages: Debian's, where they can be installed.
+.PHONY: chromium clang arm wasm
+INSTALL := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && export DEBIAN_FRONTEND=noninteractive && \
+  apt-get -qq update && apt-get -qq install -y --no-install-recommends
+
 chromium:
 	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable; do \
 	  command -v "$$name" >/dev/null 2>&1 && exit 0; \
 	done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-	  export DEBIAN_FRONTEND=noninteractive; \
-	  apt-get -qq update && \
-	  apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
-	else \
-	  echo 'no Chromium: install it (Debian: chromium), or name it with CHROMIUM=/path/to/it.' >&2; \
-	  exit 1; \
-	fi
+	{ $(INSTALL) chromium fonts-dejavu-core >/dev/null; } || \
+	  { echo 'no Chromium: install it (Debian: chromium), or name it with CHROMIUM=/path/to/it.' >&2; exit 1; }
+
+# Its sanitizers are a package of the same version. Without it some tests of exported C are skipped.
+clang:
+	@command -v clang >/dev/null 2>&1 || \
+	  { $(INSTALL) clang >/dev/null && \
+	    apt-get -qq install -y libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev >/dev/null; } || \
+	  echo 'no clang: what needs it is skipped; install it (Debian: clang).' >&2
+
+arm:
+	@{ command -v arm-none-eabi-gcc && command -v qemu-system-arm; } >/dev/null 2>&1 || \
+	  { $(INSTALL) gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm >/dev/null; } || \
+	  { echo 'install arm-none-eabi-gcc with newlib, and qemu-system-arm.' >&2; exit 1; }
+
+wasm: clang
+	@[ -d /usr/lib/wasm32-wasi ] || \
+	  { $(INSTALL) lld wasi-libc libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev-wasm32 >/dev/null; } || \
+	  { echo 'install lld and wasi-libc, with the run-time library of clang for wasm32.' >&2; exit 1; }
 
 %/$(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -2,16 +2,25 @@
 
     python benchmarks/export.py
     python benchmarks/export.py --units 128 --updates 3000
+    python benchmarks/export.py --record docs/results/export.json
+    python benchmarks/export.py --check --minutes 8   # goes on with benchmarks/results/export.jsonl
 
 Both do the same 16 inputs, forward step, trace, gradient and SGD update in float32. Updates of the
-two alternate in one process, so that what else the machine does falls on both. Needs gcc.
+two alternate in one process, so that what else the machine does falls on both. Needs gcc. RAM and
+flash on a Cortex-M4 are those of the linker's map, where `make arm` installed its compiler.
+
+`--check` judges every cell of `braintrace.nn` under every rule: compiled by gcc and clang with
+sanitizers, 200 updates in double and 20 single steps in float. Exit status 1: something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
+import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +32,9 @@ import optax
 
 import braintrace
 
+HERE = Path(__file__).parent
 INPUTS, OUTPUTS = 16, 4
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 @jax.custom_jvp
@@ -139,6 +150,7 @@ def measure(name, network, updates):
         how = dict(loss=loss, optimizer=optimizer, path=folder)
         done = net.export_c(params, carry, xs[0], ys[0], **how)
         both = {"C": in_c(done, Path(folder)), "JAX": in_jax(net, params, carry, optimizer)}
+        ram, flash = on_board(Path(folder), xs[:1], ys[:1])
         for update in both.values():
             for _ in range(20):
                 update(xs[0], ys[0])
@@ -148,21 +160,42 @@ def measure(name, network, updates):
                 start = time.perf_counter()
                 update(x, y)
                 times[which].append(time.perf_counter() - start)
-    p50, p99 = ({w: 1e6 * np.percentile(t, q) for w, t in times.items()} for q in (50, 99))
-    print(
-        f"{name:8s} C {p50['C']:6.1f} us (p99 {p99['C']:6.1f})   JAX {p50['JAX']:6.1f} us "
-        f"(p99 {p99['JAX']:6.1f})   ratio {p50['C'] / p50['JAX']:.2f}   {done.sizes.total:,} bytes"
-    )
-    return p50["C"] / p50["JAX"]
+    row = {"network": name, "ram": ram, "flash": flash, "scratch": done.sizes.scratch}
+    for which, of_one in times.items():
+        for q in (50, 99):
+            row[f"{which} p{q}"] = round(1e6 * np.percentile(of_one, q), 2)
+    row["ratio"] = round(row["C p50"] / row["JAX p50"], 3)
+    print("   ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+    return row
+
+
+def on_board(folder, xs, ys):
+    """Bytes of RAM and flash on a Cortex-M4; None without its compiler."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "export"))
+    from boards import MISSING, built, weight
+
+    return (None, None) if MISSING else weight(built(folder, "m4", xs, ys)[1])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=int, default=64)
     parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--record", type=Path, help="write the rows here")
+    parser.add_argument("--check", action="store_true", help="every cell under every rule")
+    parser.add_argument("--minutes", type=float, default=600, help="of --check")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "export.jsonl")
     options = parser.parse_args()
-    for name, network in networks(options.units).items():
-        measure(name, network, options.updates)
+    if options.check:
+        os.environ["XLA_FLAGS"] = QUICK  # programs run once
+        from _export_check import check
+
+        sys.exit(check(options.out, options.minutes))
+    rows = [measure(n, network, options.updates) for n, network in networks(options.units).items()]
+    if options.record:
+        options.record.write_text(
+            json.dumps({"units": options.units, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -85,5 +85,3 @@ def test_page_fits_and_switches(opened, scheme, width):
     page.click("[data-rule=no_trace]")
     assert page.get_attribute("[data-rule=no_trace]", "aria-pressed") == "true"
     page.wait_for_function("document.getElementById('mean').textContent.startsWith('error')")
-
-

@@ -33,7 +33,6 @@ from ..engine import (
     with_derivative,
 )
 from ..graph import Graph, inputs_digest
-from ..program import like, words_of
 
 
 def replayed(window: int) -> Rule:
@@ -43,7 +42,7 @@ def replayed(window: int) -> Rule:
         step = graph.step
         inputs = step.program.inputs[: step.n_args - step.fixed]
         kinds = (step.stored, step.others)
-        zeros = lambda v, lead: words_of(jnp.zeros((*lead, *v.shape), v.dtype))
+        zeros = lambda v, lead: _raw(jnp.zeros((*lead, *v.shape), v.dtype))
         states = [tuple(zeros(step.entry(leaf), ()) for leaf in of) for of in kinds]
         past = tuple(zeros(v, (window - 1,)) for v in inputs)
         count = jnp.zeros((), jnp.int32)
@@ -56,9 +55,9 @@ def replayed(window: int) -> Rule:
         past = _with_past(block, trace)
         first = jax.tree.map(lambda a: a[:length], (past.inputs, past.real))
         (hidden, others), _, _ = _moved(graph, block.path, past.states, *first)
-        last = tuple(map(words_of, (a[length:] for a in past.inputs)))
+        last = tuple(map(_raw, (a[length:] for a in past.inputs)))
         count = jnp.minimum(trace["count"] + length, window - 1)
-        return [_stored(last, [tuple(map(words_of, of)) for of in (hidden, others)], count)]
+        return [_stored(last, [tuple(map(_raw, of)) for of in (hidden, others)], count)]
 
     def replay(
         graph: Graph, values: Values, traces: Sequence[Any], block: Block, instead: Array | None
@@ -136,11 +135,11 @@ def _with_past(block: Block, trace: dict[str, Any]) -> _Past:
     #                                 are finite, and leave the state as it is
     real = jnp.arange(stored + block.axes.length) >= stored - count
     pairs = zip(past, own, strict=True)
-    inputs = [jnp.concatenate([like(old, new), new]) for old, new in pairs]
+    inputs = [jnp.concatenate([_like(old, new), new]) for old, new in pairs]
     # A step that there was not is evaluated with the first inputs: zeros could give NaN.
     held = lambda a: a[jnp.where(real, jnp.arange(len(real)), stored)]
     first = jax.tree.map(lambda a: a[0], (path.hidden, path.others))
-    begun = lambda old, now: jnp.where(count == 0, now, like(old, now))
+    begun = lambda old, now: jnp.where(count == 0, now, _like(old, now))
     return _Past(tuple(map(held, inputs)), real, jax.tree.map(begun, tuple(states), first))
 
 
@@ -188,3 +187,14 @@ def _within(graph: Graph, values: Values, before: Any, inputs: Any) -> list[Arra
     surrounded = replace(values, params=lax.stop_gradient(values.params))
     one = lambda states, now: evaluate_plain(graph, _at(surrounded, states, now))
     return jax.vmap(one)(lax.stop_gradient(before), inputs)
+
+
+def _raw(a: Array) -> Array:
+    """An array that can be stored as numbers: a key by its data."""
+    return jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a
+
+
+def _like(raw: Array, a: Array) -> Array:
+    if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return raw
+    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(a))

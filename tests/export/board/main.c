@@ -1,4 +1,4 @@
-/* Twenty updates on the board; what it learns is written as the bits of numbers. */
+/* Updates on the board; what it learns is written as the bits of numbers. */
 #include "learner.h"
 
 #include "told.h"
@@ -18,7 +18,7 @@ static void number(float value) {
 
 int main(void) {
     learner_init(&l);
-    for (int t = 0; t < 20; t++) {
+    for (int t = 0; t < STEPS; t++) {
         learner_step(&l, xs[t], out);
         for (int i = 0; i < OUTPUTS; i++) number(out[i]);
         number(learner_learn(&l, ys[t]));
