@@ -6,6 +6,7 @@ from ._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint import CheckpointMixin as CheckpointMixin
 from ._checkpoint import Saved as Saved
 from ._checkpoint import save_values as save_values
+from ._names import SEPARATOR as SEPARATOR
 from ._names import Named as Named
 from ._names import named as named
 from ._names import renewed as renewed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from .._errors import value_error
 from ..checkpoint import (
     OPTIMIZER,
+    SEPARATOR,
     STATES,
     WEIGHTS,
     Named,
@@ -21,6 +23,18 @@ from ..checkpoint import (
 from ..rules import rule_identity
 from ._alone import alone
 from ._traces import EligibilityTrace
+
+# The name of a trace ends in a digest of what it belongs to; keys of the trace follow.
+_TRACE = re.compile(rf"(?P<trace>.*?(?:@| of )[0-9a-f]{{8}})(?:{SEPARATOR}(?P<keys>.+))?")
+
+
+def _parts(name: str) -> list[str]:
+    """A trace and the keys inside of it: `states of 14bc57a8/s/0`; the trace of some has no key."""
+    if found := _TRACE.fullmatch(name):
+        keys = found["keys"]
+        return [found["trace"], *(keys.split(SEPARATOR) if keys else ())]
+    trace, _, key = name.rpartition(SEPARATOR)
+    return [trace, key] if trace else [key]
 
 
 class SavedStates:
@@ -59,9 +73,11 @@ class SavedStates:
         start = f"{STATES}/learner/etraces/"
         found: dict[str, Any] = {}
         for name in (name for name in names if name.startswith(start)):
-            trace, _, part = name.removeprefix(start).rpartition("/")
-            zeros = jnp.zeros(names[name].shape, names[name].dtype)
-            found[trace or part] = {**found.get(trace, {}), part: zeros} if trace else zeros
+            inside = found
+            *parts, last = _parts(name.removeprefix(start))
+            for part in parts:
+                inside = inside.setdefault(part, {})
+            inside[last] = jnp.zeros(names[name].shape, names[name].dtype)
         for name in [name for name in held if name not in own and name not in found]:
             del held[name]
         held |= {k: EligibilityTrace(v) for k, v in found.items() if k not in held}
