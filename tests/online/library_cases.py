@@ -1,4 +1,4 @@
-"""Unmodified cells of other libraries as steps: (step, params, state, inputs of all steps)."""
+"""Unmodified cells of libraries and papers as steps: (step, params, state, inputs of all steps)."""
 
 from importlib.metadata import version
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from paper_cells import CELLS as PAPERS
 
 T, I, N = 8, 3, 3
 FLOAT = {"dtype": jnp.float64, "param_dtype": jnp.float64}
@@ -278,6 +279,7 @@ CASES = {
         "nnx": NNX,
         "linen": LINEN,
         "spyx": SPYX,
+        "plain": PAPERS,
     }.items()
     for name, case in cases.items()
 }

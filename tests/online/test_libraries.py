@@ -1,4 +1,4 @@
-"""Unmodified cells of other libraries: every parameter is traced, or the report says why not."""
+"""Unmodified cells: every parameter is traced, or the report says why not."""
 
 import equinox as eqx
 import jax
@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import nnx
 from library_cases import CASES, EQUINOX, FLOAT, T
+from paper_cells import CELLS as PAPERS
 from unmarked_gradients import bptt, close, definition, differ, gradient, learner, loss
 
 import braintrace as bt
@@ -59,6 +60,22 @@ def test_blocks_are_steps_are_the_gradient_of_a_scan(name, batch):
         return jax.vmap(loss)(net.scan(params, carry, xs)[1]).sum()
 
     close(jax.tree.leaves(interpreted(lambda: eqx.filter_grad(total)(params), lower=False)), want)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_mapped_over_samples_is_a_batch(name):
+    case = step, params, state, xs = PAPERS[name](2)
+    one = lambda tree: jax.tree.map(lambda a: a[None], tree)
+
+    def mapped(params, state, x):
+        sample = lambda state, x: step(params, one(state), one(x))
+        return jax.tree.map(lambda a: a[:, 0], jax.vmap(sample)(state, x))
+
+    got, net = gradient((mapped, params, state, xs), "d_rtrl")
+    want, of_batch = gradient(case, "d_rtrl")
+    close(got, want)
+    claims = lambda net: [(k, p.how, p.exact) for k, p in net.report.parameters.items()]
+    assert claims(net) == claims(of_batch)
 
 
 # --------------------------------------------------------------------------- what fits around it
