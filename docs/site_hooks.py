@@ -49,6 +49,7 @@ _SIGNS = {
     "&#x02016;": 'stretchy="false"',
 }
 _LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*\"")
+_GITHUB = re.compile(r"https://github\.com/(?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
 _STYLES = re.compile(r"<link\b(?![^>]*rel=\"canonical\")[^>]*\bhref=\"(?:https?:)?//[^\"]*\"")
 
 
@@ -115,6 +116,15 @@ def typeset(page: str) -> str:
     return _FORMULA.sub(formula, page)
 
 
+def colab(repository: str | None, notebook: str) -> list[str]:
+    """The link that opens a notebook in Colab, where the repository is known and GitHub has it."""
+    found = _GITHUB.fullmatch(repository or "")
+    if found is None:
+        return []
+    place = f"https://colab.research.google.com/github/{found['name']}/blob/main/notebooks"
+    return [f"[open in Colab]({place}/{notebook})"]
+
+
 def math_font() -> Path:
     """STIX Two Math (Open Font License), from the package ziamath."""
     spec = importlib.util.find_spec("ziamath")
@@ -167,7 +177,8 @@ def on_page_markdown(markdown, page, config, files):
     name = f"{posixpath.basename(page.file.src_uri).removesuffix('.md')}.ipynb"
     if page.file.src_uri.startswith("tutorials/") and (ROOT / "notebooks" / name).exists():
         title, rest = markdown.split("\n", 1)
-        markdown = f"{title}\n\n*[This page as a notebook](../notebooks/{name})*\n{rest}"
+        ways = [f"[This page as a notebook](../notebooks/{name})", *colab(config.repo_url, name)]
+        markdown = f"{title}\n\n*{' · '.join(ways)}*\n{rest}"
     home = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     generated = page.file.src_uri in PAGES.values()
     return expanded(markdown if generated else linked(markdown, home.rstrip("/")))

@@ -65,6 +65,14 @@ def test_latex_becomes_mathml(page, parts):
     assert all(part in hooks.typeset(page) for part in parts)
 
 
+def test_a_notebook_opens_in_colab_where_the_repository_is_known():
+    (link,) = hooks.colab("https://github.com/a/b.c.git", "n.ipynb")
+    assert link.endswith(
+        "(https://colab.research.google.com/github/a/b.c/blob/main/notebooks/n.ipynb)"
+    )
+    assert hooks.colab("", "n.ipynb") == hooks.colab("https://example.org/a/b", "n.ipynb") == []
+
+
 def test_pictures_follow_the_colours_of_their_page(tmp_path):
     figure = Figure(figsize=(2, 1))
     figure.subplots().plot([1, 2], color="#222222", marker="o", mfc="white")
