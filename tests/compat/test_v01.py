@@ -161,15 +161,15 @@ def test_names_are_those_of_version_01():
 
 def test_mistakes_are_named():
     op, weights = old("MatMulOp")(), {"weight": draw(3, 4)}
-    with pytest.raises(TypeError, match="MatMulOp: the weights are a list"):
+    with pytest.raises(TypeError, match=r"MatMulOp.*list"):
         op(X[0], [draw(3, 4)])
-    with pytest.raises(ValueError, match="MatMulOp: the weights have no weight"):
+    with pytest.raises(ValueError, match=r"MatMulOp.*no weight"):
         op(X[0], {"bias": draw(4)})
-    with pytest.raises(ValueError, match="LoraOp: the weights have no A"):
+    with pytest.raises(ValueError, match=r"LoraOp.*no A"):
         old("LoraOp")()(X[0], {"B": draw(3, 2)})
-    with pytest.raises(TypeError, match="cannot use a int as sparse_mat"):
+    with pytest.raises(TypeError, match="int as sparse_mat"):
         old("SpMatMulOp")(3)
-    with pytest.raises(TypeError, match="ETraceParam: op has type function"):
+    with pytest.raises(TypeError, match=r"ETraceParam.*function"):
         old("ETraceParam")(weights, lambda x, w: x)
     with pytest.raises(ValueError, match="grad='half'"):
         old("ETraceParam")(weights, op, "half")

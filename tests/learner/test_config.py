@@ -330,7 +330,7 @@ def test_a_signal_of_the_wrong_shape_is_refused():
         def learning_signal(self, group, cotangent, state, extra):
             return cotangent.sum((1, 3))
 
-    with pytest.raises(ValueError, match="a learning signal of shape"):
+    with pytest.raises(ValueError, match="learning signal"):
         gradient(made(Wrong))
 
 

@@ -211,7 +211,7 @@ def test_calls_that_make_no_sense():
     x = jnp.ones((B, I))
     with pytest.raises(TypeError, match=r"(?s)GRUCell is called with 1 input.*braintrace\.online"):
         bt.compile(nnx.GRUCell(I, N, rngs=nnx.Rngs(0)), "d_rtrl", x)
-    with pytest.raises(bt.NotSupportedError, match="batch_size, vmap with a module of nnx"):
+    with pytest.raises(bt.NotSupportedError, match="batch_size, vmap"):
         bt.compile(Net(nnx.Rngs(0)), "d_rtrl", x, batch_size=B, vmap=True)
     with pytest.raises(TypeError, match="D_RTRL is not a rule"):
         bt.compile(Net(nnx.Rngs(0)), bt.D_RTRL, x)
@@ -257,9 +257,9 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             again.load(tmp_path / "a", **options)
-    with pytest.raises(ValueError, match="option rule: 'd_rtrl' in the file, 'rtrl' here"):
+    with pytest.raises(ValueError, match=r"'d_rtrl'.*'rtrl'"):
         made(0, "rtrl")[0].load(tmp_path / "a", optimizer=False)
-    with pytest.raises(TypeError, match="the optimizer has type GradientTransformation"):
+    with pytest.raises(TypeError, match="GradientTransformation"):
         again.save(tmp_path / "b", optimizer=optax.adam(0.1))
     assert all(
         a is b

@@ -71,7 +71,7 @@ def test_embedding_keeps_the_unit_of_its_table():
 def test_embedding_refuses_what_is_no_index():
     with pytest.raises(TypeError, match="indices are float64"):
         Embedding(4, 3)(jnp.ones(2))
-    with pytest.raises(ValueError, match="index 4 is outside the table's 4 rows"):
+    with pytest.raises(ValueError, match="index 4"):
         Embedding(4, 3)(jnp.array([[0, 4]]))
 
 

@@ -241,7 +241,7 @@ def test_bad_arguments_are_refused(kind):
         kind(I, N)
     with brainstate.environ.context(dt=1.0), pytest.raises(ValueError, match="plain number"):
         kind(I, N)
-    with pytest.raises(ValueError, match="the input through W has the unit mV, V_th has"):
+    with pytest.raises(ValueError, match=r"W.*mV.*V_th"):
         made(kind, w_init=NORMAL((I, N)) * u.mV, b_init=None)(XS[0])
 
 
@@ -256,5 +256,5 @@ def test_voltages_of_another_kind_are_refused(kind, options):
 
 @pytest.mark.parametrize("a", [-1.0, 1e6])
 def test_unstable_adaptation_is_refused(a):
-    with pytest.raises(ValueError, match="stable for a between -1 and 8"):
+    with pytest.raises(ValueError, match="between -1 and 8"):
         made(AdLIFCell, a=a)

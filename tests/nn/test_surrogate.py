@@ -67,6 +67,6 @@ def test_surrogate_refuses_bad_arguments(arguments, text):
 
 @pytest.mark.parametrize("step", [lambda v: v > 0, lambda v: (v > 0).astype(v.dtype)])
 def test_plain_step_is_refused(step):
-    with pytest.raises(ValueError, match="derivative of <lambda> is zero") as error:
+    with pytest.raises(ValueError, match=r"<lambda>.*zero") as error:
         surrogate(step)
     assert "why:" in str(error.value) and "jax.custom_jvp" in str(error.value)

@@ -129,7 +129,7 @@ def test_the_choice_is_never_worse_than_the_best_rule_that_fits(seed):
 
 def test_limits_that_are_none_are_refused():
     ask = lambda **o: bt.choose(step, PARAMS, STATE, XS, YS, loss, **o)
-    with pytest.raises(ValueError, match="'much' is not a memory such as 2GB"):
+    with pytest.raises(ValueError, match="'much'"):
         ask(memory="much")
     with pytest.raises(ValueError, match=r"time=-1.*\n.*\n.*positive number such as 3"):
         ask(time=-1)
@@ -186,5 +186,5 @@ def test_auto_says_what_it_needs():
         bt.online(step, "auto", decay=0.9)
     with pytest.raises(ValueError, match="'auto' with window=8"):
         bt.online(step, "auto", window=8)
-    with pytest.raises(RuntimeError, match="the rule is not chosen yet"):
+    with pytest.raises(RuntimeError, match="not chosen"):
         bt.online(step, "auto").grad(loss)

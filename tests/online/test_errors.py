@@ -133,7 +133,7 @@ def test_a_parameter_is_no_state():
         ValueError, "the parameter w is also the state .*0", init, returned, {"w": W}, (W, ZERO)
     )
     # One array that both start from is no parameter in the state; see also test_outside.py.
-    with pytest.warns(UserWarning, match="the parameter b is also the initial state"):
+    with pytest.warns(UserWarning, match="parameter b"):
         init(lambda p, h, x: (h + p["b"] + leak(p["w"], h, x), h), {"w": W, "b": ZERO}, ZERO)
 
 

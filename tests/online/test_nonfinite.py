@@ -117,7 +117,7 @@ def test_skipping_works_inside_jit_and_with_a_function_for_every_update():
 def test_stop_raises_with_the_results_of_the_updates_before():
     xs = XS.copy()
     xs[6] = np.nan
-    with pytest.raises(NonFiniteError, match="update 4 of this call is not finite") as error:
+    with pytest.raises(NonFiniteError, match="update 4") as error:
         train("d_rtrl", xs, np.ones(T), 2, nonfinite="stop")
     assert "why:" in str(error.value) and "do:" in str(error.value)
     _, (*want, _) = train("d_rtrl", XS[:6], np.ones(6), 2)

@@ -363,7 +363,7 @@ def test_register_primitive_refuses_what_it_cannot_use():
 def test_rules_written_for_hand_derived_operators_are_not_used_and_one_warning_says_so():
     scale = register_primitive("scale_accepted", lambda x, w: x * w)
     scale.register_etp_rules(xy_to_dw=None)  # None is no rule
-    with pytest.warns(UserWarning, match="rules for scale_accepted are not used: xy_to_dw") as seen:
+    with pytest.warns(UserWarning, match="scale_accepted.*xy_to_dw") as seen:
         scale.register_xy_to_dw(lambda x, y, w: w)
         scale.register_init_drtrl(lambda *a: None)
         scale.register_etp_rules(dt_to_t=lambda y, w: w, fast_path=print)
@@ -377,7 +377,7 @@ def test_rules_written_for_hand_derived_operators_are_not_used_and_one_warning_s
 
 def test_unknown_rules_of_an_operator_are_refused():
     scale = register_primitive("scale_refused", lambda x, w: x * w)
-    with pytest.raises(TypeError, match="rule dt_to_t of scale_refused is not callable"):
+    with pytest.raises(TypeError, match=r"dt_to_t.*callable"):
         scale.register_etp_rules(dt_to_t=3)
     with pytest.raises(TypeError, match=r"no rule 'xy_to_dv'; did you mean 'xy_to_dw'\?"):
         scale.register_etp_rules(xy_to_dv=lambda x, y, w: w)

@@ -91,7 +91,7 @@ def test_sparse_matmul_has_two_spellings_and_shares_one_number():
     shared = sparse_matmul(X, jnp.asarray(2.0), sparse_mat=matrix)
     np.testing.assert_allclose(shared, X @ (2.0 * (DENSE != 0)), rtol=1e-12)
     for arguments in ({}, {"weight": w, "weight_data": w}):
-        with pytest.raises(TypeError, match="two names of one array; pass one"):
+        with pytest.raises(TypeError, match="two names"):
             sparse_matmul(X, sparse_mat=matrix, **arguments)
 
 
@@ -109,10 +109,10 @@ def test_sparse_matmul_refuses_what_has_no_indices(matrix):
 
 
 def test_sparse_matmul_refuses_traced_and_batched_indices():
-    with pytest.raises(TypeError, match="not known when the model is traced"):
+    with pytest.raises(TypeError, match="traced"):
         matrix = jax_sparse.BCOO.fromdense(DENSE)
         jax.jit(lambda m: sparse_matmul(X, m.data, sparse_mat=m))(matrix)
-    with pytest.raises(TypeError, match="not a plain matrix of two axes"):
+    with pytest.raises(TypeError, match="two axes"):
         matrix = jax_sparse.BCOO.fromdense(np.ones((2, 3)), n_batch=1)
         sparse_matmul(X, jnp.ones(3), sparse_mat=matrix)
 

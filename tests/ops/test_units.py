@@ -31,7 +31,7 @@ def test_dimensionless_result_is_a_bare_array():
 
 @pytest.mark.parametrize("bias", [B, B * u.ms])
 def test_bias_of_another_dimension_is_refused(bias):
-    with pytest.raises(u.UnitMismatchError, match="matmul: the bias has another unit"):
+    with pytest.raises(u.UnitMismatchError, match=r"bias.*unit"):
         ops.matmul(X * u.mV, W, bias)
 
 

@@ -308,19 +308,19 @@ def test_a_trained_decay_is_refused():
 def test_a_step_whose_units_nothing_reads_is_refused():
     step = lambda params, h, x: (jnp.tanh(0.9 * h + x @ params["w_in"]),) * 2
     rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
-    with pytest.raises(ValueError, match="no read-out reads the units"):
+    with pytest.raises(ValueError, match="read-out"):
         gradient(step, {"w_in": WEIGHTS["w_in"]}, rule, ys=XS[:, :1], state=jnp.zeros(N))
 
 
 def test_windows_are_refused():
     rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
-    with pytest.raises(ValueError, match="which a window has as well"):
+    with pytest.raises(ValueError, match="window"):
         braintrace.online(network(Neurons()), rule, window=4)
 
 
 def test_it_is_a_rule_for_all_parameters():
     rule = eprop(filtered="eligibility", kappa_filter_decay=0.5)
-    with pytest.raises(ValueError, match="would be there for all parameters"):
+    with pytest.raises(ValueError, match="all parameters"):
         braintrace.online(network(Neurons()), {"w_in": rule, "*": "no_trace"})
 
 

@@ -252,11 +252,11 @@ def test_hdf5_of_another_layout_is_named(tmp_path):
     path = tmp_path / "other.h5"
     with h5py.File(path, "w") as file:
         file["spikes/times"] = [1.0]
-    with pytest.raises(ValueError, match="has no spikes/units, labels, but spikes") as error:
+    with pytest.raises(ValueError, match="spikes/units, labels") as error:
         data.read_shd(path)
     assert has_four_parts(error)
     write_shd(path, [([0.5], [3, 4], 0)])
-    with pytest.raises(ValueError, match="recording 0 has 1 times and 2 units"):
+    with pytest.raises(ValueError, match="recording 0"):
         data.read_shd(path)
     write_shd(path, [([0.5], [700], 0)])
     with pytest.raises(ValueError, match="up to 700"):
@@ -264,7 +264,7 @@ def test_hdf5_of_another_layout_is_named(tmp_path):
     with h5py.File(path, "a") as file:
         del file["labels"]
         file["labels"] = [1, 2]
-    with pytest.raises(ValueError, match="1 arrays of times, 1 of units and 2 labels"):
+    with pytest.raises(ValueError, match="2 labels"):
         data.read_shd(path)
 
 

@@ -215,7 +215,7 @@ def write_gestures(path, events, lines):
 
 def test_overlapping_labels_take_no_memory_and_have_a_limit(tmp_path):
     path = write_gestures(tmp_path / "a.aedat", 20_000, [(0, 20_000)] * 2000)
-    with pytest.raises(ValueError, match="has 40000000 events in its recordings"):
+    with pytest.raises(ValueError, match="40000000"):
         data.read_dvs_gesture(path, max_events=10**7)
     path = write_gestures(tmp_path / "b.aedat", 20_000, [(0, 20_000)] * 20)
     recordings = data.read_dvs_gesture(path)

@@ -297,13 +297,13 @@ def test_what_cannot_be_recorded_is_refused(recorded):
         show.record(learner, xs, ys, step_fn=loss, sample=2)
     with pytest.raises(ValueError, match="entries=-1"):
         show.record(learner, xs, ys, step_fn=loss, entries=-1)
-    with pytest.raises(ValueError, match="the model has no hidden state 'q'"):
+    with pytest.raises(ValueError, match="'q'"):
         show.record(learner, xs, ys, step_fn=loss, states=["q"])
-    with pytest.raises(ValueError, match="the learner has no parameter with a trace 'out'"):
+    with pytest.raises(ValueError, match="'out'"):
         show.record(learner, xs, ys, step_fn=loss, weights=["out"])
     with pytest.raises(TypeError, match="step_fn has type int"):
         show.record(learner, xs, ys, step_fn=3)
-    with pytest.raises(TypeError, match="Neurons is not a compiled learner"):
+    with pytest.raises(TypeError, match=r"Neurons.*compiled"):
         show.record(learner.model4compile, xs, ys, step_fn=loss)
     with pytest.raises(ValueError, match=r"shape \(2, 2\), expected one number"):
         show.record(learner, xs, ys, step_fn=lambda x, y: learner(x) - y)

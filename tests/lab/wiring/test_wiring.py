@@ -102,8 +102,8 @@ def test_dales_law_through_online_training():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="31 connections of an array of 30 weights"):
+    with pytest.raises(ValueError, match=r"31.*30"):
         wiring.deep_r(optax.sgd(0.1), 31).init(W)
     optimizer = wiring.keep_signs()
-    with pytest.raises(ValueError, match="keep_signs without the parameters"):
+    with pytest.raises(ValueError, match="keep_signs"):
         optimizer.update(W, optimizer.init(W))
