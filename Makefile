@@ -11,9 +11,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # Stamps carry the interpreter's name, so another PYTHON rebuilds the environment.
 MADE := .made-$(notdir $(PYTHON))
 PIP := -m pip --disable-pip-version-check install --quiet
+PYTEST := -m pytest -q -n 2 --dist worksteal
 
-.PHONY: help demo demo-export live boards quick test test-all coverage test-browser check lint types docs docs-serve test-jax package sweep bench bench-export bench-gpu \
-  compare bench-compile pictures notebooks clean
+.PHONY: help demo demo-export live boards quick test test-most test-all costs mutants coverage test-browser check lint types docs docs-serve test-jax package sweep \
+  bench bench-export bench-gpu compare bench-compile pictures notebooks clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -31,22 +32,33 @@ live: $(VENV)/.dev wasm  ## build docs/live.html again
 boards: $(VENV)/.dev arm  ## run exported learners on boards of QEMU: Cortex-M4 and M33
 	$(BIN)/python -m pytest -q tests/export/test_board.py
 
-test: $(VENV)/.dev clang  ## run the quick suite on two cores
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+test: $(VENV)/.dev clang  ## run some cases of every test, on two cores
+	$(BIN)/python $(PYTEST)
 
-quick: $(VENV)/.dev  ## tests of the quick suite by name, in one process: make quick K='reset or batch'
-	$(BIN)/python -m pytest -q -k '$(K)'
+test-most: $(VENV)/.dev clang  ## more cases: those that CI runs
+	BRAINTRACE_TESTS=most $(BIN)/python $(PYTEST)
 
-test-all: $(VENV)/.dev clang  ## the same with every model and rule
-	BRAINTRACE_ALL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+test-all: $(VENV)/.dev clang  ## every case, with programs compiled by XLA
+	BRAINTRACE_TESTS=all $(BIN)/python $(PYTEST)
 
-coverage: $(VENV)/.dev  ## the quick suite with the share of lines that it runs
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=braintrace --cov-report=term:skip-covered
+quick: $(VENV)/.dev  ## tests by name, in one process: make quick K='reset or batch'
+	BRAINTRACE_TESTS=most $(BIN)/python -m pytest -q -k '$(K)'
+
+costs: $(VENV)/.dev clang  ## measure the processor time of every test again: tests/costs.json
+	rm -rf out/costs && mkdir -p out/costs
+	BRAINTRACE_COSTS=$$PWD/out/costs BRAINTRACE_TESTS=most $(BIN)/python $(PYTEST)
+	$(BIN)/python tests/thinned.py out/costs/*
+
+mutants: $(VENV)/.dev  ## break the library at random places and count what the tests notice
+	$(BIN)/python benchmarks/mutants.py --count 200
+
+coverage: $(VENV)/.dev clang  ## the cases of CI with the share of lines that they run
+	BRAINTRACE_TESTS=most $(BIN)/python $(PYTEST) --cov=braintrace --cov-report=term:skip-covered
 
 test-browser: $(VENV)/.browser chromium  ## open the drawings of graphs in a headless Chromium
 	$(BIN)/python -m pytest -q tests/browser
 
-check: lint types docs test  ## ruff, mypy, the site, the quick suite; CI runs these, test-browser and package
+check: lint types docs test-most  ## ruff, mypy, the site, the tests; CI runs these, test-browser and package
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -61,8 +73,8 @@ docs: $(VENV)/.dev  ## build the documents as a site, a warning is an error: sit
 docs-serve: $(VENV)/.dev  ## the site on http://127.0.0.1:8000, built again as pages change
 	$(MKDOCS) serve
 
-test-jax: $(JAX_VENV)/.dev  ## run the suite on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
-	$(JAX_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
+test-jax: $(JAX_VENV)/.dev  ## the cases of CI on a pinned JAX: make test-jax JAX=0.8.0 PYTHON=python3.12
+	BRAINTRACE_TESTS=most $(JAX_VENV)/bin/python $(PYTEST)
 
 # The wheel is built from the sdist, installed beside nothing, and run away from the checkout.
 package: $(VENV)/.dev  ## build dist/ and try the wheel in an empty environment

@@ -1,6 +1,7 @@
 """Every test runs in float64. Programs run once or twice, so compiling them must be quick."""
 
 import gc
+import json
 import os
 import sys
 from importlib.metadata import version
@@ -23,7 +24,7 @@ import brainstate  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from thinned import surplus  # noqa: E402
+import thinned  # noqa: E402
 
 brainstate.environ.set(precision=64)
 jax.config.update("jax_enable_x64", True)
@@ -52,10 +53,26 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config, items):
-    """Leave out of the quick suite what only repeats, unless a test is asked for by name."""
+    """Leave out what only repeats, unless a test is asked for by name; the longest are first."""
     if any("::" in argument for argument in config.args):
         return
-    left_out = set(surplus(items, filtered=bool(config.option.keyword)))
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    kept = thinned.kept(items)
+    if len(kept) < len(items):
+        chosen = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = thinned.longest_first(kept)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """`make costs` asks for the processor time of every case, with its fixtures and children."""
+    folder = os.environ.get("BRAINTRACE_COSTS")
+    if not folder:
+        return (yield)
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        line = json.dumps([item.nodeid, round(sum(os.times()[:4]) - before, 3)])
+        with open(Path(folder) / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import braintrace as bt
-from thinned import some
 
 from .block_models import CASES
 from .blocks import (
@@ -37,7 +36,7 @@ from .reference import assert_alive, assert_close, normal, restore, squares
 from .reference import values as values_of
 
 
-@pytest.mark.parametrize("name", some(CASES, 3))
+@pytest.mark.parametrize("name", CASES)
 def test_blocks_equal_steps_for_every_model(name):
     case_check(name, "d_rtrl", (2 if len(name) % 2 else None,))
 
@@ -49,7 +48,7 @@ def test_blocks_equal_steps_for_every_rule(i):
     case_check(name, OTHERS[i], (3 if chunk == 1 else 2 * chunk,))
 
 
-@pytest.mark.parametrize("name", some(AROUND, 2))
+@pytest.mark.parametrize("name", AROUND)
 def test_what_is_around_the_learner_runs_in_blocks(name):
     step, chosen = AROUND[name]
     around(step, chosen, Clocked if name == "clock" else Recurrent)
@@ -69,7 +68,7 @@ def test_noise_is_different_at_every_step():
     assert len(np.unique(jax.random.key_data(aux), axis=0)) == 5
 
 
-@pytest.mark.parametrize("name", some(IN_A_LOOP, 2))
+@pytest.mark.parametrize("name", IN_A_LOOP)
 def test_loops_through_the_step_function_run_in_blocks(name):
     step, chosen = IN_A_LOOP[name]
     around(step, chosen)
@@ -168,7 +167,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("kind", some(CHOSEN, 2))
+@pytest.mark.parametrize("kind", CHOSEN)
 def test_chosen_weights_in_blocks(kind):
     def gradient(size):
         algo = learner()
@@ -194,7 +193,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", some(MASKS, 2))
+@pytest.mark.parametrize("name", MASKS)
 def test_masks_in_blocks(name):
     mask, xs, ys = MASKS[name]
     want = check(learner, plain, (xs, ys), (2,), mask=mask)

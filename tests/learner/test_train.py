@@ -13,7 +13,6 @@ import pytest
 
 import braintrace as bt
 from interpret import program
-from thinned import some
 
 from .block_models import CASES
 from .blocks import (
@@ -133,7 +132,7 @@ def check(
 # ------------------------------------------------------------------------------ rules and rhythms
 
 
-@pytest.mark.parametrize("every", some([1, 2, 3, 5, 8, T], 2))
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 8, T])
 def test_training_equals_gradients_and_updates_in_turn(every):
     check(every=every)
 
@@ -176,7 +175,7 @@ TRAINED = (
 )
 
 
-@pytest.mark.parametrize("name", some(TRAINED, 2))
+@pytest.mark.parametrize("name", TRAINED)
 def test_training_of_every_kind_of_model(name):
     def make():
         brainstate.random.seed(0)
@@ -217,7 +216,7 @@ OPTAX = {
 }
 
 
-@pytest.mark.parametrize("name", some(OPTAX, 2))
+@pytest.mark.parametrize("name", OPTAX)
 def test_optax_transformations(name):
     check(every=2, optimizer=OPTAX[name]())
 
@@ -327,7 +326,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("kind", some(CHOSEN, 2))
+@pytest.mark.parametrize("kind", CHOSEN)
 def test_training_of_chosen_weights(kind):
     algo, other = learner(), learner()
     weights, same = CHOSEN[kind][0](algo.model4compile), CHOSEN[kind][1](other.model4compile)
@@ -352,7 +351,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", some(AROUND, 2))
+@pytest.mark.parametrize("name", AROUND)
 def test_what_is_around_the_learner_is_trained(name):
     step, chosen = AROUND[name]
     check(step=step, chosen=chosen, every=2)
@@ -365,7 +364,7 @@ def test_noise_of_the_model_while_training():
 LOOPS = [(closed_loop, 1), (running_loss, 4), (called_twice, 2)]
 
 
-@pytest.mark.parametrize("step, every", some(LOOPS, 2))
+@pytest.mark.parametrize("step, every", LOOPS)
 def test_loops_through_the_step_function_are_trained(step, every):
     check(step=step, every=every, optimizer=optax.sgd(1e-4))
 

@@ -26,7 +26,6 @@ from braintrace.frontend._names import named_states
 from braintrace.verify._compare import comparison
 from gradients import bptt_grad, online_grad
 from oracle import dense, rule_on
-from thinned import some
 
 T, N, TIGHT = 8, 3, 1e-9
 constant = braintools.init.Constant
@@ -449,7 +448,7 @@ def network_case(name: str, batch: int | None = None) -> Case:
 # ------------------------------------------------------------------------------------- tests
 
 
-@pytest.mark.parametrize("name", some(NEURONS, 3))
+@pytest.mark.parametrize("name", NEURONS)
 def test_d_rtrl_of_a_driven_neuron_is_bptt(name):
     c = driven_case(name)
     assert_alive(c)
@@ -457,14 +456,14 @@ def test_d_rtrl_of_a_driven_neuron_is_bptt(name):
     assert_equal(c.learn(bt.D_RTRL), c.bptt())
 
 
-@pytest.mark.parametrize("name", some(KEPT, 2))
+@pytest.mark.parametrize("name", KEPT)
 def test_d_rtrl_of_a_feedforward_synapse_is_bptt(name):
     c = network_case(name)
     assert_trained(c.bptt(), UNTOUCHED.get(name, ()))
     assert_equal(c.learn(bt.D_RTRL), c.bptt())
 
 
-@pytest.mark.parametrize("name", some([n for n in NETWORKS if n not in (*KEPT, "prefetch")], 3))
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in (*KEPT, "prefetch")])
 def test_d_rtrl_of_a_network_is_its_definition(name):
     c = network_case(name)
     truth = rule_on(c.seen(), "d_rtrl")
@@ -472,20 +471,20 @@ def test_d_rtrl_of_a_network_is_its_definition(name):
     assert_equal(c.learn(bt.D_RTRL), truth)
 
 
-@pytest.mark.parametrize("name", some(FACTORED, 2))
+@pytest.mark.parametrize("name", FACTORED)
 def test_pp_prop_of_a_network_is_its_definition(name):
     c = network_case(name)
     found = c.learn(bt.pp_prop, decay_or_rank=0.8)
     assert_equal(found, rule_on(c.seen(), "pp_prop", decays=(0.8, 0.8)))
 
 
-@pytest.mark.parametrize("name", some(WINDOWED, 2))
+@pytest.mark.parametrize("name", WINDOWED)
 def test_one_window_over_a_network_is_bptt(name):
     c = network_case(name)
     assert_equal(c.learn(bt.D_RTRL, T, vjp_method="multi-step"), c.bptt())
 
 
-@pytest.mark.parametrize("name", some(NETWORKS, 2))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_spike_and_rest(name):
     assert_alive(network_case(name))
 

@@ -14,7 +14,6 @@ from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison
 from braintrace.verify._sequence import at
 from oracle import Structure, compare_to_rule, dense, reference_grad, rule_on
-from thinned import some
 
 RULES = [
     ("d_rtrl", {}),
@@ -263,7 +262,7 @@ TOTALS = {
 }
 
 
-@pytest.mark.parametrize("total", some(TOTALS, 2))
+@pytest.mark.parametrize("total", TOTALS)
 def test_synapses_summed_to_a_neuron_are_a_tree(total):
     tree = np.arange(4)[:, None] == np.arange(12) % 4
     # With feedback what a sum makes reaches three synapses one step later: it is cut.
@@ -311,7 +310,7 @@ ALIVE = ["vanilla", "lstm", "loop_of_three_layers", "neighbours", "layer_norm"]
 ALIVE += ["weight_behind_weight", "operators_inside_bodies", "moved_beside_own", "three_states"]
 
 
-@pytest.mark.parametrize("name", some(ALIVE, 2))
+@pytest.mark.parametrize("name", ALIVE)
 def test_enough_crossings_are_rtrl_and_bptt(name):
     c = {**EXACT, **RECURRENT}[name]()
     seen, truth = dense(c.model, step_fn, *c.sequences), bptt_grad(c.model, step_fn, *c.sequences)

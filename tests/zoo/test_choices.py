@@ -9,7 +9,6 @@ from brainstate import transform as bst
 from jax import lax
 
 import braintrace as bt
-from thinned import some
 
 from .control import case, check_crossing, made
 from .zoo import (
@@ -291,7 +290,7 @@ def choice_under_checkpoint(draw):
     return model
 
 
-@pytest.mark.parametrize("name", some(CHOICES, 3))
+@pytest.mark.parametrize("name", CHOICES)
 def test_choice(name):
     model, xs, options = made(CHOICES, name)
     check(model, xs, rules=2, **options)

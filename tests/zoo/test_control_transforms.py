@@ -9,7 +9,6 @@ from jax import lax
 
 import braintrace as bt
 from interpret import computed
-from thinned import some
 
 from .control import KINDS, OPTIONS, assert_equal, inputs, learner_of, relax
 from .zoo import (
@@ -61,7 +60,7 @@ def by_choice_of(m, x):
 UPDATES = [by_choice, by_scan, by_while, by_all]
 
 
-@pytest.mark.parametrize("update", some(UPDATES, 2))
+@pytest.mark.parametrize("update", UPDATES)
 def test_jit_inside_and_outside(update, draw):
     cell = Cell(draw, lambda m, h, x: jax.jit(lambda h: update(m, h, x))(h))
     cell.init_state()
@@ -98,7 +97,7 @@ def summed(learner, xs):
 
 
 @pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop"])
-@pytest.mark.parametrize("update", some(UPDATES, 2))
+@pytest.mark.parametrize("update", UPDATES)
 def test_mapped_by_compile(update, rule):
     xs = inputs(Draw("mapped"), 2, 3)
     cell = Cell(Draw("cell"), update)
@@ -106,7 +105,7 @@ def test_mapped_by_compile(update, rule):
     assert_equal(summed(learner, xs), per_sample(update, rule, xs))
 
 
-@pytest.mark.parametrize("update", some(UPDATES, 2))
+@pytest.mark.parametrize("update", UPDATES)
 def test_mapped_by_brainstate(update):
     xs = inputs(Draw("mapped"), 2, 3)
     model = brainstate.nn.Map(Cell(Draw("cell"), update), init_map_size=2)
