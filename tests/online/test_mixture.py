@@ -71,6 +71,8 @@ WINDOWS = {
     "single": ("d_rtrl", {}),
     "rtrl": ("rtrl", {}),
 }
+BACKWARD = {name: SINGLE[name] for name in ("d_rtrl", "snap", "no_trace")}
+BACKWARD_WINDOWS = {name: WINDOWS[name] for name in ("d_rtrl", "snap", "no_trace", "single")}
 FORWARD = {"kf_rtrl": ("kf_rtrl", {"key": 1}), "d_rtrl": ("d_rtrl", {})}
 # How many reverse passes their programs have.
 SETS = {"windows": (WINDOWS, 3), "forward": (FORWARD, 2)}
@@ -92,6 +94,35 @@ def test_all_rules_at_once_are_what_each_is_alone(rules_by_name, passes):
         reports = [n.report.parameters["cell", name] for n in (net, other)]
         mine, theirs = ((p.how, p.exact, p.dropped, p.trace_shapes) for p in reports)
         assert mine == theirs and reports[0].rule.startswith(str(other.rule)[:4])
+
+
+def _from_traces(rule, params, keep, **options):
+    """The gradient where traces are not zero, in several blocks, and the traces by weight."""
+    net = bt.online(step, rule, **options)
+    carry = net.init(params, STATE, XS[0])
+    first, second = (net.grad(loss, block_size=3, keep_traces=k) for k in (True, keep))
+    _, (carry, _) = first(params, carry, XS, YS)
+    grads, (carry, _) = second(params, carry, XS, YS, mask=np.arange(T) != 4)
+    graph = net._last.graph
+    relations = [r for part in graph.parts or (graph,) for r in part.relations]
+    paths = [r.weight_path for r in relations]
+    return grads["cell"], dict(zip(paths, carry.traces, strict=True)), net
+
+
+@pytest.mark.parametrize(
+    "rules_by_name, keep", [(BACKWARD, True), (BACKWARD_WINDOWS, False)], ids=["single", "windows"]
+)
+def test_blocks_taken_backward_are_those_of_each_rule(rules_by_name, keep):
+    params = weights(rules_by_name)
+    chosen = {f"*.{name}": rule for name, rule in rules_by_name.items()}
+    found, traces, net = _from_traces({**chosen, "*": "no_trace"}, params, keep)
+    assert net.rule.record.backward is not None
+    for name, (rule, options) in rules_by_name.items():
+        truth, own, _ = _from_traces(rule, params, keep, **options)
+        assert np.abs(found[name] - truth[name]).max() <= 1e-12 * np.abs(truth[name]).max(), name
+        pairs = zip(*(map(jax.tree.leaves, (t["cell", name] for t in (traces, own)))), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_uoro_estimates_its_own_parameters_together():

@@ -122,7 +122,8 @@ class PlanBody:
     @property
     def goes_back(self) -> bool:
         graph = self.plan.graph
-        return not (self.one_by_one or graph.effects or graph.unmapped)
+        traced = any(map(jax.tree.leaves, self.plan.trace_shapes))  # else nothing is saved by it
+        return traced and not (self.one_by_one or graph.effects or graph.unmapped)
 
     @property
     def steps(self) -> int:

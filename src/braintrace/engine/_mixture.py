@@ -16,7 +16,7 @@ derivatives of all: the loss is differentiated once, and its cotangents go throu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from ..graph import Graph
-from ._rule import Arrived, ExitCotangents, Fresh, Part, Pending, Rule, Trace
+from ._rule import Arrived, Backward, ExitCotangents, Fresh, Part, Pending, Rule, Trace
 from ._values import Block, TimeAxes, Values
 
 Array = jax.Array
@@ -69,6 +69,7 @@ def mixture(parts: Sequence[Part]) -> Rule:
         takes_signal=False,
         one_by_one=any(rule.one_by_one for rule in rules),
         pending=_pending(parts),
+        backward=_backward(parts),
         constants={f"{k} of {i}": v for i, r in enumerate(rules) for k, v in r.constants.items()},
         per_parameter=any(rule.per_parameter for rule in rules),
         parts=tuple(parts),
@@ -167,6 +168,13 @@ class Pass:
         own = {leaf.output for leaf in step.hidden[len(step.stored) :]}
         return [a for i, a in enumerate(outs) if i not in own]
 
+    def behind(self, graph: Graph, rule: Rule, behind: Any) -> Any:
+        """What comes from the blocks behind, of it what is about the parts of this pass."""
+        if behind is None:
+            return None
+        adjoints = split_adjoints(rule.parts, graph, behind.adjoints)
+        return replace(behind, adjoints=[a for i in self.numbers for a in adjoints[i]], moves=None)
+
     def substitute(self, substitute: Array | None, axes: TimeAxes) -> Array | None:
         """Windows to evaluate in place of others, as those of this pass."""
         if substitute is None or self.rule.entry_only:
@@ -191,7 +199,9 @@ def passes_of(
         if len(own) > 1:
             leaves = frozenset[int]().union(*(g.owned or () for g in graphs))
             union = graph.whole[own[0]].owning(leaves)
-        together = replace(first.rule, credit=_Credit(tuple(parts), tuple(graphs)))
+        credit = _Credit(tuple(parts), tuple(graphs))
+        back = rule.backward and rule.backward._replace(credit=credit.backward)
+        together = replace(first.rule, credit=credit, backward=back)
         seen = _seen(first, union, graph, block)
         at = [split[i] for i in own], [observed[i] for i in own]
         out.append(Pass(tuple(own), union, together, seen, *at, own is numbers[-1]))
@@ -226,24 +236,106 @@ class _Credit:
     graphs: tuple[Graph, ...]
 
     def __call__(self, graph: Graph, arrived: Arrived) -> Any:
-        number = {r.site.equation: r.index for r in graph.relations}
         out = [_no_gradient(p) for p in arrived.params]
+        for rule, own, now in self._each(graph, arrived):
+            _put_own(out, own, rule.credit(own, now))
+        return tuple(out)
+
+    def backward(self, graph: Graph, arrived: Arrived) -> tuple[Any, list[Array]]:
+        """The same of a block that is taken backward; and the adjoints before it."""
+        out, before, later = [_no_gradient(p) for p in arrived.params], [], iter(arrived.later)
+        for rule, own, now in self._each(graph, arrived):
+            assert rule.backward is not None
+            after = [next(later) for _ in rule.backward.adjoints(own)]
+            gradients, adjoints = rule.backward.credit(own, now._replace(later=after))
+            _put_own(out, own, gradients)
+            before += adjoints
+        return tuple(out), before
+
+    def _each(self, graph: Graph, arrived: Arrived) -> Iterator[tuple[Rule, Graph, Arrived]]:
+        """The rules with their graphs and what reached their memory."""
+        number = {r.site.equation: r.index for r in graph.relations}
         each = zip(self.rules, self.graphs, arrived.traces, arrived.observed, strict=True)
         for rule, own, traces, observed in each:
             taps = arrived.taps
             if taps:
                 taps = {r.index: taps[number[r.site.equation]] for r in own.relations}
-            now = arrived._replace(traces=traces, observed=observed, taps=taps)
-            for i, gradient in enumerate(rule.credit(own, now)):
-                if own.owns(i):
-                    out[i] = gradient
-        return tuple(out)
+            yield rule, own, arrived._replace(traces=traces, observed=observed, taps=taps)
+
+
+def _put_own(out: list[Any], graph: Graph, gradients: Sequence[Any]) -> None:
+    for i, gradient in enumerate(gradients):
+        if graph.owns(i):
+            out[i] = gradient
 
 
 def _no_gradient(p: Array) -> Any:
     if not jnp.issubdtype(p.dtype, jnp.inexact):
         return np.zeros(p.shape, jax.dtypes.float0)
     return jnp.zeros_like(p)
+
+
+# ---------------------------------------------------------------------------- backward over blocks
+
+
+def split_adjoints(
+    parts: Sequence[Part], graph: Graph, adjoints: Sequence[Array]
+) -> list[list[Array]]:
+    """The adjoints of a mixture, part by part."""
+    out, rest = [], iter(adjoints)
+    for part, own in _each(parts, graph):
+        assert part.rule.backward is not None
+        out.append([next(rest) for _ in part.rule.backward.adjoints(own)])
+    return out
+
+
+def _backward(parts: Sequence[Part]) -> Backward | None:
+    """Blocks from the last to the first, if all parts can take them so, each as it is alone."""
+    ways = [part.rule.backward for part in parts if part.rule.backward is not None]
+    rules = [part.rule for part in parts]
+    if len(ways) < len(parts):
+        return None
+
+    def adjoints(graph: Graph) -> list[Array]:
+        return [a for way, own in _each(ways, graph) for a in way.adjoints(own)]
+
+    def read(
+        graph: Graph, consts: Any, params: Any, traces: Sequence[Trace], at: list, fresh: Fresh
+    ) -> Any:
+        out = [_no_gradient(p) for p in params]
+        split = split_traces(rules, graph, traces), split_adjoints(parts, graph, at)
+        for (way, own), t, a in zip(_each(ways, graph), *split, strict=True):
+            _put_own(out, own, way.read(own, consts, params, t, a, fresh))
+        return tuple(out)
+
+    def deposits(graph: Graph, block: Block, observed: Any, moves: Any) -> tuple[Any, Any]:
+        new, out = [], []
+        each = zip(_each(parts, graph), ways, observed, moves, strict=True)
+        for (part, own), way, o, m in each:
+            maps, found = way.deposits(own, _seen(part, own, graph, block), o, m)
+            new.append(maps)
+            out += found
+        return new, out
+
+    def put(
+        graph: Graph,
+        consts: Any,
+        params: Any,
+        traces: Sequence[Trace],
+        moves: Any,
+        deposits: Any,
+        fresh: Fresh,
+    ) -> list[Trace]:
+        out: list[Trace] = []
+        rest = iter(deposits)
+        each = zip(_each(ways, graph), split_traces(rules, graph, traces), moves, strict=True)
+        for (way, own), t, m in each:
+            found = [next(rest) for _ in own.relations]
+            out += way.put(own, consts, params, t, m, found, fresh)
+        return out
+
+    moves = lambda graph: [way.moves(own) for way, own in _each(ways, graph)]
+    return Backward(adjoints, _in_passes, read, moves, deposits, put)
 
 
 # ------------------------------------------------------------------------- steps beside the traces

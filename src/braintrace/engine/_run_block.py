@@ -378,7 +378,7 @@ def _all_results(
         return _results(memory, values, block, substitute)
     total: list[Array] | None = None
     for own in reversed(passes_of(graph, rule, memory.traces, memory.observed, block)):
-        met = own.traces, own.observed, memory.fresh, None
+        met = own.traces, own.observed, memory.fresh, own.behind(graph, rule, memory.behind)
         of_pass = _Memory(own.graph, own.rule, *met)
         instead = own.substitute(substitute, block.axes)
         results = own.results(_results(of_pass, own.values(values), own.block, instead))

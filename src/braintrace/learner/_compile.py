@@ -111,7 +111,7 @@ def compile(
         if "window" in inspect.signature(row.make).parameters:  # the rule has one of its own
             options, window = {"window": window, **options}, None
     if isinstance(algorithm, LearningRule) and algorithm.window is not None:
-        window = algorithm.window if algorithm.shares else None
+        window = algorithm.window if algorithm.record.replay is None else None
     if is_nnx(model):
         _check_not_given(batch_size=batch_size, seed=seed, vmap=vmap or None, kwargs=kwargs or None)
         spread = {"mesh": mesh, "batch": batch, "units": units}

@@ -23,7 +23,13 @@ from ._block import folded, iterations, pull, scan, storage, taken
 from ._factored import factors
 from ._linear import at_output
 from ._options import TraceDtype
-from ._relation_rule import Blocks, RelationBlock, RelationFunctions, relation_rule
+from ._relation_rule import (
+    Blocks,
+    RelationBlock,
+    RelationFunctions,
+    RelationsBackward,
+    relation_rule,
+)
 
 
 def untraced() -> Rule:
@@ -32,9 +38,24 @@ def untraced() -> Rule:
     def credit(blocks: Blocks, signals: Sequence[Signals], fresh: Fresh) -> list[Grads]:
         return [_within(b, s.ct, s.masked) for b, s in zip(blocks, signals, strict=True)]
 
+    def zeros(blocks: Blocks, before: Sequence[Array], fresh: Fresh) -> list[Grads]:
+        return [{k: jnp.zeros_like(b.weights[k]) for k in b.relation.keys} for b in blocks]
+
+    # Beside other rules of a mixture: nothing goes from block to block.
+    backward = RelationsBackward(
+        adjoints=lambda relations, dtype: [],
+        moves=lambda relations: [],
+        credit=lambda blocks, signals, after: (credit(blocks, signals, None), []),
+        read=zeros,
+        deposits=lambda blocks, moves: ([], [(None, jnp.zeros(len(b.steps.f))) for b in blocks]),
+        put=lambda blocks, moves, deposits, fresh: [b.trace for b in blocks],
+    )
     return relation_rule(
         RelationFunctions(
-            lambda r, weights: {}, lambda blocks, fresh: [b.trace for b in blocks], credit
+            lambda r, weights: {},
+            lambda blocks, fresh: [b.trace for b in blocks],
+            credit,
+            backward=backward,
         ),
         takes_signal=False,
         approximates="the trace of every weight: there is none",

@@ -50,6 +50,11 @@ def mixture(
                 do="pass e.g. {'cell.*': 'd_rtrl', '*': 'no_trace'}",
             )
         given[pattern] = _share(pattern, rule, window, rule_value)
+    if set(given) == {EVERY}:
+        only = given[EVERY]
+        return replace(only.rule, window=only.window or only.rule.window)
+    for pattern, share in given.items():
+        _check_share(pattern, share.rule)
     shares = _joined(
         [*(s for p, s in given.items() if p != EVERY), *filter(None, [given.get(EVERY)])]
     )
@@ -110,11 +115,22 @@ def _share(pattern: str, rule: Any, window: int | None, rule_value: Callable) ->
         rule, options = rule[0], dict(rule[1])
     size = options.pop("window", window)
     size = None if size is None else check_count("window", size, "steps")
-    value = rule_value(rule, options)
-    if value.shares:
+    if isinstance(rule, Mapping) or (isinstance(rule, LearningRule) and rule.shares):
         raise type_error(
             f"the rule of {pattern!r} is a mixture.", why=_FORMS, do="write its rules here"
         )
+    value = rule_value(rule, options, size)
+    if size is not None and value.no_windows is not None:
+        raise value_error(
+            f"{value.name} for {pattern} has no windows (window={size}).",
+            why=f"{value.no_windows}; inside a window reverse mode is the only signal",
+            do="give it the window None",
+        )
+    return Share((pattern,), value, size)
+
+
+def _check_share(pattern: str, value: LearningRule) -> None:
+    """Refuse a rule that is for all parameters or none."""
     if value.record.replay is not None:
         raise value_error(
             f"{value} for {pattern} in a mixture.",
@@ -128,13 +144,6 @@ def _share(pattern: str, rule: Any, window: int | None, rule_value: Callable) ->
             "parameters",
             do="use it for all; or read out with nn.FilteredReadout, where d_rtrl is e-prop",
         )
-    if size is not None and value.no_windows is not None:
-        raise value_error(
-            f"{value.name} for {pattern} has no windows (window={size}).",
-            why=f"{value.no_windows}; inside a window reverse mode is the only signal",
-            do="give it the window None",
-        )
-    return Share((pattern,), value, size)
 
 
 def _joined(shares: Sequence[Share]) -> list[Share]:
