@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import braintrace as bt
+from braintrace._online import choose_for
 from braintrace._online._assignment import Limits, Part, Tried, best, cosine_of, mixtures
 
 B, N, I, T = 2, 3, 2, 4
@@ -54,10 +55,10 @@ def test_cosines_of_the_table_are_those_of_the_gradients(choice):
     with jax.enable_x64(True):
         flat = lambda tree: np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])
         truth = flat(jax.grad(total)(PARAMS))
-        for rule, options in (("d_rtrl", {}), ("no_trace", {"window": 2})):
-            net = bt.online(step, rule, **options)
+        for row in choice.tried:
+            rule, options = row.uniform
+            net = bt.online(step, rule, **dict(options))
             found = flat(net.grad(loss)(PARAMS, net.init(PARAMS, STATE, XS[0]), XS, YS)[0])
-            row = next(t for t in choice.tried if t.uniform == (rule, tuple(options.items())))
             cosine = found @ truth / np.linalg.norm(found) / np.linalg.norm(truth)
             assert row.cosine == pytest.approx(cosine, abs=1e-9)
             assert row.traces == net.memory
@@ -127,6 +128,64 @@ def test_the_choice_is_never_worse_than_the_best_rule_that_fits(seed):
     assert top is None or top.cosine >= uniform.cosine - 1e-4
 
 
+def scaled(seed, *shape):
+    return drawn(seed, *shape) / (0.8 * shape[0] ** 0.5)
+
+
+def stack(layers, n, seed=10):
+    """Layers of minGRU, whose gates open slowly."""
+    square = lambda k: scaled(k, n, n)
+    each = {f"layer{i}": {"z": square(seed + i), "h": square(seed + 9 + i)} for i in range(layers)}
+
+    def step(p, state, x):
+        new, x = [], x @ p["enter"]
+        for i, h in enumerate(state):
+            z = jax.nn.sigmoid(x @ p[f"layer{i}"]["z"] - 2)
+            x = (1 - z) * h + z * (x @ p[f"layer{i}"]["h"])
+            new.append(x)
+        return tuple(new), x
+
+    return step, {**each, "enter": scaled(seed, I, n)}, (jnp.zeros((8, n)),) * layers
+
+
+def under_a_gru(n, seed=30):
+    """A leaky layer under a GRU."""
+    gates = {k: 2 * scaled(seed + i, 2 * n, n) for i, k in enumerate("zrh")}
+
+    def step(p, state, x):
+        a, h = state
+        a = 0.5 * a + x @ p["enter"]
+        ah = jnp.concatenate([a, h], -1)
+        z, r = jax.nn.sigmoid(ah @ p["gru"]["z"] - 1), jax.nn.sigmoid(ah @ p["gru"]["r"])
+        h = (1 - z) * h + z * jnp.tanh(jnp.concatenate([a, r * h], -1) @ p["gru"]["h"])
+        return (a, h), h
+
+    return step, {"enter": scaled(seed, I, n), "gru": gates}, (jnp.zeros((8, n)),) * 2
+
+
+PROGRAMS = {"four layers": stack(4, 24), "under a dense layer": under_a_gru(24)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_one_call_beats_d_rtrl_in_its_memory(program):
+    step, params, state = program
+    xs = drawn(50, 64, 8, I)
+    ys = jnp.roll(xs, 20, 0).sum(-1, keepdims=True)
+    choice = choose_for(*program, xs, ys, loss, time=None, within=("d_rtrl", ()))
+    d_rtrl = next(t for t in choice.tried if t.uniform == ("d_rtrl", ()))
+    assert choice.best.bytes <= choice.limits.memory == d_rtrl.bytes
+    assert choice.best.cosine >= d_rtrl.cosine + 0.05
+    net = bt.online(step, choice.rule)
+    assert net.init(params, state, xs[0]).state and net.memory == choice.best.traces
+
+
+def test_a_chosen_replay_is_a_rule():
+    choice = bt.choose(step, PARAMS, STATE, XS, YS, loss, time=None, stream=True)
+    assert str(choice) and all("rolling" not in str(t.rule) for t in choice.tried)  # T is too short
+    net = bt.online(step, {"*": ("rolling", {"window": 8})})
+    assert str(net.rule) == str(bt.rules.rolling(8)) and net.window == 8
+
+
 def test_limits_that_are_none_are_refused():
     ask = lambda **o: bt.choose(step, PARAMS, STATE, XS, YS, loss, **o)
     with pytest.raises(ValueError, match="'much'"):
@@ -137,9 +196,7 @@ def test_limits_that_are_none_are_refused():
         bt.choose(step, PARAMS, STATE, XS, YS, 3)
 
 
-def test_what_cannot_fit_says_what_would(monkeypatch):
-    few = lambda length, stream: [("no_trace", ()), ("d_rtrl", ())]
-    monkeypatch.setattr("braintrace._online._choose.candidates_of", few)
+def test_what_cannot_fit_says_what_would():
     with pytest.raises(ValueError, match="no rule fits in 1 bytes") as error:
         bt.choose(step, PARAMS, STATE, XS, YS, loss, memory=1, time=None)
     assert "the smallest, " in str(error.value) and math.isfinite(1)

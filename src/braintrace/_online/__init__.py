@@ -15,6 +15,7 @@ from ._checks import check_moving as check_moving
 from ._checks import check_relations as check_relations
 from ._choose import Choice as Choice
 from ._choose import choose as choose
+from ._choose import choose_for as choose_for
 from ._finite import LossWatch as LossWatch
 from ._learner import Carry as Carry
 from ._learner import Online as Online

@@ -75,6 +75,20 @@ class Limits:
     time: float = math.inf
 
 
+def as_rule(rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """What `online` takes: the most frequent rule is that of all others."""
+    pairs = {rule: (rule[0], dict(rule[1])) for rule in rules.values()}
+    count = lambda rule: sum(r == rule for r in rules.values())
+    common = max(pairs, key=lambda rule: (count(rule), str(rule)))
+    own = {name: pairs[rule] for name, rule in rules.items() if rule != common}
+    return {**own, "*": pairs[common]}
+
+
+def is_exact(tried: Tried) -> bool:
+    """Whether no other gradient could be better by what counts."""
+    return tried.cosine >= 1 - GAIN
+
+
 def window_of(rule: Rule) -> int | None:
     """The steps of its windows."""
     return dict(rule[1]).get("window")

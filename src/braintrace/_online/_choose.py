@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
-import time as clock
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from .._errors import CompilationError, NotSupportedError, dotted, type_error, value_error
+from .._errors import value_error
 from ..program import PyTree
 from ..report import bytes_of, factor, size, write
 from ..rules import rule_value
-from ._advice import operations_of, price
-from ._assignment import Limits, Part, Rule, Tried, best, cosine_of, mixtures
-from ._blocks import nbytes
-from ._checks import length_of
-from ._learner import Carry, Online, online
+from ._assignment import Limits, Part, Rule, Tried, as_rule, best, cosine_of, is_exact, mixtures
 from ._progress import ticking
-from ._tree import split, strong
+from ._trial import Trial
 
-ROUNDS = 3  # timed runs of each gradient
 MOST_MIXTURES = 4  # that are measured
-HOPELESS = 8.0  # times what is allowed, by the count of operations: not even compiled
-REFUSED = (CompilationError, NotSupportedError, ValueError, TypeError)
+MOST_WINDOWS = 3  # lengths of windows of a rule that are measured
+OPTIMISTIC = 3.0  # a window may take so much less than its part of BPTT's memory
+SAME = 0.9  # part of the bytes of windows twice as long
+NO_TRACE: Rule = "no_trace", ()
+D_RTRL: Rule = "d_rtrl", ()
+SNAPS: list[Rule] = [("snap", (("n", n),)) for n in (1, 2, 3)]
+REPLAYED: list[Rule] = [("rolling", (("window", k),)) for k in (8, 32)]  # for streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,13 @@ class Choice:
         chosen = [f"  {name:{wide}}  {label(rule)}" for name, rule in self.rule.items()]
         about = f"{bptt}. Allowed: {allowed or 'anything'}."
         return "\n".join([*lines, "", about, "Chosen:", *chosen])
+
+    @property
+    def summary(self) -> str:
+        """The rule of each parameter in one line."""
+        if len(self.rule) == 1:
+            return label(self.rule["*"])
+        return "; ".join(f"{name}: {label(rule)}" for name, rule in self.rule.items())
 
     def _row(self, t: Tried) -> tuple[str, ...]:
         rules = list(dict.fromkeys(map(label, t.rule.values())))
@@ -131,9 +135,10 @@ def choose(
 ) -> Choice:
     """The rules for the parameters of a step whose gradient is closest to BPTT's, within limits.
 
-    Every candidate is measured on the batch: the cosine of its gradient to that of BPTT, its memory
-    as XLA reports it, its time. A mixture is made of what was measured, measured itself, and chosen
-    only if it is better than the best single rule that fits. The same table gives the same choice.
+    Rules are measured on the batch: the cosine of the gradient to that of BPTT, its memory as XLA
+    reports it, its time. What cannot be the choice is not compiled, and the table says why. A
+    mixture is made of what was measured, measured itself, and chosen only if it is better than the
+    best single rule that fits. The same table gives the same choice.
 
     Args:
         step: `step(params, state, *inputs) -> (state, out)`, as for `online`.
@@ -163,65 +168,140 @@ def choose(
         >>> choice = braintrace.choose(step, w, h, xs, ys, loss, time=None)
         >>> net = braintrace.online(step, choice.rule)
     """
+    how: dict[str, Any] = {"stream": stream, "progress": progress}
+    return choose_for(step, params, state, xs, ys, loss, memory=memory, time=time, **how)
+
+
+def choose_for(
+    step: Callable[..., PyTree],
+    params: PyTree,
+    state: PyTree,
+    xs: PyTree,
+    ys: PyTree,
+    loss: Callable[..., jax.Array],
+    *,
+    memory: int | str | None = None,
+    time: float | None = 3.0,
+    stream: bool = False,
+    progress: bool = False,
+    groups: Sequence[str] = (),
+    within: Rule | None = None,
+) -> Choice:
+    """`choose` for parameters that are groups of arrays, or within the memory that a rule takes."""
     limits = Limits(math.inf if memory is None else bytes_of(memory), _time_of(time))
-    job = _Job.of(step, params, state, xs, ys, loss)
-    reference = job.bptt()
-    candidates = list(candidates_of(job.length, stream))
-    with ticking(progress, len(candidates) + MOST_MIXTURES) as tick:
-        ticked = (lambda: None) if tick is None else (lambda: tick(1))
-        tried = []
-        for rule in candidates:
-            tried.append(job.measured(dict.fromkeys(job.names, rule), limits, reference))
-            ticked()
-        tried = job.timed(tried, reference)
-        top = best(tried, limits)
-        for rules in list(mixtures(tried, reference.squares, limits))[:MOST_MIXTURES]:
-            parts = {p: _alone(tried, rule).parts[p] for p, rule in rules.items()}
-            if top is None or cosine_of(parts, reference.squares) > top.cosine + 1e-4:
-                (mixed,) = job.timed([job.measured(rules, limits, reference)], reference)
-                tried.append(mixed)
-                top = best(tried, limits)
-            ticked()
+    trial = Trial.of(step, params, state, xs, ys, loss, groups)
+    if within is not None:
+        taken = trial.measured(dict.fromkeys(trial.names, within), Limits())
+        if taken.why:
+            raise value_error(
+                f"{label(within)} was not measured.",
+                why=taken.why,
+                do="pass what may be used, memory='2GB'",
+            )
+        limits = Limits(taken.bytes, limits.time)
+    return chosen(trial, limits, stream, progress)
+
+
+def chosen(trial: Trial, limits: Limits, stream: bool = False, progress: bool = False) -> Choice:
+    """The choice for a step on a batch."""
+    total = 2 + 2 * MOST_WINDOWS + len(SNAPS) + len(REPLAYED) * stream + MOST_MIXTURES
+    with ticking(progress, total) as tick:
+        search = _Search(trial, limits, (lambda: None) if tick is None else (lambda: tick(1)))
+        search.rules(stream)
+        search.mixtures()
+    top = best(search.tried, limits)
     if top is None:
-        cheapest = min(tried, key=lambda t: (bool(t.why), t.bytes))
-        raise value_error(
-            f"no rule fits in {size(int(limits.memory))} and {limits.time:g} times BPTT's time."
-            if math.isfinite(limits.memory)
-            else f"no rule fits in {limits.time:g} times BPTT's time.",
-            why=f"the smallest, {label(next(iter(cheapest.rule.values())))}, takes "
-            f"{size(cheapest.bytes)} and {factor(cheapest.time)} times BPTT's time on this batch",
-            do="allow more memory or time, or pass a smaller batch",
-        )
-    bptt = reference.working, reference.seconds
-    return Choice(as_rule(top.rule), top, tuple(tried), limits, bptt, job.length)
+        raise _nothing_fits(search.tried, limits)
+    bptt = trial.reference.working, trial.reference.seconds
+    return Choice(as_rule(top.rule), top, tuple(search.tried), limits, bptt, trial.length)
 
 
-def candidates_of(length: int, stream: bool) -> Iterator[Rule]:
-    """Rules that are measured on a sequence of this length."""
-    sizes = [k for k in (2, 8, 32, 128, 512) if k < length] + [length]
-    yield from (("no_trace", ()), ("d_rtrl", ()))
-    yield from (("snap", (("n", n),)) for n in (1, 2, 3))
-    for k in sizes:
-        yield "no_trace", (("window", k),)
-        if k < length:
-            yield "d_rtrl", (("window", k),)
-    if stream:
-        yield from (("rolling", (("window", k),)) for k in (8, 32) if k < length)
+@dataclass(slots=True)
+class _Search:
+    """Rules are measured in an order in which most of them need not be.
+
+    What is exact comes first; if it fits, no other rule has a better gradient. Of the windows of a
+    rule only the longest that fit are wanted: their memory grows with their length, so that of one
+    tells which others may fit.
+    """
+
+    trial: Trial
+    limits: Limits
+    tick: Callable[[], None]
+    tried: list[Tried] = field(default_factory=list)
+
+    def rules(self, stream: bool) -> None:
+        """Measure the rules that could be the choice, each for all parameters."""
+        self._measure(NO_TRACE, Limits())  # the smallest: if it does not fit, nothing does
+        self._measure(D_RTRL)
+        length = self.trial.length
+        longest = self._windows(NO_TRACE, [*_powers_below(length), length])
+        self._windows(D_RTRL, [k for k in _powers_below(length) if k <= longest])
+        for rule in SNAPS[not self.trial.cuts(D_RTRL) :]:  # without a cut the first is d_rtrl
+            if self._found_exact() or not self._measure(rule).fits(self.limits):
+                break
+        for rule in (r for r in REPLAYED if stream and _window(r) < self.trial.length):
+            self._measure(rule)
+        self.tried = self.trial.timed(self.tried)
+
+    def mixtures(self) -> None:
+        """Measure the mixtures that are better than every rule that fits."""
+        squares = self.trial.squares
+        promising = list(mixtures(self.tried, squares, self.limits))
+        for rules in promising[:MOST_MIXTURES]:
+            top = best(self.tried, self.limits)
+            alone = {t.uniform: t for t in self.tried}
+            expected = cosine_of({p: alone[r].parts[p] for p, r in rules.items()}, squares)
+            if top is None or expected > top.cosine + 1e-4:
+                self.tried += self.trial.timed([self.trial.measured(rules, self.limits)])
+            self.tick()
+
+    def _measure(self, rule: Rule, limits: Limits | None = None) -> Tried:
+        rules = dict.fromkeys(self.trial.names, rule)
+        tried = self.trial.measured(rules, limits or self.limits)
+        self.tried.append(tried)
+        self.tick()
+        return tried
+
+    def _windows(self, rule: Rule, sizes: list[int]) -> int:
+        """Measure the longest windows of a rule that fit, of these sizes; their steps, or 0."""
+        length, last = self.trial.length, math.inf
+        per_step = self.trial.reference.working / OPTIMISTIC / length
+        for _ in range(MOST_WINDOWS):
+            sizes = [k for k in sizes if k * per_step <= self.limits.memory]
+            if not sizes or (sizes[-1] < length and self._found_exact()):
+                return 0
+            steps = sizes.pop()
+            tried = self._measure((rule[0], (("window", steps),)))
+            if tried.fits(self.limits):
+                return steps
+            if tried.why or tried.bytes > SAME * last:  # a block has the same steps, so shorter
+                return 0  # windows take no less
+            per_step, last = max(per_step, tried.working / 2 / steps), tried.bytes
+        return 0
+
+    def _found_exact(self) -> bool:
+        return any(t.fits(self.limits) and is_exact(t) for t in self.tried)
 
 
-def as_rule(rules: Mapping[str, Rule]) -> dict[str, Any]:
-    """What `online` takes: the most frequent rule is that of all others."""
-    pairs = {rule: (rule[0], dict(rule[1])) for rule in rules.values()}
-    if len(pairs) == 1 and next(iter(pairs))[0] == "rolling":
-        return {"*": next(iter(pairs.values()))}
-    count = lambda rule: sum(r == rule for r in rules.values())
-    common = max(pairs, key=lambda rule: (count(rule), str(rule)))
-    own = {name: pairs[rule] for name, rule in rules.items() if rule != common}
-    return {**own, "*": pairs[common]}
+def _powers_below(length: int) -> list[int]:
+    return [1 << n for n in range(1, length.bit_length()) if 1 << n < length]
 
 
-def _alone(tried: Sequence[Tried], rule: Rule) -> Tried:
-    return next(t for t in tried if t.uniform == rule)
+def _window(rule: Rule) -> int:
+    return dict(rule[1])["window"]
+
+
+def _nothing_fits(tried: list[Tried], limits: Limits) -> ValueError:
+    cheapest = min(tried, key=lambda t: (bool(t.why), t.bytes))
+    return value_error(
+        f"no rule fits in {size(int(limits.memory))} and {limits.time:g} times BPTT's time."
+        if math.isfinite(limits.memory)
+        else f"no rule fits in {limits.time:g} times BPTT's time.",
+        why=f"the smallest, {label(next(iter(cheapest.rule.values())))}, takes "
+        f"{size(cheapest.bytes)} and {factor(cheapest.time)} times BPTT's time on this batch",
+        do="allow more memory or time, or pass a smaller batch",
+    )
 
 
 def _time_of(time: Any) -> float:
@@ -234,167 +314,3 @@ def _time_of(time: Any) -> float:
             do="pass a positive number such as 3.0, or None for no limit",
         )
     return float(time)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """The gradient of BPTT, per parameter, and what it takes."""
-
-    grads: dict[str, np.ndarray]
-    working: int
-    seconds: float
-    program: Callable[[], Any]
-
-    @property
-    def squares(self) -> dict[str, float]:
-        """Squared lengths."""
-        return {name: float(np.vdot(g, g).real) for name, g in self.grads.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A step on a batch, and the programs that were compiled for it."""
-
-    step: Callable[..., PyTree]
-    params: PyTree
-    state: PyTree
-    inputs: tuple[PyTree, ...]
-    targets: tuple[PyTree, ...]
-    loss: Callable[..., jax.Array]
-    names: list[str]
-    length: int
-    programs: dict[str, Callable[[], Any]]
-
-    @classmethod
-    def of(
-        cls,
-        step: Callable[..., PyTree],
-        params: PyTree,
-        state: PyTree,
-        xs: PyTree,
-        ys: PyTree,
-        loss: Callable[..., jax.Array],
-    ) -> _Job:
-        if not callable(loss):
-            raise type_error(
-                f"the loss has type {type(loss).__name__}.",
-                why="it is a function loss(out, *targets), of one step",
-                do="pass a function, lambda out, y: jnp.mean((out - y) ** 2)",
-            )
-        inputs = xs if type(xs) is tuple else (xs,)
-        targets = ys if type(ys) is tuple else (ys,)
-        layout, _, _ = split(params)
-        paths = layout.paths("params")
-        names = [dotted(paths[i]) for i in layout.trained]
-        args = (step, params, state, inputs, targets, loss, names)
-        return cls(*args, length_of((inputs, targets)), {})
-
-    def bptt(self) -> _Reference:
-        """The reference; it is run once to warm up."""
-        layout, trained, fixed = split(self.params)
-
-        def total(trained: list, inputs: Any, targets: Any) -> jax.Array:
-            params = layout.join(trained, fixed)
-
-            def one(at: PyTree, slices: PyTree) -> tuple[PyTree, jax.Array]:
-                at, out = self.step(params, at, *slices[0])
-                return at, self.loss(out, *slices[1])
-
-            start = jax.tree.map(jax.numpy.asarray, self.state)
-            return jax.lax.scan(one, start, (inputs, targets))[1].sum()
-
-        arguments = (trained, self.inputs, self.targets)
-        program = jax.jit(jax.grad(total)).lower(*arguments).compile()
-        grads, seconds = _run(lambda: program(*arguments))
-        return _Reference(
-            dict(zip(self.names, grads, strict=True)),
-            _working(program),
-            seconds,
-            lambda: program(*arguments),
-        )
-
-    def measured(self, rules: Mapping[str, Rule], limits: Limits, reference: _Reference) -> Tried:
-        """The gradient, memory and first time of rules, or why these were not measured."""
-        tried = Tried(dict(rules))
-        rule = as_rule(rules)
-        try:
-            net = _learner(self.step, rule)
-            first = jax.tree.map(lambda a: a[0], self.inputs)
-            plan, _ = net._plan(self.params, jax.tree.map(strong, self.state), first)
-        except REFUSED as error:
-            return replace(tried, why=f"refused: {str(error).partition(chr(10))[0]}")
-        traces, shapes = nbytes(plan.trace_shapes), plan.trace_shapes
-        over = price(plan.graph, net.rule.record, shapes, operations_of(plan.problem))
-        if traces > limits.memory:
-            return replace(tried, why=f"its traces need {size(traces)}", traces=traces)
-        if over > HOPELESS * limits.time:
-            return replace(tried, why=f"about {factor(over)} times BPTT by its operations")
-        carry = net.init(self.params, self.state, *first)
-        program, arguments = self._compiled(net, carry)
-        run = lambda: program(*arguments)
-        grads, seconds = _run(run)
-        self.programs[str(sorted(rules.items()))] = run
-        parts = {}
-        reports = {dotted(path): p for path, p in net.report.parameters.items()}
-        for name, g in zip(self.names, grads, strict=True):
-            dot = float(np.vdot(reference.grads[name], g).real)
-            parts[name] = Part(dot, float(np.vdot(g, g).real), reports[name].trace_bytes)
-        return replace(
-            tried,
-            cosine=cosine_of(parts, reference.squares),
-            working=_working(program),
-            traces=traces,
-            time=seconds / reference.seconds,
-            parts=parts if tried.uniform else {},
-        )
-
-    def _compiled(self, net: Online, carry: Carry) -> tuple[Any, tuple]:
-        """The gradient of a learner from zero traces, compiled; and its arguments."""
-        gradient, begun = net.grad(self.loss), np.zeros((), np.int32)
-
-        def run(params: PyTree, state: PyTree, traces: PyTree, inputs: Any, targets: Any) -> Any:
-            at = Carry(state, traces, begun)
-            grads, (after, _) = gradient(params, at, inputs, *targets)
-            return grads, after.traces
-
-        layout, trained, fixed = split(self.params)
-        of_trained = lambda trained, *rest: run(layout.join(trained, fixed), *rest)
-        arguments = (trained, carry.state, carry.traces, self.inputs, self.targets)
-        return jax.jit(of_trained).lower(*arguments).compile(), arguments
-
-    def timed(self, tried: Sequence[Tried], reference: _Reference) -> list[Tried]:
-        """The same with times, taken in turns with BPTT so that all meet the same load."""
-        keys = {i: str(sorted(t.rule.items())) for i, t in enumerate(tried)}
-        runs = {i: self.programs[key] for i, key in keys.items() if key in self.programs}
-        seconds: dict[int, list[float]] = {i: [] for i in runs}
-        base: list[float] = []
-        for _ in range(ROUNDS):
-            base.append(_run(reference.program)[1])
-            for i, run in runs.items():
-                seconds[i].append(_run(run)[1])
-        ratio = lambda i: min(seconds[i]) / min(base)
-        return [replace(t, time=ratio(i)) if i in runs else t for i, t in enumerate(tried)]
-
-
-def _learner(step: Callable[..., PyTree], rule: dict[str, Any]) -> Online:
-    """A learner whose traces may have any size: what is too large is not run."""
-    (name, options), *others = rule.values()
-    if not others:  # one rule is no mixture
-        options = dict(options)
-        window = options.pop("window", None)
-        return online(step, name, window=window, memory_limit=sys.maxsize, **options)
-    return online(step, rule, memory_limit=sys.maxsize)
-
-
-def _run(program: Callable[[], Any]) -> tuple[list[np.ndarray], float]:
-    """The gradients of a program, and the seconds that it took."""
-    started = clock.perf_counter()
-    out = jax.block_until_ready(program())
-    seconds = clock.perf_counter() - started
-    grads = out[0] if isinstance(out, tuple) else out
-    return [np.asarray(g) for g in jax.tree.leaves(grads)], max(seconds, 1e-9)
-
-
-def _working(program: Any) -> int:
-    memory = program.memory_analysis()
-    return 0 if memory is None else int(memory.temp_size_in_bytes)

@@ -112,9 +112,7 @@ def test_plan_of_a_mixture_prices_it_beside_the_rules(file, capsys):
     assert status == 1 and "no parameter is named 'q'" in errors
 
 
-def test_plan_measures_a_batch(file, capsys, tmp_path, monkeypatch):
-    few = lambda length, stream: [("no_trace", ()), ("no_trace", (("window", length),))]
-    monkeypatch.setattr("braintrace._online._choose.candidates_of", few)
+def test_plan_measures_a_batch(file, capsys, tmp_path):
     with file.open("a") as more:
         more.write("def loss(out, y):\n    return ((out - y) ** 2).mean()\n")
     step, params, state, x = runpy.run_path(str(file))["model"]()
@@ -127,11 +125,15 @@ def test_plan_measures_a_batch(file, capsys, tmp_path, monkeypatch):
     assert status == 0 and not errors and "no_trace, window=3  1.0000" in shown
     assert "Chosen:\n  *  no_trace, window=3" in shown
     assert braintrace.Choice.load(tmp_path / "choice.json").rule["*"][1] == {"window": 3}
+    status, shown, _ = plan(capsys, f"{file}:plain", "--unmarked", *words[:-2], "--length", "2")
+    assert status == 0 and "Chosen:\n  *  no_trace, window=2" in shown
+    status, _, errors = plan(capsys, f"{file}:model", "--data", data, "--length", "4")
+    assert status == 2 and "why:   it has 3 steps, not 4" in errors
+    status, _, errors = plan(capsys, f"{file}:number", "--data", data)
+    assert status == 2 and "number has type int" in errors
     np.savez(data, x=np.ones(3))
     status, _, errors = plan(capsys, f"{file}:model", "--data", data)
     assert status == 2 and "has no batch.\n  why:   it has the arrays x" in errors
-    status, _, errors = plan(capsys, f"{file}:plain", "--data", data)
-    assert status == 2 and "plain has type tuple" in errors
 
 
 def test_plan_respects_a_memory_limit(file, capsys):

@@ -178,7 +178,7 @@ NAME is one of these, or a function without arguments that returns it:
   (module, *inputs)               one of these two with its inputs
 
 Time is an estimate: the operations of a step, relative to those of --rule.
-With --data everything is measured; the model is (step, params, state, *inputs)."""
+With --data everything is measured."""
 
 
 def _plan(commands: Commands) -> None:
@@ -197,7 +197,7 @@ def _plan(commands: Commands) -> None:
            "(default: %(default)s)")  # fmt: skip
     option("--memory", type=memory, metavar="SIZE", help="what the traces may take, such as 2GB")
     option("--length", type=positive, metavar="T", help="steps of a sequence; adds one window over "
-           "all of it as a rule")  # fmt: skip
+           "all of it as a rule; with --data, the first T steps of it")  # fmt: skip
     option("--data", type=Path, metavar="FILE.npz", help="measure on a batch, xs and ys with an "
            "axis of time, and the function loss(out, y) of FILE: the rule of each parameter whose "
            "gradient is closest to BPTT's, see braintrace.choose")  # fmt: skip

@@ -13,11 +13,13 @@ from typing import Any
 import brainstate
 import numpy as np
 
-from ..._online import Problem, advise, choose, planned
+from ..._errors import dotted
+from ..._online import Problem, advise, choose_for, planned
 from ...frontend import extract_module_info
 from ...learner import compile
 from ...report import Advice, factor, size
 from ...rules import LearningRule, rule_value
+from ..comparison._model import pure_model
 from ._explain import read_inputs, read_rule
 from ._source import Failure, Mistake, load_module, make_value
 
@@ -44,13 +46,8 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, module: ModuleType, word: str) -> int:
     """Print the choice for the batch of a file."""
     _check_no_arguments(module, word)
-    value = make_value(module, word, (tuple,))
-    if not (isinstance(value, tuple) and len(value) >= 4 and callable(value[0])):
-        raise Mistake(
-            f"{word} has type {type(value).__name__}.",
-            why="a batch is measured on a step with parameters and a state",
-            do=_CONVENTION,
-        )
+    xs, ys = _batch(options.data, options.length)
+    step, params, state, groups = _step_of(options, module, word, xs)
     loss = getattr(module, "loss", None)
     if not callable(loss):
         raise Mistake(
@@ -58,11 +55,10 @@ def _measure(options: argparse.Namespace, module: ModuleType, word: str) -> int:
             why="the gradients that are compared are those of loss(out, y), of one step",
             do="write one, def loss(out, y): return jnp.mean((out - y) ** 2)",
         )
-    step, params, state, *_ = value
-    xs, ys = _batch(options.data)
     limits: dict[str, Any] = {"memory": options.memory, "time": options.time}
+    limits |= {"groups": groups, "progress": sys.stderr.isatty()}
     try:
-        choice = choose(step, params, state, xs, ys, loss, **limits, progress=sys.stderr.isatty())
+        choice = choose_for(step, params, state, xs, ys, loss, **limits)
     except Exception as error:
         do = "see above; --memory and --time are what it may take"
         raise Failure(f"no rule for {word}.", error, str(module.__file__), do) from error
@@ -73,14 +69,39 @@ def _measure(options: argparse.Namespace, module: ModuleType, word: str) -> int:
     return 0
 
 
-def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of a file."""
+def _step_of(
+    options: argparse.Namespace, module: ModuleType, word: str, xs: np.ndarray
+) -> tuple[Any, ...]:
+    """A step with parameters and a state; of a module, and the names of its parameters."""
+    kinds = (brainstate.nn.Module, *_nnx())
+    value = make_value(module, word, (*kinds, tuple))
+    first, *rest = value if isinstance(value, tuple) and value else (value,)
+    if isinstance(first, kinds):
+        model = pure_model(first, options.batch_size or xs.shape[1], xs[0])
+        groups: tuple[str, ...] = ()
+        if isinstance(first, brainstate.nn.Module):
+            groups = tuple(map(dotted, brainstate.graph.states(first, brainstate.ParamState)))
+        return model.step, model.params, model.state, groups
+    if callable(first) and len(rest) >= 2:
+        return first, *rest[:2], ()
+    raise Mistake(
+        f"{word} has type {type(value).__name__}.",
+        why="a batch is measured on a step with parameters and a state, or on a module",
+        do=_CONVENTION,
+    )
+
+
+def _batch(path: Path, length: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a file, of the first steps."""
     try:
         with np.load(path) as file:
             missing = [name for name in ("xs", "ys") if name not in file]
             if not missing:
-                return file["xs"], file["ys"]
-            why = f"it has the arrays {', '.join(file) or 'none'}"
+                xs, ys = file["xs"], file["ys"]
+                if length is None or length <= len(xs):
+                    return xs[:length], ys[:length]
+            why = f"it has {len(xs)} steps, not {length}" if not missing else ""
+            why = why or f"it has the arrays {', '.join(file) or 'none'}"
     except (OSError, ValueError) as error:
         why = str(error)
     raise Mistake(
