@@ -28,6 +28,7 @@ OPTIMIZERS = ("sgd", "rmsprop", "adam")
 SUMMARY = {  # rows of the summary by the start of a label
     "bptt": "BPTT",
     "tbptt": "tbptt",
+    "auto": "auto",
     "rolling:window=8": "rolling, 8",
     "no_trace": "no trace",
     "d_rtrl": "D_RTRL",
@@ -112,6 +113,8 @@ class Records:
         if cells:
             made["referee"] = self._referee(cells)
             made["counts"] = self._counts(cells)
+        if (depth := self.folder / "depth.json").is_file():
+            made |= depth_tables(json.loads(depth.read_text("utf-8")))
         for name, result in self.parts.get("example", {}).items():
             made[name] = f"```text\n{result.table()}\n```\n"
         return made
@@ -197,6 +200,38 @@ class Records:
         return markdown(cells)
 
 
+KINDS = {"lru": "LRU", "mingru": "minGRU", "mamba": "Mamba-2", "gru": "GRU"}  # of stacks
+IN_STACKS = {"bptt": "BPTT", "d_rtrl": "D-RTRL", "auto": "auto"}
+
+
+def depth_tables(content: dict[str, Any]) -> dict[str, str]:
+    """What a choice reaches on stacks: cosines, and scores."""
+    order = lambda row: (list(KINDS).index(row["kind"]), row["layers"])
+    cells: Table = [["stack", "D-RTRL", "choice", "memory of both", "time of both", "its rule"]]
+    for row in sorted(content["cosines"], key=order):
+        cosines, times = ([f"{v:.3f}" for v in row["cosines"]], [f"{v:.1f}" for v in row["time"]])
+        sizes = ", ".join(map(short_bytes, row["bytes"]))
+        name = f"{KINDS[row['kind']]}, {row['layers']} layers"
+        cells.append([name, *cosines, sizes, ", ".join(times), f"`{row['chosen']}`"])
+    tables = {"depth-cosines": markdown(cells)}
+    head = ["stack", "task", "score", *IN_STACKS.values(), "cosine of D-RTRL, auto", "at the end"]
+    cells = [[*head, "rule of auto"]]
+    cases: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for row in sorted(content["scores"], key=order):
+        cases.setdefault((row["kind"], row["layers"], row["task"]), {})[row["rule"]] = row
+    for (kind, layers, task), rows in cases.items():
+        line = [f"{KINDS[kind]}, {layers} layers", f"`{task}`", next(iter(rows.values()))["metric"]]
+        form, scale = ("{:.3f}", 1) if task == "text" else ("{:.1f}", 100)
+        for rule in IN_STACKS:
+            line.append(spread(rows[rule]["scores"], form, scale) if rule in rows else "–")
+        for when in ("cosines", "trained"):
+            each = [f"{statistics.mean(rows[r][when]):.3f}" if r in rows else "–"
+                    for r in ("d_rtrl", "auto")]  # fmt: skip
+            line.append(", ".join(each))
+        cells.append([*line, f"`{rows['auto']['chosen']}`" if "auto" in rows else "–"])
+    return {**tables, "depth-scores": markdown(cells)}
+
+
 def stream_values(result: CompareResult, row: Row) -> list[float]:
     """Of every seed: the score, or the negative loss; more is better."""
     if result.metric.name.startswith("recovered"):
@@ -271,7 +306,8 @@ def stream_cell(result: CompareResult, row: Row) -> str:
 
 def pages(documents: Path) -> list[Path]:
     """The pages that have tables of the records."""
-    return [documents / "compare.md", *sorted((documents / "compare").glob("*.md"))]
+    more = documents / "how-to" / "choose-a-rule.md"
+    return [documents / "compare.md", more, *sorted((documents / "compare").glob("*.md"))]
 
 
 def page_with(page: str, tables: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -91,7 +92,7 @@ REFEREE = (
 LEFT_OUT = {("streams-gru", "delayed", "rtrl", (optimizer,)) for optimizer in ("sgd", "adam")}
 SOURCE = ("versions", "machine")  # of a record
 ORDER = (  # of the rows of a table
-    "bptt", "rtrl", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
+    "bptt", "rtrl", "tbptt", "auto", "rolling", "no_trace", "d_rtrl", "pp_prop", "ostl_recurrent",
     "ostl_feedforward", "eprop", "rflo", "ottt", "otpe", "stllr", "uoro", "kf_rtrl",
     "osttp", "three_factor", "r_stdp", "reward_eprop", "decolle", "tess", "dni",
 )  # fmt: skip
@@ -246,15 +247,35 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
         path = results / part / f"compare_{name}.json"
         whole.save(path)
         # Versions and machines are those of the jobs, not of this process.
-        content, sources = json.loads(path.read_text("utf-8")), [_source(job) for job in every]
-        used = [source for n, source in enumerate(sources) if source not in sources[:n]]
-        rows = ",\n".join(json.dumps(_rounded(row)) for row in content.pop("rows"))
-        head = {k: v for k, v in content.items() if k not in SOURCE} | {"sources": used}
-        path.write_text(f'{json.dumps(head)[:-1]},\n"rows": [\n{rows}\n]}}\n', "utf-8")
+        content = json.loads(path.read_text("utf-8"))
+        _write_record(path, content, [_source(job) for job in every])
     times = results / "seconds.json"
     seconds = json.loads(times.read_text()) if times.is_file() else {}
     seconds[part] = round(sum(float(job.seconds.read_text()) for job in jobs))
     times.write_text(json.dumps(seconds, indent=1) + "\n")
+
+
+def rows_added(task: str, new: dict[str, Any]) -> None:
+    """Put rows of another run into a kept record; the times of a table are those of one process."""
+    path = RESULTS / task / f"compare_{task}.json"
+    kept = json.loads(path.read_text("utf-8"))
+    same = ("task", "settings")
+    if wrong := [k for k in same if json.dumps(kept[k]) != json.dumps(new[k])]:
+        raise SystemExit(f"{task}: another {wrong[0]}, {new[wrong[0]]} and {kept[wrong[0]]}")
+    rows = {row["label"]: row for row in kept["rows"]}
+    rows |= {row["label"]: {**row, "milliseconds": math.nan} for row in new["rows"]}
+    place = lambda row: (ORDER.index(row["rule"]), row["window"] or 0, row["label"])
+    kept["rows"] = sorted(rows.values(), key=place)
+    _write_record(path, kept, [*kept["sources"], {key: new[key] for key in SOURCE}])
+
+
+def _write_record(path: Path, content: dict[str, Any], sources: list[dict[str, object]]) -> None:
+    """A record with a line for each row, and where it was measured."""
+    used = [source for n, source in enumerate(sources) if source not in sources[:n]]
+    rows = ",\n".join(json.dumps(_rounded(row)) for row in content["rows"])
+    left_out = (*SOURCE, "rows", "sources")
+    head = {k: v for k, v in content.items() if k not in left_out} | {"sources": used}
+    path.write_text(f'{json.dumps(head)[:-1]},\n"rows": [\n{rows}\n]}}\n', "utf-8")
 
 
 def _rounded(value: object) -> object:

@@ -79,6 +79,15 @@ def test_costs_are_measured(result):
     assert rows(result)["d_rtrl"].stored_bytes > rows(result)["bptt"].stored_bytes == 2 * 3 * 8
 
 
+def test_auto_is_chosen_in_the_memory_of_d_rtrl():
+    (row,) = compare(network, Sum(), ["auto:time=1e6"], **SIZES | {"seeds": 1}).rows
+    (ran,) = row.seeds
+    assert (row.rule, row.options["time"], row.refused) == ("auto", 1e6, None)
+    assert row.options["chosen"] and ran.initial.cosine > 0
+    (small,) = compare(network, Sum(), ["auto:memory=1"], **SIZES | {"seeds": 1}).rows
+    assert "no rule fits in 1 bytes" in small.refused
+
+
 def test_refused_rule_is_a_row_with_its_reason(result):
     row = rows(result)[RULES[-1]]
     assert row.seeds == [] and "rtrl would store" in row.refused and "do:" in row.refused

@@ -16,7 +16,7 @@ from ..comparison._gradient import REFUSALS, Compiled, Job, time_in_turns
 from ..comparison._model import pure_model
 from ..comparison._output import INTERRUPTED, save_figure, save_record
 from ..comparison._progress import progress_bar
-from ..comparison._rules import TRUNCATED, Choice, parse
+from ..comparison._rules import AUTO, TRUNCATED, Choice, parse
 from ..comparison._sequences import sequences_of
 from ..tasks import SequenceTask
 from ..tasks._task import ERROR, Batch
@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error(str(error))
     if any(c.name == TRUNCATED and c.window is None for c in choices):
         options.parser.error("tbptt needs a window: tbptt:window=16")
+    if any(c.name == AUTO for c in choices):
+        options.parser.error("auto chooses on the batch of a task: braintrace compare has it")
     result = Result(choices, **sizes, memory_limit=options.memory_limit * 2**30)
     try:
         measure(result)

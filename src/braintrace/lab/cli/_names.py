@@ -61,7 +61,7 @@ CELLS = {
     "gif": "spiking, recurrent, currents after a spike",
 }
 RULES = (
-    "bptt", "remat", "tbptt", "rolling", "no_trace", "d_rtrl", "pp_prop", "eprop", "rflo",
+    "bptt", "remat", "tbptt", "rolling", "no_trace", "auto", "d_rtrl", "pp_prop", "eprop", "rflo",
     "ostl_recurrent", "ostl_feedforward", "ottt", "otpe", "osttp", "snap", "rtrl", "three_factor",
     "r_stdp", "reward_eprop", "decolle", "stllr", "tess", "dni", "uoro", "kf_rtrl",
 )  # fmt: skip

@@ -18,21 +18,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._errors import value_error
-from ...rules import LearningRule, check_count
+from ..._online import choose_for
+from ...rules import LearningRule, check_count, rule_value
 from ..tasks import Task
 from ._gradient import (
     REFUSALS,
     Compiled,
     Job,
     agreement,
+    judged,
     matching_window,
     method_of,
     time_in_turns,
+    weighed,
 )
 from ._model import Params, builder, name_of
 from ._progress import Bar, Quiet, progress_bar, stage
 from ._result import Agreement, CompareResult, Row, Seed, Settings
-from ._rules import BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, choices_of
+from ._rules import AUTO, BASELINES, BPTT, IMMEDIATE, TRUNCATED, Choice, choices_of
 from ._sequences import Batch, Sequences, samples_of, sequences_of
 from ._training import OPTIMIZERS, Optimizer, Run, Stream, by_sequence, scorer
 
@@ -205,6 +208,8 @@ class Comparison:
             try:
                 if choice.name == TRUNCATED and choice.window is None:
                     choice = self._matched()
+                if choice.name == AUTO:
+                    choice = self._chosen(choice)
                 gradient = self._compiled(choice)
                 costs = {"working_bytes": gradient.working, "stored_bytes": gradient.stored}
             except REFUSALS as error:
@@ -229,6 +234,28 @@ class Comparison:
         wanted = self._compiled(Choice("d_rtrl", "d_rtrl", {})).working
         working = lambda window: self._compiled(limits.get(window) or at(window)).working
         return at(matching_window(working, wanted, length))
+
+    def _chosen(self, choice: Choice) -> Choice:
+        """The rule of each parameter that `choose` takes for the first batch of training."""
+        task, model = self.task, self.model
+        batch = task.draw(jax.random.fold_in(jax.random.key(0), 0))
+        xs, targets = judged(model, task, model.params, batch)
+        counted = task.mask if task.judge is None else jnp.ones_like(task.mask)
+        mask = counted / task.mask.sum()
+        loss = lambda out, target, weight: weighed(weight, task.loss(out, target))
+        problem = (model.step, model.params, model.state, (xs,), (targets, mask))
+        stream = self.settings.update_every < task.length
+        within = None if "memory" in choice.options else ("d_rtrl", ())
+        how = {"stream": stream, "within": within, **choice.options}
+        found = choose_for(*problem, loss, **how)
+        rule, options = found.rule, {**choice.options, "chosen": found.summary}
+        (name, how), *others = rule.values()
+        if others:
+            value = rule_value(rule, {})
+            return replace(choice, options=options, window=value.window, value=value)
+        window = how.pop("window", None)
+        value = rule_value(name, how, window)
+        return replace(choice, options=options, window=window, value=value)
 
     def _share(self) -> None:
         """The held-out sequences of validation, and the batch that gradients are compared on."""

@@ -85,7 +85,7 @@ def by_rule(
     there = () if mesh is None else mesh.axis_names
     spread: dict[str, Any] = {"mesh": mesh, **{k: n for k, n in axes.items() if n in there}}
     rule, window = choice.value or choice.name, choice.window
-    net = online(model.step, rule, window=window, **spread, **choice.options)
+    net = online(model.step, rule, window=window, **spread, **choice.of_rule)
     block = choice.block and max(choice.block, choice.window or 1)
     with_outputs = lambda output, target: (loss(output, target), output)
     options: dict[str, Any] = {"has_aux": True, "block_size": block}
@@ -101,7 +101,7 @@ def by_rule(
         if "modulator" in net.rule.takes and isinstance(targets, Judged):
             extra = {"modulator": _modulator(net.rule, model, params, targets)}
         grads, (carry, losses, outputs) = gradient(params, carry, xs, targets, mask=mask, **extra)
-        return grads, carry, _weighed(mask, losses), outputs
+        return grads, carry, weighed(mask, losses), outputs
 
     return Method(start, run)
 
@@ -155,7 +155,7 @@ def reverse(model: PureModel, loss: Loss, window: int | None = None, apart: int 
         def total(params: Params) -> tuple[Array, tuple[PyTree, PyTree]]:
             after, outputs = (again if apart else through)(params, state, steps[0])
             losses = jax.vmap(loss)(outputs, steps[1])
-            return _weighed(steps[2], losses), (after, outputs)
+            return weighed(steps[2], losses), (after, outputs)
 
         (value, (after, outputs)), grads = jax.value_and_grad(total, has_aux=True)(params)
         return grads, after, value, outputs
@@ -191,7 +191,7 @@ def _inputs(x: PyTree) -> tuple[PyTree, ...]:
     return x if type(x) is tuple else (x,)
 
 
-def _weighed(mask: Array, losses: Array) -> Array:
+def weighed(mask: Array, losses: Array) -> Array:
     """What a weight of 0 leaves out may be anything."""
     return jnp.where(mask == 0, 0, mask * losses).sum()
 

@@ -16,7 +16,7 @@ BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas outside of brackets
 Options = dict[str, Any]  # arguments of a rule by name
 
 BPTT, REMATERIALISED, TRUNCATED = "bptt", "remat", "tbptt"
-ROLLING, IMMEDIATE = "rolling", "no_trace"
+ROLLING, IMMEDIATE, AUTO = "rolling", "no_trace", "auto"
 BASELINES = {
     BPTT: "back-propagation through the whole sequence",
     REMATERIALISED: "the same; only every √T-th state is stored, what is between is computed again",
@@ -25,6 +25,8 @@ BASELINES = {
     ROLLING: "truncated BPTT that ends at the present: the last window=K inputs (default 8) "
     "again, with the weights of now",
     IMMEDIATE: "the derivative of each step alone",
+    AUTO: "what braintrace.choose takes for the first batch, in memory=2GB, by default that of "
+    "D_RTRL, and time=3 times BPTT's",
 }
 NAMES = (*BASELINES, *(name for name, row in BY_NAME.items() if name == row.name not in BASELINES))
 BLOCK = 8
@@ -47,7 +49,12 @@ class Choice:
     options: Options
     window: int | None = None  # None where there is none, or it follows from memory
     block: int | None = BLOCK  # steps evaluated at once; None lets the library decide
-    value: LearningRule | None = None  # a rule that has no name here
+    value: LearningRule | None = None  # a rule that has no name here, or was chosen
+
+    @property
+    def of_rule(self) -> Options:
+        """What is passed with its name."""
+        return self.options if self.value is None else {}
 
 
 def choices_of(rules: Iterable[str | LearningRule | Mapping[str, Any]]) -> list[Choice]:
@@ -140,9 +147,8 @@ def _choice(text: str, default: int | None) -> Choice:
         if not sign:
             raise ValueError(f"{text!r}: {item!r} is not option=value.")
         values[option] = _value(value)
-    window = (
-        _steps(text, "window", values) if name not in (BPTT, REMATERIALISED, IMMEDIATE) else None
-    )
+    without = (BPTT, REMATERIALISED, IMMEDIATE, AUTO)
+    window = None if name in without else _steps(text, "window", values)
     block = _steps(text, "block", values) if name not in BASELINES else None
     if name not in BASELINES and values.get("vjp_method") in ("single-step", "multi-step"):
         if values.pop("vjp_method") == "multi-step":
@@ -150,7 +156,8 @@ def _choice(text: str, default: int | None) -> Choice:
     _check(name, values)
     if name == ROLLING and window is None:
         text, window = f"{ROLLING}:window={BLOCK}", BLOCK
-    return Choice(text, name, {**DEFAULTS.get(name, {}), **values}, window, block or default)
+    block = None if name == AUTO else block or default
+    return Choice(text, name, {**DEFAULTS.get(name, {}), **values}, window, block)
 
 
 def _steps(text: str, option: str, values: Options) -> int | None:
@@ -167,6 +174,8 @@ def _check(name: str, options: Options) -> None:
     own = {BPTT: [], REMATERIALISED: [], TRUNCATED: windows, ROLLING: windows, IMMEDIATE: []}
     make = BY_NAME[name].make if name in BY_NAME else None
     allowed = [] if make is None else list(inspect.signature(make).parameters)
+    if name == AUTO:
+        own, allowed = {AUTO: []}, ["memory", "time"]
     for option in options:
         if option not in allowed:
             names = [*own.get(name, ["window", "block"]), *allowed]
