@@ -120,6 +120,8 @@ class Records:
         return made
 
     def _summary(self, columns: dict[str, str]) -> str:
+        there = {r.label for result in self.tasks.values() for r in result.rows} | {"tbptt"}
+        columns = {label: about for label, about in columns.items() if label in there}
         cells: Table = [["task, cell", "score", *columns.values()]]
         for name, result in self.tasks.items():
             line = [f"`{name}`, {result.settings.model.split(' of ')[0]}", result.metric.name]
