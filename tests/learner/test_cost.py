@@ -34,6 +34,7 @@ def sequence_memory(make, length):
 
 def test_memory_of_a_sequence_gradient_grows_with_its_length_to_that_of_a_segment(monkeypatch):
     monkeypatch.setattr(_blocks, "SEGMENT", 1 << 15)
+    monkeypatch.setattr(_blocks, "CACHED", 1 << 15)  # else 4,096 steps of 16 units are one block
 
     def make():
         return learner_of(leaky(n=16), jnp.zeros(2))

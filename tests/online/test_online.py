@@ -186,6 +186,7 @@ def test_updates_have_gradients_in_blocks(recurrent, rule, every, window):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU takes larger blocks")
 def test_an_update_after_many_steps_takes_the_memory_of_a_segment(leaky, monkeypatch):
     monkeypatch.setattr(_blocks, "SEGMENT", 1 << 14)
+    monkeypatch.setattr(_blocks, "CACHED", 1 << 14)  # else so small a sequence is one block
     optimizer, length = optax.sgd(1e-2), 2048
     net, carry = begun(leaky)
     train = jax.jit(net.train(leaky.loss, optimizer, length))
