@@ -25,6 +25,7 @@ from ..program import (
     quiet,
 )
 from ._affine import explicit
+from ._apart import taken_apart
 from ._channels import meet, stays_apart
 from ._coordinates import coordinates, slopes
 from ._diagnostics import CompilationRecord
@@ -249,7 +250,7 @@ def prepare(
         step = replace(step, program=divided, penalised=True)
     unsteady = sum(1 << i for i, c in enumerate(consts) if is_traced(c))
     if unmarked:
-        step = recognise(expanded(step, consts), unsteady, fold)
+        step = recognise(taken_apart(expanded(step, consts)), unsteady, fold)
     flow = flow_of(step, unsteady)
     sites = find_sites(step, flow)
     if fold and (folded := fold_step(step, flow, sites)) is not step:
