@@ -1,4 +1,6 @@
-"""Gates that share a product share what their units remember: D is that of one of them."""
+"""Gates of one product: apart, each has its own slots; of an operator, D is that of one of them."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +47,17 @@ def case(name):
     joined = {"i": draw(I, gates * N), "h": draw(N, gates * N)}
     apart = {k: jnp.split(w, gates, -1) for k, w in joined.items()}
     at_once = lambda w, x: jnp.split(x @ w, gates, -1)
+    marked = lambda w, x: jnp.split(braintrace.matmul(x, w), gates, -1)
     each = lambda ws, x: [x @ w for w in ws]
-    steps = ((lambda p, h, x, how=how: cell(p, h, x, how)) for how in (at_once, each))
-    return *steps, joined, apart, state(draw(B, N))
+    steps = [partial(cell, split=how) for how in (at_once, marked, each)]
+    return steps, joined, apart, state(draw(B, N))
 
 
 @pytest.mark.parametrize("block", [1, 4, T])
 @pytest.mark.parametrize("name", CELLS)
 def test_joined_gates_have_the_gradient_of_separate_ones(name, block):
     xs = jnp.asarray(np.random.default_rng(1).normal(size=(T, B, I)))
-    at_once, each, joined, apart, state = case(name)
+    (at_once, marked, each), joined, apart, state = case(name)
 
     def gradient(step, params):
         net = braintrace.online(step)
@@ -68,20 +71,76 @@ def test_joined_gates_have_the_gradient_of_separate_ones(name, block):
 
         return computed(run), net._last.graph
 
-    got, graph = gradient(at_once, joined)
-    want, _ = gradient(each, apart)
-    for k in joined:
-        np.testing.assert_allclose(got[k], jnp.concatenate(want[k], -1), rtol=1e-10)
-    of_x = next(r for r in graph.relations if r.weight_path == ("i",))
-    start, stop = of_x.slots.runs[-1]
-    assert stop - start == N and start == (N if name == "LSTM" else 0)
+    want, of_each = gradient(each, apart)
+    for step in (at_once, marked):
+        got, graph = gradient(step, joined)
+        for k in joined:
+            np.testing.assert_allclose(got[k], jnp.concatenate(want[k], -1), rtol=1e-10)
+        slots = lambda of: sorted((*r.slots.shape, r.slots.width) for r in of.relations)
+        if step is at_once:
+            assert slots(graph) == slots(of_each)
+        else:
+            of_x = next(r for r in graph.relations if r.weight_path == ("i",))
+            start, stop = of_x.slots.runs[-1]
+            assert stop - start == N and start == (N if name == "LSTM" else 0)
 
 
+@pytest.mark.parametrize("way", [0, 1], ids=["plain", "marked"])
 @pytest.mark.parametrize("name", CELLS)
-def test_joined_gates_are_read_by_slices(name):
-    at_once, _, joined, _, state = case(name)
+def test_joined_gates_are_read_by_slices(name, way):
+    steps, joined, _, state = case(name)
     xs = jnp.ones((T, B, I))
-    net = braintrace.online(at_once)
+    net = braintrace.online(steps[way])
     grad = net.grad(lambda out: jnp.sum(out**2))
     program = jax.make_jaxpr(grad)(joined, net.init(joined, state, xs[0]), xs)
     assert "gather[" not in str(program)
+
+
+def test_products_are_taken_apart_where_only_parts_are_read():
+    """Mamba's: a step size that reaches the whole state, and inputs that reach a few elements."""
+
+    def step(w, state, x):
+        z, u, dt = jnp.split(x @ w["in"] + w["bias"], (3, 9), -1)
+        past = jnp.concatenate([state["past"][:, 1:], u[:, None]], 1)
+        s = sigmoid(dt)[:, :, None] * state["s"] + past.mean((1, 2))[:, None, None]
+        return {"past": past, "s": s}, s.sum((1, 2)) + z.sum(-1)
+
+    rng = np.random.default_rng(0)
+    w = {"in": jnp.asarray(rng.normal(size=(3, 11))), "bias": jnp.asarray(rng.normal(size=11))}
+    state = {"past": jnp.zeros((B, 4, 6)), "s": jnp.zeros((B, 2, 5))}
+    x = jnp.asarray(rng.normal(size=(B, 3)))
+    net = braintrace.online(step, "rtrl")
+    carry = net.init(w, state, x)
+    xs = jnp.asarray(rng.normal(size=(T, B, 3)))
+    got, _ = net.grad(lambda out: jnp.sum(out**2))(w, carry, xs)
+
+    def bptt(w):
+        return jnp.sum(jax.lax.scan(lambda h, x: step(w, h, x), state, xs)[1] ** 2)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), got, jax.grad(bptt)(w))
+    traces = braintrace.online(step).init(w, state, x).traces
+    assert sum(a.size for a in jax.tree.leaves(traces)) < B * 4 * (6 * 4 + 2 * 5) + 1
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: (y, y[:, :2]),  # the whole
+        lambda y: (y[:, :3], y[:, 2:]),  # parts that overlap
+        lambda y: (y[:, ::2], y[:, 1::2]),  # every second
+        lambda y: (y[:1], y[1:]),  # of the samples
+        lambda y: jnp.split(y, 2, -1)[:1] * 2,  # one part alone
+        lambda y: jnp.split(tanh(y) * y[:, ::-1], 2, -1),
+    ],
+)
+def test_what_is_read_otherwise_has_the_same_gradient(read):
+    def step(w, h, x):
+        parts = read(x @ w)
+        h = 0.5 * h + sum(p.sum() for p in parts)
+        return h, h
+
+    w, xs = jnp.arange(12.0).reshape(3, 4) / 12, jnp.ones((T, B, 3))
+    net = braintrace.online(step)
+    got, _ = net.grad(lambda out: out**2)(w, net.init(w, jnp.zeros(()), xs[0]), xs)
+    loss = lambda w: jnp.sum(jax.lax.scan(lambda h, x: step(w, h, x), jnp.zeros(()), xs)[1] ** 2)
+    np.testing.assert_allclose(got, jax.grad(loss)(w), rtol=1e-9)
