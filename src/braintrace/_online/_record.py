@@ -190,7 +190,7 @@ class Recorder:
             outputs=None,
             states=dict(zip(self.state_paths, states, strict=True)),
             groups=groups,
-            traces={p: TraceRecord(*read, reader.labels) for p, read, reader in triples},
+            traces={p: TraceRecord(n, some, r.labels) for p, (n, some), r in triples},
             losses=None,
             signals={},
             gradients={},

@@ -244,8 +244,7 @@ def bodies_of(
     """The body of the loop over a sequence, for every size of a window."""
     shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
     targets, masked = jax.tree.map(shape, stream.arrays.targets), stream.mask is not None
-    own = {"recorder": recorder}
-    return lambda window: PlanBody(plan, loss, window, targets, masked, **own)
+    return lambda window: PlanBody(plan, loss, window, targets, masked, recorder=recorder)
 
 
 def ended(plan: Plan, at: Position) -> Position:

@@ -74,6 +74,7 @@ class SequenceDriverMixin:
     vjp_method: str
     title: str
     window: int | None
+    batch_size: int | None
     model4compile: Any
     placement: Any
     strict: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -85,7 +87,7 @@ def in_steps(owner: str, name: str, time: UnitArray) -> jax.Array:
 
 def in_ms(steps: jax.Array, dt: UnitArray) -> UnitArray:
     """So many steps as a time: in ms where dt has a unit, else in whatever dt counts."""
-    time = steps * dt
+    time: Any = steps * dt
     return time if u.is_unitless(time) else time.in_unit(u.ms)
 
 
