@@ -20,8 +20,15 @@ from jax import lax
 
 from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive, in_use, reading
-from ..program import Var
-from ._anchor import depending_on, floating_of, once, with_all_cotangents, with_derivative
+from ..program import Var, is_inexact
+from ._anchor import (
+    depending_on,
+    floating_of,
+    once,
+    reaching,
+    with_all_cotangents,
+    with_derivative,
+)
 from ._evaluate import (
     Backs,
     after_step,
@@ -418,7 +425,18 @@ def _results(
         now = axes.at(values, slices, hidden, others)
         return evaluate_single(graph, now, taps, computed, exits or None, source.exits, backs)
 
-    return map_steps(axes.length, single, starts, exits, per_step)
+    results = map_steps(axes.length, single, starts, exits, per_step)
+    # A signal of the rule's own is there also where no result depends on a state.
+    return results if rule.signal is None else _reaching(results, starts)
+
+
+def _reaching(results: list[Array], starts: Any) -> list[Array]:
+    floats = [i for i, a in enumerate(results) if is_inexact(a.dtype)]
+    linked = reaching([results[i] for i in floats], floating_of(starts))
+    out = list(results)
+    for i, a in zip(floats, linked, strict=True):
+        out[i] = a
+    return out
 
 
 def _windows(
