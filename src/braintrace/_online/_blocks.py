@@ -107,6 +107,9 @@ def calls_per_block(
         fits = budget // (window * size)
     if not (keep or light or (cpu and backward)) and count <= fits:
         return count
+    # 1,000 calls of which 256 fit: 4 blocks of 250, a divisor, and one program. Of 1,009 calls (a
+    # prime) 4 blocks of 253 would leave a last one of 250: two programs, but 1,009 of one call each
+    # would be worse, so a divisor is taken only if it is more than half of what fits.
     most = max(1, min(count, fits, max(1, steps // window)))
     blocks = -(-count // most)
     equal = [n for n in range(-(-count // blocks), 0, -1) if count % n == 0]
@@ -143,6 +146,9 @@ def calls_per_segment(
         for stored, taken in ((True, states * count), (False, states * -(-count // size))):
             if taken <= room:
                 return Segments(count, stored)
+    # 1 kB of states per call, 32 MB of room, blocks of 128: 32,768 calls are a segment. Of 100,000
+    # calls that makes 4 segments, of 25,000 each, rounded up to blocks: 25,088. The traces are
+    # written 4 times, and the states of 25,088 calls are stored while one segment is taken.
     most = max(1, room // max(1, kept) // size) * size
     segments = -(-count // most)
     return Segments(min(count, -(-count // segments // size) * size))
@@ -228,6 +234,9 @@ def _is_fed_back(step: Step, site: Site) -> bool:
     reads = reach(step.program, entries, differentiable=False)
     bits = lambda found, atom: found.get(atom, 0) if isinstance(atom, Var) else 0
     after = reach(step.program, {site.y: 1}, differentiable=False)
+    # `h' = f(x @ W + h @ R)`: what R computes reaches h, and R reads h, so its inside exists for
+    # one step at a time. What W computes reaches h too, but W reads x alone: for all steps at once.
+    # In a loop over two states (R's result in g, g in h, h read by R) `reached` grows from g to h.
     reached = sum(1 << i for i, leaf in enumerate(leaves) if bits(after, step.exit(leaf)))
     for _ in leaves:
         for i, leaf in enumerate(leaves):

@@ -392,6 +392,13 @@ def run_updates(
 
         return block
 
+    # Weights change at every step, but a trace of (16, 128, 128) floats need not be written at
+    # each: 8 updates run on `opened` traces, where a step only appends its (x_i, v_i) and moves M
+    # and the earlier v on. `once(pending.rule)` reads base, M, v and x; `fold` writes the base
+    # anew:
+    #
+    #     update    1            2                    ...   8, then fold
+    #     trace     base         M base + x_1 v_1           M base + sum_i x_i v_i  ->  base
     def several(carry, part):
         """As many updates as wait beside the traces."""
         trained, own, at = carry
@@ -490,6 +497,14 @@ def segment_gradient(
     `engine.Backward`.
     """
 
+    # Three blocks A B C of a segment that begins with the trace eps:
+    #
+    #     ahead     A B C    states before every step (`stored`), or the first ones of A, B and C
+    #     block     C        adjoints 0 after it -> q_C before it; gradients of C by its steps
+    #               B        q_C -> q_B
+    #               A        q_B -> q_A
+    #     read      <q_A, eps>: what the past has to do with all of these losses, once
+    #     put       eps' = D_C D_B D_A eps + the deposits of A, B and C, each moved to the end of C
     def ahead(at: Position, part: Stream) -> tuple[Position, States]:
         states, last = body.states(weights, at, part.arrays)
         return replace(at, states=last), states if stored else body.first(states)
@@ -540,6 +555,9 @@ def _differentiated(
             substitute = jnp.where(active, jnp.arange(count), jnp.argmax(active))
             mode = replace(mode, substitute=substitute)
 
+    # The derivative by `trained` is the gradient within the steps and what the rule credits; that
+    # by the adjoints `given` is what goes to the block before, as a block is a linear function of
+    # them.
     def total(trained: list[Array], given: PyTree) -> tuple[Array, PyTree]:
         now, how = replace(weights, trained=trained), mode
         if behind is not None:

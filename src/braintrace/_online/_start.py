@@ -102,6 +102,9 @@ def run_started(
     initial, first = at.start.initial, at.start.first
     leaves, tree = jax.tree.flatten(at.state)
     begin = jax.tree.leaves(initial.function(params))
+    # With h0 = b (a parameter) and h' = 0.5 h + x: step 1 is 0.5 where(True, b, h) + x, so b has
+    # the tail 0.5 and its trace becomes 0.5; step 2 has the tail 0 and D = 0.5, and the trace 0.25.
+    # That is dh_2/db. `element_wise` makes an operator of b, as only operators have traces.
     for i, learned in enumerate(initial.learned):
         if learned:
             value = jnp.asarray(begin[i], leaves[i].dtype)

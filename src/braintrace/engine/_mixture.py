@@ -104,6 +104,8 @@ def reset_traces(rule: Rule, graph: Graph, traces: Sequence[Trace]) -> list[Trac
 def _names(rules: Sequence[Rule], graph: Graph) -> list[Any]:
     """Names as the parts have them; an operator whose weights have several rules is in several."""
     trees = [rule.named(own) for rule, own in _each(rules, graph)]
+    # One product with a trained W (d_rtrl) and a trained bias (snap) has the name "W" in both
+    # parts: they become "W of rule 0" and "W of rule 1".
     used = Counter(name for tree in trees for name in jax.tree.leaves(tree))
     shown = lambda i, name: name if used[name] == 1 else f"{name} of rule {i}"
     return [jax.tree.map(partial(shown, i), t) for i, tree in enumerate(trees) for t in tree]
@@ -223,6 +225,8 @@ def _way(i: int, part: Part, graph: Graph, windows: bool) -> Hashable:
         return i
     if rule.entry_only or (windows and part.windowed):
         return program, rule.entry_only
+    # D-RTRL of `a` and pp_prop of `b` ask for no cotangents of new states and cut the same entries:
+    # one reverse pass, in which both are differentiated. SnAp cuts nothing: a pass of its own.
     cuts = {} if rule.exit_cotangents is ExitCotangents.UNCUT else graph.links.cut_entries
     shared = None if rule.exit_cotangents is None else graph.shares_trace
     return program, rule.exit_cotangents, frozenset(cuts.items()), shared

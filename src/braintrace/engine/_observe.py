@@ -71,6 +71,8 @@ def observe_block(graph: Graph, block: Block) -> list[Steps]:
         trees.append(out_tree)
         return outs
 
+    # Traced for one step and evaluated for all: what no slice reaches is computed once and has one
+    # entry along the steps. Of h' = 0.9 h + x @ W, D = 0.9 and f = 1 are such; x has one per step.
     program, consts = trace(one, *(jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves))
     program = without_seeds(program, consts)
     values = StepValues(

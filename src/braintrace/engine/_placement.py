@@ -142,6 +142,9 @@ class Placement:
                 pairs = zip(sizes, of_weight, strict=True)
                 long = [(n, a) for n, a in pairs if n > 1]  # a row may be broadcast
                 for i in leaves:
+                    # A bias (1, 64) of a parameter (64,): without axes of size one both are (64,),
+                    # so the parameter lies along units as the bias does. Of w.T, (8, 64) for a
+                    # parameter (64, 8), the sizes differ: the parameter is whole on every device.
                     if [n for n in shapes[i] if n > 1] == [n for n, _ in long]:
                         of = iter(a for _, a in long)
                         axes[i] = [next(of) if n > 1 else None for n in shapes[i]]

@@ -97,6 +97,8 @@ def unroll(
 
 def _groups(program: Program, carried: Sequence[tuple[Var, Atom]]) -> list[list[int]]:
     """Numbers of the states that need each other, those that others read first."""
+    # h' = f(h, x), g' = k(g, h), c' = c + 1: reads [{h}, {g, h}, {c}], three groups of one state,
+    # in the order h, c, g or c, h, g: g reads h, whose values at all steps are there by then.
     bits = _depends(program.equations, {v: 1 << i for i, (v, _) in enumerate(carried)})
     reads = [bits_of(new, bits) for _, new in carried]
     groups = strongly_connected(reads)
@@ -122,6 +124,14 @@ def _run_group(
     length: int,
     also: tuple[Sequence[Var], Sequence[Var]],
 ) -> list[Array]:
+    # `u = x @ W; r = h @ R; h' = tanh(u + r); out = h' @ V` over 100 steps:
+    #
+    #     equations    u, r, h'         what h' needs; out is computed later, from all h'
+    #     varying      h, r, h'         depend on h
+    #     outside      u = x @ W        one product of 100 rows, before the loop
+    #     inside       r, h'            100 turns, with slices of u
+    #
+    # Nothing here is differentiated: the states before every step are all that is wanted.
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
     equations = needed(program, targets, values)
@@ -218,6 +228,8 @@ def _split(
     varies = [isinstance(a, Var) and a in varying for a in join.inputs]
     if all(varies) or any(isinstance(a, Var) and a in varying for a in weights.values()):
         return None
+    # `[x, h] @ W + b`, x (2,), h (3,), W (5, 4): rows 0 to 2 of W meet x, rows 2 to 5 meet h. The
+    # loop computes `base + h @ W[2:] + b` with `base = x @ W[:2]` of all steps, computed before it.
     ends = np.cumsum([0, *(a.shape[axis] for a in join.inputs)]).tolist()
     named = lambda operands: dict(zip(weights, operands, strict=True))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype) for k, a in weights.items()}

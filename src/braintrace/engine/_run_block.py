@@ -409,6 +409,9 @@ def _results(
     backs = back_operands(graph, rule.feedback)
     source = signal_source(graph, rule, values, path, axes, backs)
     starts, taps, exits = _anchored(memory, source, values, block, substitute)
+    # `values` are the arguments that a user differentiates, `path` the same without derivatives: a
+    # step starts from `starts`, the path behind the anchor, so that nothing goes on to earlier
+    # steps but what the anchor's own derivative, `rule.credit`, makes of the cotangents.
     per_step = (axes.slices(values), path.others, taps, (block.ys, block.new))
     if substitute is not None:
         size = axes.window or 1
