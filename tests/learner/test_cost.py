@@ -1,10 +1,15 @@
 """What a call costs: memory that does not grow, no second compilation."""
 
+import os
+import sys
+from pathlib import Path
+
 import brainstate
 import jax
 import jax.numpy as jnp
 import pytest
 
+import braintrace
 from braintrace._online import _blocks
 
 from .reference import (
@@ -82,3 +87,40 @@ def test_second_eager_call_compiles_nothing(with_grad):
     run(XS[0])
     run(XS[1])
     assert compiles(lambda: run(XS[2])) == 0
+
+
+def passed(call):
+    """Functions of the library that a call runs, and its calls from one room into another."""
+    package = str(Path(braintrace.__file__).parent) + os.sep
+    inside = lambda frame: frame.f_code.co_filename.startswith(package)
+    room = lambda frame: frame.f_code.co_filename.removeprefix(package).split(os.sep)[0]
+    functions, between = 0, []
+
+    def note(frame, event, arg):
+        nonlocal functions
+        if event != "call" or not inside(frame):
+            return
+        functions, caller = functions + 1, frame.f_back
+        while caller is not None and not inside(caller):
+            caller = caller.f_back
+        if caller is not None and room(caller) != room(frame):
+            between.append((room(caller), room(frame)))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return functions, between
+
+
+def test_a_gradient_that_is_compiled_already_passes_through_few_rooms():
+    algo = learner_of(leaky(), XS[0])
+    step = lambda x: squares(algo(x))
+    for _ in range(2):
+        algo.etrace_grad(XS, step_fn=step)
+    functions, between = passed(lambda: algo.etrace_grad(XS, step_fn=step))
+    assert functions <= 900
+    assert len({*between}) <= 12
+    # All others ask whether a value is traced.
+    assert sum(there != "program" for _, there in between) <= 45
