@@ -1,4 +1,4 @@
-"""The gradients that most tests compare; in the quick suite no program is compiled for them."""
+"""The gradients that most tests compare; no program is compiled for them but in `make test-all`."""
 
 from typing import Any
 

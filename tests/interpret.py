@@ -2,7 +2,7 @@
 
 `interpreted(fn)` traces `fn` and evaluates its jaxpr: the commonest primitives with numpy, the
 others with kernels that JAX compiles once per primitive and shape, for all programs together. Loops
-turn in Python, a choice takes its branch. `computed(fn)` does that in the quick suite, and compiles
+turn in Python, a choice takes its branch. `computed(fn)` does that by default, and compiles
 `fn` as one program in `make test-all` and on a GPU.
 """
 
@@ -33,12 +33,12 @@ def interpreted(fn: Callable[[], Any], lower: bool = True) -> Any:
 
 
 def computed(fn: Callable[[], Any]) -> Any:
-    """The value of `fn()`: interpreted in the quick suite, by XLA in `make test-all`."""
+    """The value of `fn()`: interpreted, by XLA in `make test-all`."""
     return brainstate.transform.jit(fn)() if COMPILED else interpreted(fn, lower=False)
 
 
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`brainstate.transform.jit(fn)`, but interpreted in the quick suite; states are written."""
+    """`brainstate.transform.jit(fn)`, but interpreted except in `make test-all`; states are written."""
     if COMPILED:
         return brainstate.transform.jit(fn)
     stateful = _stateful(fn)

@@ -92,9 +92,10 @@ def check(
     """Compare the learners of a model with BPTT and with the definitions of their rules.
 
     `exact`: D-RTRL drops nothing and is BPTT; else it is its definition, and not BPTT. One window
-    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; in
-    the quick suite one other or none. `remembers`: the past matters to the gradient. `folds`:
-    whether weights with a factor that varies have a trace. Returns the gradients by rule.
+    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; all
+    so many in `make test-all`, else one other or none. `remembers`: the past matters to the
+    gradient. `folds`: whether weights with a factor that varies have a trace. Returns the gradients
+    by rule.
     """
     if isinstance(rules, int):
         turn = zlib.crc32(np.asarray(jax.tree.leaves(x_seq)[0]).tobytes())
