@@ -182,6 +182,7 @@ lora_bias conv1d""".split()
 CHOICES = {
     "case": CASES,
     "sample": [c for c in CASES if c.name in SAMPLES],
+    "pulled": [c for c in CASES if c.name.startswith(("mv", "mm", "gm", "einsum", "sp"))],
     "one_input": [c for c in CASES if c.x is not None and "batch" not in c.name],
     "axes_sample": [c for c in CASES if c.name in SAMPLES and c.x is not None and c.x.ndim],
     "floating_sample": [

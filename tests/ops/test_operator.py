@@ -341,10 +341,9 @@ def test_linear_in_the_input_counts_spikes_of_any_type(dtype):
         assert (op.is_linear, op.is_representable) == (False, False)
 
 
-def test_pull_of_many_steps_is_the_sum_of_their_pulls(case):
-    ((op, values),) = uses(case.call, *case.args)
-    if op.primitive.rules.pull is None:
-        return  # derived from the same function
+def test_pull_of_many_steps_is_the_sum_of_their_pulls(pulled):
+    ((op, values),) = uses(pulled.call, *pulled.args)
+    assert op.primitive.rules.pull is not None
     x, effective, _ = operands(op, values)
     xs = jnp.stack([x, x[..., ::-1], x])
     cs = jnp.stack([random_like(op.y, seed=i) for i in range(3)])
