@@ -1,4 +1,4 @@
-"""The layers of DESIGN section 7, held by reading every import and name under `src/braintrace`.
+"""The layers of docs/design.md, held by reading every import and name under `src/braintrace`.
 
 A check takes a path inside the package and the file's text, and returns its complaints. Each is
 run on every file, and on snippets that break it.
