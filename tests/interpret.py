@@ -38,7 +38,7 @@ def computed(fn: Callable[[], Any]) -> Any:
 
 
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`brainstate.transform.jit(fn)`, but interpreted except in `make test-all`; states are written."""
+    """`brainstate.transform.jit(fn)`, but interpreted by default; states are written."""
     if COMPILED:
         return brainstate.transform.jit(fn)
     stateful = _stateful(fn)

@@ -92,7 +92,7 @@ def check(
     """Compare the learners of a model with BPTT and with the definitions of their rules.
 
     `exact`: D-RTRL drops nothing and is BPTT; else it is its definition, and not BPTT. One window
-    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model; all
+    is BPTT always. A number of `rules` is d_rtrl and others, different ones from model to model;
     so many in `make test-all`, else one other or none. `remembers`: the past matters to the
     gradient. `folds`: whether weights with a factor that varies have a trace. Returns the gradients
     by rule.
