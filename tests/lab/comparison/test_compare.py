@@ -148,6 +148,20 @@ def test_result_comes_back_from_its_file_and_takes_more_rows(result, tmp_path):
         CompareResult.load(path)
 
 
+def test_what_is_finished_is_in_the_file_whatever_ends_the_program(tmp_path):
+    def fails(seed, batch_size):
+        if seed == 1:
+            raise SystemExit("as if it were killed")
+        return network(jax.random.key(seed), batch_size)
+
+    file = tmp_path / "compare.json"
+    with pytest.raises(SystemExit):
+        compare(fails, Sum(), ["bptt", "no_trace"], save_to=file, **SIZES)
+    found = CompareResult.load(file)
+    assert not found.finished and [len(row.seeds) for row in found.rows] == [1, 1]
+    assert not [p for p in tmp_path.iterdir() if p != file]
+
+
 def test_figure_shows_every_row_with_its_seeds(result):
     figure = result.figure()
     curves, finals, _ = figure.axes

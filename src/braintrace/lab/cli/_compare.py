@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace, job: Job) -> CompareResult:
-    add_to = None
+    add_to, file = None, _path(options.out, getattr(job.task, "name", type(job.task).__name__))
     if options.add:
-        add_to = _path(options.out, getattr(job.task, "name", type(job.task).__name__))
+        add_to = file
         if not add_to.is_file():
             raise Mistake(
                 f"there is no {add_to} to add to.",
@@ -69,7 +69,7 @@ def _compared(options: argparse.Namespace, job: Job) -> CompareResult:
     with _blamed(job.file):
         return compare(job.model, job.task, options.rules, add_to=add_to, progress=True,
                        update_every=options.update_every, optimizers=options.optimizers,
-                       threshold=options.threshold, **job.sizes)  # fmt: skip
+                       threshold=options.threshold, save_to=file, **job.sizes)  # fmt: skip
 
 
 @contextmanager

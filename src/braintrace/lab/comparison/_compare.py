@@ -60,6 +60,7 @@ def compare(
     points: int = 20,
     rounds: int = 9,
     progress: bool = False,
+    save_to: str | Path | None = None,
 ) -> CompareResult:
     """Train a network with several rules on a task, and measure what each costs.
 
@@ -91,6 +92,8 @@ def compare(
         points: how often the validation score is taken.
         rounds: how often each gradient is timed.
         progress: whether to show progress on standard error.
+        save_to: a file that the result so far is written to after every training run, so that
+            whatever ends the program costs one run; `add_to` goes on from it.
 
     Returns:
         The result: `rows`, `table()`, `figure()`, `save(path)`. A rule that cannot learn this model
@@ -132,7 +135,8 @@ def compare(
         _check_same(result, earlier)
         whole = lambda row: row.refused is not None or len(row.seeds) == seeds
         result.rows += filter(whole, earlier.rows)
-    return Comparison(model, sequences, result, progress).run(choices)
+    file = None if save_to is None else Path(save_to)
+    return Comparison(model, sequences, result, progress, file).run(choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,15 @@ class Trained:
 class Comparison:
     """One call of `compare`: what all rows share, and the result so far."""
 
-    def __init__(self, model: Any, task: Sequences, result: CompareResult, progress: bool):
+    def __init__(
+        self,
+        model: Any,
+        task: Sequences,
+        result: CompareResult,
+        progress: bool,
+        file: Path | None = None,
+    ):
+        self.file = file
         self.task, self.result, self.settings = task, result, result.settings
         self.bar = progress_bar if progress else Quiet
         self.stage = stage if progress else lambda what: nullcontext()
@@ -177,6 +189,8 @@ class Comparison:
                     if row.refused is None:
                         with _refusals(row):
                             self._train(row, choice, seed, bar)
+                        if self.file is not None:
+                            result.save(self.file)
             bar.close()
             result.finished = True
         except KeyboardInterrupt:
