@@ -58,3 +58,4 @@ from ._tree import Dotted as Dotted
 from ._tree import Untrained as Untrained
 from ._tree import split as split
 from ._tree import strong as strong
+from ._trial import Gradients as Gradients

@@ -18,7 +18,7 @@ from ..report import bytes_of, factor, size, write
 from ..rules import rule_value
 from ._assignment import Limits, Part, Rule, Tried, as_rule, best, cosine_of, is_exact, mixtures
 from ._progress import ticking
-from ._trial import Trial
+from ._trial import Gradients, Trial
 
 MOST_MIXTURES = 4  # that are measured
 MOST_WINDOWS = 3  # lengths of windows of a rule that are measured
@@ -131,6 +131,7 @@ def choose(
     memory: int | str | None = "2GB",
     time: float | None = 3.0,
     stream: bool = False,
+    keep_traces: bool = True,
     progress: bool = False,
 ) -> Choice:
     """The rules for the parameters of a step whose gradient is closest to BPTT's, within limits.
@@ -151,6 +152,8 @@ def choose(
             limit.
         time: what a gradient may take, in multiples of BPTT's time; None for no limit.
         stream: whether weights change at every step: adds `rolling` to the candidates.
+        keep_traces: whether learning goes on after the batch, as for `grad`; if it does not, no rule
+            needs memory for the traces that it leaves.
         progress: whether to show a progress bar (needs tqdm).
 
     Returns:
@@ -168,7 +171,7 @@ def choose(
         >>> choice = braintrace.choose(step, w, h, xs, ys, loss, time=None)
         >>> net = braintrace.online(step, choice.rule)
     """
-    how: dict[str, Any] = {"stream": stream, "progress": progress}
+    how: dict[str, Any] = {"stream": stream, "progress": progress, "how": Gradients(keep_traces)}
     return choose_for(step, params, state, xs, ys, loss, memory=memory, time=time, **how)
 
 
@@ -186,10 +189,11 @@ def choose_for(
     progress: bool = False,
     groups: Sequence[str] = (),
     within: Rule | None = None,
+    how: Gradients | None = None,
 ) -> Choice:
     """`choose` for parameters that are groups of arrays, or within the memory that a rule takes."""
     limits = Limits(math.inf if memory is None else bytes_of(memory), _time_of(time))
-    trial = Trial.of(step, params, state, xs, ys, loss, groups)
+    trial = Trial.of(step, params, state, xs, ys, loss, groups, how)
     if within is not None:
         taken = trial.measured(dict.fromkeys(trial.names, within), Limits())
         if taken.why:

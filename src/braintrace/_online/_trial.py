@@ -38,6 +38,22 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients:
+    """How gradients are asked for: arguments of `Online.grad`.
+
+    With `block_size` windows that are longer are a block each.
+    """
+
+    keep_traces: bool = True
+    block_size: int | None = None
+
+    def of(self, net: Online, loss: Callable[..., jax.Array]) -> Callable[..., Any]:
+        """The gradient of a learner."""
+        size = self.block_size and max(self.block_size, net.window or 1)
+        return net.grad(loss, keep_traces=self.keep_traces, block_size=size)
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """A step on a batch, its gradient by BPTT, and the programs that were compiled for it."""
 
@@ -51,6 +67,7 @@ class Trial:
     owners: list[str]  # and of the parameters that have a rule, of which an array may be a part
     length: int
     reference: Reference
+    how: Gradients
     programs: dict[str, Callable[[], Any]] = field(default_factory=dict)
     found: dict[str, Tried] = field(default_factory=dict)  # of these programs
     learners: dict[Any, Online] = field(default_factory=dict)
@@ -65,6 +82,7 @@ class Trial:
         ys: PyTree,
         loss: Callable[..., jax.Array],
         groups: Sequence[str] = (),
+        how: Gradients | None = None,
     ) -> Trial:
         """The gradient of BPTT is computed, once.
 
@@ -85,7 +103,18 @@ class Trial:
         length = length_of((inputs, targets))
         reference = _reference(step, params, state, inputs, targets, loss)
         names = arrays, list(map(owner, arrays))
-        return cls(step, params, state, inputs, targets, loss, *names, length, reference)
+        return cls(
+            step,
+            params,
+            state,
+            inputs,
+            targets,
+            loss,
+            *names,
+            length,
+            reference,
+            how or Gradients(),
+        )
 
     @property
     def names(self) -> list[str]:
@@ -111,7 +140,8 @@ class Trial:
             plan, _ = net._plan(self.params, jax.tree.map(strong, self.state), first)
         except REFUSED as error:
             return replace(tried, why=f"refused: {str(error).partition(chr(10))[0]}")
-        traces, shapes = nbytes(plan.trace_shapes), plan.trace_shapes
+        shapes = plan.trace_shapes
+        traces = nbytes(shapes) if self.how.keep_traces else 0
         over = price(plan.graph, net.rule.record, shapes, operations_of(plan.problem))
         if traces > limits.memory:
             return replace(tried, why=f"its traces need {size(traces)}", traces=traces)
@@ -162,12 +192,12 @@ class Trial:
 
     def _compiled(self, net: Online, carry: Carry) -> tuple[Any, tuple]:
         """The gradient of a learner from zero traces, compiled; and its arguments."""
-        gradient, begun = net.grad(self.loss), np.zeros((), np.int32)
+        gradient, begun = self.how.of(net, self.loss), np.zeros((), np.int32)
 
         def run(params: PyTree, state: PyTree, traces: PyTree, inputs: Any, targets: Any) -> Any:
             at = Carry(state, traces, begun)
             grads, (after, _) = gradient(params, at, inputs, *targets)
-            return grads, after.traces
+            return grads, after.traces if self.how.keep_traces else None
 
         layout, trained, fixed = split(self.params)
         of_trained = lambda trained, *rest: run(layout.join(trained, fixed), *rest)

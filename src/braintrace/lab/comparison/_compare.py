@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._errors import value_error
-from ..._online import choose_for
+from ..._online import Gradients, choose_for
 from ...rules import LearningRule, check_count, rule_value
 from ..tasks import Task
 from ._gradient import (
@@ -260,7 +260,8 @@ class Comparison:
         problem = (model.step, model.params, model.state, (xs,), (targets, mask))
         stream = self.settings.update_every < task.length
         within = None if "memory" in choice.options else ("d_rtrl", ())
-        how = {"stream": stream, "within": within, **choice.options}
+        gradients = Gradients(keep_traces=stream, block_size=choice.block)
+        how = {"stream": stream, "within": within, "how": gradients, **choice.options}
         found = choose_for(*problem, loss, **how)
         rule, options = found.rule, {**choice.options, "chosen": found.summary}
         (name, how), *others = rule.values()

@@ -156,8 +156,7 @@ def _choice(text: str, default: int | None) -> Choice:
     _check(name, values)
     if name == ROLLING and window is None:
         text, window = f"{ROLLING}:window={BLOCK}", BLOCK
-    block = None if name == AUTO else block or default
-    return Choice(text, name, {**DEFAULTS.get(name, {}), **values}, window, block)
+    return Choice(text, name, {**DEFAULTS.get(name, {}), **values}, window, block or default)
 
 
 def _steps(text: str, option: str, values: Options) -> int | None:
