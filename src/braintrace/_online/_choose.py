@@ -152,8 +152,8 @@ def choose(
             limit.
         time: what a gradient may take, in multiples of BPTT's time; None for no limit.
         stream: whether weights change at every step: adds `rolling` to the candidates.
-        keep_traces: whether learning goes on after the batch, as for `grad`; if it does not, no rule
-            needs memory for the traces that it leaves.
+        keep_traces: whether learning goes on after the batch, as for `grad`; if it does not, the
+            traces that a rule leaves take no memory.
         progress: whether to show a progress bar (needs tqdm).
 
     Returns:
