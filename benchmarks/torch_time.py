@@ -2,63 +2,46 @@
 
     python benchmarks/torch_time.py [--length 128]
 
-Every row runs both in one process, in turns; the time is the median of processor time, the memory
-what BPTT keeps for its backward pass beside the traces and the values of a block of the learner.
+Every row runs both in one process, in turns; the times are medians, the memory what BPTT keeps for
+its backward pass beside the traces of the learner.
 """
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pytorch"))
+import torch_cells as cells
+
 import braintrace.torch as bt
 
-
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v):
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (v,) = ctx.saved_tensors
-        return grad / (1 + 10 * v.abs()) ** 2
-
-
-class GRU(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.cell, self.out = nn.GRUCell(32, n), nn.Linear(n, 10)
-
-    def forward(self, h, x):
-        h = self.cell(x, h)
-        return h, self.out(h)
+INPUTS, CLASSES = 32, 10
 
 
 class LIF(nn.Module):
-    def __init__(self, n):
+    """A layer of leaky integrate-and-fire neurons."""
+
+    def __init__(self, sizes):
         super().__init__()
-        self.cell, self.out = nn.Linear(32, n), nn.Linear(n, 10)
+        inputs, units, outputs = sizes
+        self.cell, self.out = nn.Linear(inputs, units), nn.Linear(units, outputs)
 
     def forward(self, h, x):
-        h = 0.9 * (h - Spike.apply(h - 1)) + self.cell(x)
-        return h, self.out(Spike.apply(h - 1))
+        h = 0.9 * (h - cells.spike(h - 1)) + self.cell(x)
+        return h, self.out(cells.spike(h - 1))
 
 
-class MinGRU(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.cell, self.out = nn.Linear(32, 2 * n), nn.Linear(n, 10)
-
-    def forward(self, h, x):
-        z, g = self.cell(x).chunk(2, -1)
-        z = torch.sigmoid(z)
-        h = (1 - z) * h + z * g
-        return h, self.out(h)
+NETS = {
+    "LIF": LIF,
+    "minGRU": cells.MinGRU,
+    "GRU": lambda sizes: cells.Recurrent(nn.GRUCell, sizes),
+}
 
 
 def bptt(net, h, xs, ys):
@@ -69,12 +52,12 @@ def bptt(net, h, xs, ys):
     total.backward()
 
 
-def kept_bytes(net, h, xs, ys):
-    """What autograd keeps, each memory once."""
+def kept_bytes(net, act):
+    """What autograd keeps until the backward pass in `act`, each memory once."""
     found = {}
     pack = lambda a: found.setdefault(a.untyped_storage().data_ptr(), a)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
-        bptt(net, h, xs, ys)
+        act()
     own = {p.data_ptr() for p in net.parameters()}
     return sum(a.untyped_storage().nbytes() for place, a in found.items() if place not in own)
 
@@ -85,10 +68,10 @@ def timed(act):
     return time.process_time() - started, time.perf_counter() - wall
 
 
-def row(kind, n, batch, length, repeats):
+def row(name, n, batch, length, repeats):
     torch.manual_seed(0)
-    net, h = kind(n), torch.zeros(batch, n)
-    xs, ys = torch.randn(length, batch, 32), torch.randint(10, (length, batch))
+    net, h = NETS[name]((INPUTS, n, CLASSES)), torch.zeros(batch, n)
+    xs, ys = torch.randn(length, batch, INPUTS), torch.randint(CLASSES, (length, batch))
     learner = bt.online(net, "d_rtrl", h, xs[0])
     gradient = learner.grad(F.cross_entropy, keep_traces=False)
 
@@ -104,9 +87,9 @@ def row(kind, n, batch, length, repeats):
     online(), backward()
     pairs = [(timed(online), timed(backward)) for _ in range(repeats)]
     cpu, wall = ([statistics.median(p[i][k] for p in pairs) for i in (0, 1)] for k in (0, 1))
-    kept = kept_bytes(net, h, xs, ys)
+    kept = kept_bytes(net, backward)
     print(
-        f"| {kind.__name__}, N={n}, B={batch}, T={length} | {wall[0] * 1e3:.1f} | "
+        f"| {name}, N={n}, B={batch}, T={length} | {wall[0] * 1e3:.1f} | "
         f"{wall[1] * 1e3:.1f} | {cpu[0] / cpu[1]:.2f} | "
         f"{learner.memory / 1e6:.1f} | {kept / 1e6:.1f} |",
         flush=True,
@@ -120,5 +103,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     print("| network | learner, ms | BPTT, ms | processor time | traces, MB | BPTT keeps, MB |")
     print("|---|---|---|---|---|---|")
-    for kind, n in ((LIF, 256), (MinGRU, 256), (GRU, 64), (GRU, 256)):
-        row(kind, n, 16, given.length, given.repeats)
+    for name, n in (("LIF", 256), ("minGRU", 256), ("GRU", 64), ("GRU", 256)):
+        row(name, n, 16, given.length, given.repeats)

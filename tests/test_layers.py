@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "export": {"errors", "files", "program"},
     "online": CORE | {"report", "rules", "engine", "export"},
     "frontend": CORE | {"precision", "published", "report"},
-    "torch": CORE | {"report", "rules", "online"},
+    "torch": CORE | {"report", "rules", "export", "online"},
     "checkpoint": {"errors", "files", "program", "frontend", "version"},
     "learner": LEARNING | {"export", "precision", "published", "checkpoint"},
     "verify": LEARNING | {"precision", "nn", "version"},

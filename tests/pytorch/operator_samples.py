@@ -333,6 +333,28 @@ shapes = [
     (lambda x, y: torch.diagonal_scatter(x, y, 1), normal(3, 4), normal(3)),
     (lambda x, i: torch.take(x, i), normal(2, 3), integers(4)),
     (F.embedding, integers(2, 3), normal(5, 4)),
+    (lambda i, w: F.embedding(i, w, padding_idx=2), torch.tensor([[2, 0], [1, 2]]), normal(5, 4)),
+    *(
+        (lambda i, w, mode=mode: F.embedding_bag(i, w, mode=mode), integers(2, 3), normal(5, 4))
+        for mode in ("sum", "mean")
+    ),
+    (
+        lambda i, w, s: F.embedding_bag(
+            i, w, torch.tensor([0, 0, 2]), mode="sum", per_sample_weights=s, padding_idx=1
+        ),
+        torch.tensor([1, 4, 1, 2]),
+        normal(5, 4),
+        normal(4),
+    ),
+    (F.bilinear, normal(2, 3), normal(2, 4), normal(5, 3, 4), normal(5)),
+    (torch.linalg.matrix_exp, normal(3, 3)),
+    (
+        lambda x, y: (
+            torch.div(x, y, out=torch.empty(2, 3, dtype=float64)) if not x.requires_grad else x / y
+        ),
+        normal(2, 3),
+        positive(2, 3),
+    ),
     (lambda i: F.one_hot(i, 5), integers(2, 3)),
     *((getattr(torch, n), normal(2, 3)) for n in ("zeros_like", "ones_like")),
     (lambda x: torch.full_like(x, 2), normal(2, 3)),

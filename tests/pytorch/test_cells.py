@@ -1,4 +1,4 @@
-"""Cells of PyTorch learn: RTRL is BPTT of the unrolled module, and the certificate is true."""
+"""Cells of PyTorch learn: RTRL is BPTT, the certificate is true, D-RTRL is that of JAX."""
 
 import importlib.util
 from functools import cache
@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import jax_twins as twins  # noqa: E402
 import torch_cells as cells  # noqa: E402
 
 import braintrace  # noqa: E402
@@ -91,74 +92,24 @@ def test_rtrl_is_bptt_and_the_certificate_is_true(library, name, batch):
     assert all(exact.values()) == case.exact
 
 
-def gru(params, h, x, side="cell"):
-    gates = lambda kind, v: jnp.split(
-        v @ params[f"{side}.weight_{kind}"].T + params[f"{side}.bias_{kind}"], 3, -1
-    )
-    (ri, zi, ni), (rh, zh, nh) = gates("ih", x), gates("hh", h)
-    r, z = jax.nn.sigmoid(ri + rh), jax.nn.sigmoid(zi + zh)
-    return (1 - z) * jnp.tanh(ni + r * nh) + z * h
-
-
-def gru_step(params, h, x):
-    h = gru(params, h, x)
-    return h, h @ params["out.weight"].T + params["out.bias"]
-
-
-def lstm_step(params, state, x):
-    h, c = state
-    both = x @ params["cell.weight_ih"].T + params["cell.bias_ih"]
-    both = both + h @ params["cell.weight_hh"].T + params["cell.bias_hh"]
-    i, f, g, o = jnp.split(both, 4, -1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return (h, c), h @ params["out.weight"].T + params["out.bias"]
-
-
-def rnn_step(params, h, x):
-    both = x @ params["cell.weight_ih"].T + params["cell.bias_ih"]
-    h = jnp.tanh(both + h @ params["cell.weight_hh"].T + params["cell.bias_hh"])
-    return h, h @ params["out.weight"].T + params["out.bias"]
-
-
-def min_gru_step(params, h, x):
-    z, g = jnp.split(x @ params["gates.weight"].T + params["gates.bias"], 2, -1)
-    h = (1 - jax.nn.sigmoid(z)) * h + jax.nn.sigmoid(z) * g
-    return h, h @ params["out.weight"].T + params["out.bias"]
-
-
-def stack_step(params, state, x):
-    a, b = state
-    a = gru(params, a, x, "first")
-    centred = a - a.mean(-1, keepdims=True)
-    normed = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-    normed = normed * params["norm.weight"] + params["norm.bias"]
-    both = normed @ params["second.weight_ih"].T + params["second.bias_ih"]
-    b = jax.nn.relu(both + b @ params["second.weight_hh"].T + params["second.bias_hh"])
-    return (a, b), jnp.clip(b @ params["out.weight"].T + params["out.bias"], -3, 3)
-
-
-TWINS = {
-    "rnn": rnn_step,
-    "gru": gru_step,
-    "lstm": lstm_step,
-    "min_gru": min_gru_step,
-    "stack": stack_step,
-}
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_a_rule_is_that_of_the_same_cell_in_jax(name):
-    case = cells.CELLS[name]
-    xs, state = cells.sequences(case, T, 4), case.state(4)
-    ys = torch.randn(T, 4, cells.OUT, dtype=torch.float64)
+@pytest.mark.parametrize(("library", "name"), NAMES)
+def test_d_rtrl_is_that_of_the_same_cell_in_jax(library, name):
+    case = cells_of(library)[name]
+    state = cells.converted(case.state(4), case.dtype)
+    xs = cells.sequences(case, T, 4)
+    ys = torch.randn(T, 4, cells.OUT if library is None else cells.H, dtype=case.dtype)
     grads, _ = learned(case, "d_rtrl", state, xs, ys)
-    params = {
-        n: jnp.asarray(p.detach().numpy()) for n, p in cells.module_of(case).named_parameters()
-    }
-    state, xs, ys = jax.tree.map(lambda a: jnp.asarray(a.numpy()), (state, xs, ys))
-    net = braintrace.online(TWINS[name], "d_rtrl")
-    carry = net.init(params, state, xs[0])
-    expected, _ = net.grad(loss)(params, carry, xs, ys)
+    named = cells.module_of(case).named_parameters()
+    params = {n: jnp.asarray(p.detach().numpy()) for n, p in named}
+    arrays = lambda tree: jax.tree.map(lambda a: jnp.asarray(a.detach().numpy()), tree)
+    state = twins.started(name, 4, xs.numpy().dtype) if state is None else arrays(state)
+    net = braintrace.online(twins.TWINS[name], "d_rtrl")
+    carry = net.init(params, state, arrays(xs)[0])
+    expected, _ = net.grad(loss)(params, carry, arrays(xs), arrays(ys))
+    tight = 1e-9 if case.dtype == torch.float64 else 1e-5
     for n, g in expected.items():
-        np.testing.assert_allclose(grads[n].numpy(), g, 1e-9, 1e-12)
+        assert distance(grads[n], torch.tensor(np.asarray(g))) < tight, n
+
+
+def test_every_cell_has_a_twin():
+    assert sorted(name for _, name in NAMES) == sorted(twins.TWINS) and len(NAMES) >= 20

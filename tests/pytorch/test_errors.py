@@ -19,6 +19,7 @@ class Net(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.w, self.function = nn.Parameter(torch.rand(3)), function
+        self.layer = nn.Linear(3, 3)
         self.count, self.seen = 0, []
 
     def forward(self, h, x):
@@ -66,7 +67,7 @@ class Clipped(NoBackward):
         return grad.clamp(-0.1, 0.1)
 
 
-outside = torch.zeros(2, 3)
+outside, learned = torch.zeros(2, 3), torch.ones(3, requires_grad=True)
 NOT = braintrace.NotSupportedError
 
 
@@ -107,6 +108,13 @@ def unknown(net, v):
         (lambda net, v: NoBackward.apply(v), ("the derivative of NoBackward", "its backward raised")),
         (lambda net, v: BadBackward.apply(v), ("BadBackward", "AttributeError", "test_errors.py:")),
         (lambda net, v: Dirty.apply(v.clone()), ("mark_dirty", "return a new tensor")),
+        (lambda net, v: v * learned, ("comes from outside", "test_errors.py:", "torch.no_grad()")),
+        (lambda net, v: v[None].squeeze_(0), ("aten.squeeze_", "changes the shape", "x.squeeze(1)")),
+        (lambda net, v: torch.func.vmap(net.layer)(v), ("changes the shape", "place of vmap")),
+        (lambda net, v: torch.autograd.grad((v.detach().requires_grad_() ** 2).sum(), v),
+         ("torch.autograd.grad", "test_errors.py:", "torch.func.grad")),
+        (lambda net, v: F.embedding(torch.tensor([0, 1]), net.layer.weight, scale_grad_by_freq=True),
+         ("aten.embedding", "scale_grad_by_freq")),
     ],
 )  # fmt: skip
 def test_what_cannot_be_traced_is_refused(function, words):
@@ -129,8 +137,15 @@ def test_backward_hooks_are_refused():
     [
         (lambda: bt.online(lambda h, x: (h, h), "d_rtrl", torch.zeros(2)), ("type function", "nn.Module")),
         (lambda: bt.online(nn.ReLU(), "d_rtrl", torch.zeros(2), torch.zeros(2)), ("no parameter",)),
-        (lambda: bt.online(nn.GRUCell(2, 2), "d_rtrl", torch.zeros(1, 2), torch.zeros(1, 2)),
+        (lambda: bt.online(nn.Linear(2, 2), "d_rtrl", torch.zeros(1, 2)),
          ("not a pair", "net(*inputs) -> out")),
+        (lambda: bt.online(nn.GRUCell(2, 2), "d_rtrl", torch.zeros(1, 2), torch.zeros(1, 2)),
+         ("nn.GRUCell takes its input first", "return state, self.out(state)")),
+        (lambda: bt.online(nn.GRU(2, 2), "d_rtrl", torch.zeros(1, 2), torch.zeros(1, 2)),
+         ("nn.GRU runs over a whole sequence", "call nn.GRUCell", "weight_ih_l0 of nn.GRU")),
+        (lambda: bt.online(nn.LSTM(2, 2), "d_rtrl", torch.zeros(1, 2), torch.zeros(1, 2)),
+         ("nn.LSTM runs over", "nn.LSTMCell")),
+        (lambda: learner().step(torch.ones(2, 3).to_sparse()), ("torch.sparse_coo", "to_dense()")),
         (lambda: learner().grad(3), ("the loss has type int",)),
         (lambda: learner().train(F.mse_loss, object()), ("optimizer has type object", "torch.optim")),
         (lambda: bt.register("aten.add", jnp.add), ("no operator of torch", "torch.ops")),
@@ -145,6 +160,45 @@ def test_an_optimizer_of_something_else_is_refused():
     refused(
         ValueError, lambda: learner().train(F.mse_loss, optimizer), "no parameter of the module"
     )
+
+
+def test_a_loss_that_needs_the_gradient_of_something_else_is_refused():
+    one, ones, readout = learner(), torch.ones(4, 2, 3), nn.Linear(3, 3)
+    penalised = lambda out, y: F.mse_loss(out, y) + one.net.w.pow(2).sum()
+    read = lambda out, y: F.mse_loss(readout(out), y)
+    for loss in (penalised, read):
+        refused(
+            NOT, lambda loss=loss: one.grad(loss)(ones, ones), "outside of the module's forward"
+        )
+
+
+def test_what_was_computed_with_a_gradient_is_refused():
+    one, layer = learner(), nn.Linear(3, 3)
+    refused(ValueError, lambda: one.step(layer(torch.ones(2, 3))), "with a gradient", "x.detach()")
+    start = nn.Parameter(torch.zeros(2, 3))
+    again = lambda: one.reset(start)
+    refused(ValueError, again, "a parameter is passed", "initial state")
+    one.step(torch.ones(2, 3, requires_grad=True))
+
+
+def test_a_module_without_a_device_of_jax_is_refused():
+    net, ones = Net(lambda net, v: v), torch.ones(2, 3)
+    start = lambda: bt.online(net, "d_rtrl", torch.zeros(2, 3), ones)
+    net.to("meta")
+    refused(NOT, start, "is on meta", "net.cpu()")
+    net.layer.to_empty(device="cpu")
+    refused(NOT, start, "several devices: cpu, meta", "net.to(device)")
+    refused(ValueError, lambda: learner().step(ones.to("meta")), "on meta, the module on cpu")
+
+
+def test_torch_script_and_an_optimizer_that_asks_again_are_refused():
+    net = Net(lambda net, v: v)
+    net.layer = torch.jit.script(net.layer)
+    start = lambda: bt.online(net, "d_rtrl", torch.zeros(2, 3), torch.ones(2, 3))
+    refused(NOT, start, "layer is TorchScript", "torch.jit.script")
+    one = learner()
+    optimizer = torch.optim.LBFGS(one.net.parameters())
+    refused(NOT, lambda: one.train(F.mse_loss, optimizer), "LBFGS", "torch.optim.Adam")
 
 
 def test_a_lazy_module_is_refused():
@@ -178,9 +232,13 @@ def test_a_module_that_has_changed_is_refused():
     net = Net(lambda net, v: F.dropout(v, 0.5, net.training)).eval()
     one = bt.online(net, "d_rtrl", torch.zeros(2, 3), torch.ones(2, 3))
     net.train()
-    refused(ValueError, lambda: one.step(torch.ones(2, 3)), "train(), eval()", "learner.reset()")
+    refused(ValueError, lambda: one.step(torch.ones(2, 3)), "train() or eval()", "learner.reset()")
     net.eval()
     one.step(torch.ones(2, 3))
+    for change in (lambda: net.w.requires_grad_(False), lambda: net.double()):
+        change()
+        refused(ValueError, lambda: one.step(torch.ones(2, 3)), "replaced, frozen or moved")
+        net.float().requires_grad_()
     net.count = 4
     refused(ValueError, lambda: one.step(torch.ones(2, 3)), "count", "learner.reset()")
 

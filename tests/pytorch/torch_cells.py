@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-IN, H, OUT = 3, 4, 2
+IN, H, OUT = SIZES = 3, 4, 2
 
 
 class Spike(torch.autograd.Function):
@@ -32,9 +32,10 @@ spike = Spike.apply  # as users hold it, from before there is a learner
 class Recurrent(nn.Module):
     """A cell of torch and a read-out."""
 
-    def __init__(self, cell):
+    def __init__(self, cell, sizes=SIZES):
         super().__init__()
-        self.cell, self.out = cell(IN, H), nn.Linear(H, OUT)
+        inputs, units, outputs = sizes
+        self.cell, self.out = cell(inputs, units), nn.Linear(units, outputs)
 
     def forward(self, state, x):
         state = self.cell(x, state)
@@ -42,9 +43,10 @@ class Recurrent(nn.Module):
 
 
 class MinGRU(nn.Module):
-    def __init__(self):
+    def __init__(self, sizes=SIZES):
         super().__init__()
-        self.gates, self.out = nn.Linear(IN, 2 * H), nn.Linear(H, OUT)
+        inputs, units, outputs = sizes
+        self.gates, self.out = nn.Linear(inputs, 2 * units), nn.Linear(units, outputs)
 
     def forward(self, h, x):
         z, g = self.gates(x).chunk(2, -1)

@@ -18,7 +18,7 @@ from ..program import PyTree, is_traced, like, words_of
 from ._calls import Call
 from ._loop import Position, Stream, Weights, block_gradient
 from ._sequence import Arrays, Loss, PlanBody
-from ._tree import path_of
+from ._tree import UNNAMED, path_of
 
 Array = jax.Array
 # (grads, trained, own arrays) -> (trained, own arrays)
@@ -138,5 +138,6 @@ def paths_of(tree: PyTree, name: str) -> list[str]:
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     if len(found) == 1 and name:
         return [name]
-    paths = [dotted(path_of(keys, name)) for keys, _ in found]
+    named = lambda keys: [key for key in keys if key is not UNNAMED]
+    paths = [dotted(path_of(named(keys), name)) for keys, _ in found]
     return [p if p.startswith(name) else f"{name}.{p}" for p in paths]

@@ -28,6 +28,13 @@ from ._tracing import Refused, Traced, Tracing, array_in, is_known, known, meta_
 
 _active: ContextVar[Tracing | None] = ContextVar("the trace of a step", default=None)
 _lock, _traces = threading.Lock(), [0]
+# Operators of torch that are a whole layer, and have no derivative; while a step is traced, torch
+# composes layers of smaller ones.
+_WHOLE_LAYERS = (
+    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+)
+_whole: list[bool] = []  # which of them were on
 
 
 @contextmanager
@@ -49,6 +56,9 @@ def _functions_captured() -> Iterator[None]:
     with _lock:
         _traces[0] += 1
         _SingleLevelFunction.apply = classmethod(_apply)
+        if _traces[0] == 1:
+            _whole.extend(_is_on() for _is_on, _ in _WHOLE_LAYERS)
+            _switch([False] * len(_WHOLE_LAYERS))
     try:
         yield
     finally:
@@ -56,6 +66,13 @@ def _functions_captured() -> Iterator[None]:
             _traces[0] -= 1
             if not _traces[0]:
                 del _SingleLevelFunction.apply
+                _switch(_whole)
+                _whole.clear()
+
+
+def _switch(on: Sequence[bool]) -> None:
+    for (_, put), value in zip(_WHOLE_LAYERS, on, strict=True):
+        put(value)
 
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +179,8 @@ class Captured:
         likes = _tensors(self.results)
         pairs = zip(likes, cotangents, strict=True)
         arrays = [jnp.zeros(m.shape, dtype_of(m.dtype)) if _is_none(g) else g for m, g in pairs]
-        grads = [traced(a, m.dtype) for a, m in zip(arrays, likes, strict=True)]
+        # Gradients by complex numbers are those of torch, which JAX has conjugated.
+        grads = [traced(jnp.conj(a), m.dtype) for a, m in zip(arrays, likes, strict=True)]
         with tracing(self.refused, backward=True), torch.no_grad():
             found = self.function.backward(context, *grads)
         found = found if isinstance(found, tuple) else (found,)
@@ -248,4 +266,4 @@ def _cotangent(found: Any, like: torch.Tensor) -> Any:
     dtype = dtype_of(like.dtype)
     if found is None:
         return jnp.zeros(like.shape, dtype)
-    return jnp.broadcast_to(found.array.astype(dtype), like.shape)
+    return jnp.broadcast_to(jnp.conj(found.array.astype(dtype)), like.shape)

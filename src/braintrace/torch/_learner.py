@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import torch
 from torch import nn
 
 from .. import _online
-from .._errors import CompilationError, NotSupportedError, type_error, value_error
-from .._online import Carry, Online, RunInfo
+from .._errors import CompilationError, NotSupportedError, not_supported, type_error, value_error
+from .._online import Carry, Choice, Online, RunInfo
+from ..export import ExportedC
 from ..program import PyTree
 from ..report import Advice, CompilationReport
 from ..rules import ETraceConfig, LearningRule, check_count
 from ._arrays import (
     Array,
+    array_of,
     arrays_of,
+    check_device,
     copied,
+    moved,
+    on,
     own,
     places_of,
     shapes_of,
     tensors_of,
-    wide,
 )
+from ._checkpoint import dict_of, loaded
 from ._functions import tracing
 from ._module import Contents, Mode
 from ._parameters import Parameters
@@ -84,11 +91,10 @@ def online(
             do="pass a module whose forward is one step: forward(state, x) -> (state, out); "
             "a function of arrays learns by braintrace.online",
         )
-    contents = Contents.of(net)
-    with wide():
-        step = Step(contents, state is not None)
-        learner = Learner(net, _online.online(step, rule, **options), step)
-        learner.reset(state, *inputs)
+    net = getattr(net, "_orig_mod", net)  # before `torch.compile`, which computes the same
+    step = Step(Contents.of(net), state is not None)
+    learner = Learner(net, _online.online(step, rule, **options), step)
+    learner.reset(state, *inputs)
     return learner
 
 
@@ -124,7 +130,7 @@ class Learner:
         """The certificate: how every parameter is learned, by its name in the module."""
         report = self.online.report
         if (advise := report._advise) is not None:
-            report._advise = functools.partial(_advised, advise)
+            report._advise = functools.partial(_advised, self._device, advise)
         return report
 
     @property
@@ -140,7 +146,7 @@ class Learner:
     @property
     def state(self) -> PyTree:
         """A copy of the state after the last step, of the structure that the learner was given."""
-        with wide():
+        with self._on():
             return tensors_of(own(self._carry.state.given, places_of(self._carry)))
 
     # -------------------------------------------------------------------------------- calling
@@ -155,9 +161,11 @@ class Learner:
             state: another initial state, default that of the last start.
             *inputs: inputs of one step, if they have other shapes than before.
         """
-        with wide():
-            self._given = self._given if state is None else arrays_of(state, copied)
-            self._inputs = arrays_of(inputs, copied) or self._inputs
+        self._step.contents = Contents.of(self.net)
+        with self._on():
+            state, inputs = self._arrays((state, inputs), copied)
+            self._given = moved(self._given if state is None else state, self._device)
+            self._inputs = inputs or moved(self._inputs, self._device)
             self._start()
 
     def step(self, *inputs: PyTree, **extra: PyTree) -> PyTree:
@@ -167,8 +175,8 @@ class Learner:
             *inputs: inputs of the step.
             **extra: what the rule takes with a call, e.g. a modulator.
         """
-        with wide():
-            arrays = arrays_of((inputs, extra))
+        with self._on():
+            arrays = self._arrays((inputs, extra))
             weights = self._weights()
             carry, out = self.online(weights, self._carry, *arrays[0], **arrays[1])
             return self._returned(carry, out, (weights, arrays))
@@ -180,8 +188,8 @@ class Learner:
             xs: the input of all steps, with a leading axis of time; a tuple if there are several.
             **extra: what the rule takes with a call, with a leading axis of time.
         """
-        with wide():
-            arrays = arrays_of((xs, extra))
+        with self._on():
+            arrays = self._arrays((xs, extra))
             weights = self._weights()
             carry, outs = self.online.scan(weights, self._carry, arrays[0], **arrays[1])
             return self._returned(carry, outs, (weights, arrays))
@@ -191,12 +199,9 @@ class Learner:
         loss: Callable[..., Any],
         *,
         has_aux: bool = False,
-        block_size: int | None = None,
-        memory_budget: int | None = None,
-        keep_traces: bool = True,
-        progress: bool = False,
+        **options: Any,
     ) -> Callable[..., PyTree]:
-        """The gradient of the summed losses of a sequence, in memory that does not grow with it.
+        """What fills `p.grad`: the gradient of the summed losses of a sequence, block by block.
 
         Keep the function that is returned: it is compiled once.
 
@@ -204,30 +209,21 @@ class Learner:
             loss: `loss(out, *targets)`, the loss of one step, a function of torch or of JAX; or
                 `(loss, aux)` with `has_aux`.
             has_aux: whether `loss` returns a pair.
-            block_size: steps per block; default as many as pay.
-            memory_budget: bytes that the values of one block may take, if it has no size.
-            keep_traces: whether the sequence goes on in the next call; else its traces are zero.
-            progress: whether to show a progress bar (needs tqdm).
+            **options: `block_size`, `memory_budget`, `keep_traces`, `progress`, as for `grad` of
+                `braintrace.online`; without `keep_traces` the next call is another sequence's.
 
         Returns:
             `f(xs, *targets, mask=None, **extra)`, which adds to `p.grad` of every parameter, as
             `backward()` does, and returns the losses of the steps, or `(losses, aux)`. `xs` is as
             for `scan`, targets have a leading axis of time, `mask` (T,) weighs the losses.
         """
-        gradient = self.online.grad(
-            _of_arrays(loss),
-            has_aux=has_aux,
-            block_size=block_size,
-            memory_budget=memory_budget,
-            keep_traces=keep_traces,
-            progress=progress,
-        )
+        gradient = self.online.grad(_of_arrays(loss), has_aux=has_aux, **options)
 
         def of_sequence(
             xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
         ) -> PyTree:
-            with wide():
-                arrays = arrays_of((xs, targets, mask, extra))
+            with self._on():
+                arrays = self._arrays((xs, targets, mask, extra))
                 weights = self._weights()
                 xs, targets, mask, extra = arrays
                 grads, (carry, *results) = gradient(
@@ -244,7 +240,9 @@ class Learner:
         loss: Callable[..., Any],
         optimizer: torch.optim.Optimizer,
         update_every: int = 1,
-        **sizes: Any,
+        *,
+        block_size: int | None = None,
+        memory_budget: int | None = None,
     ) -> Callable[..., torch.Tensor]:
         """Learn while the sequence runs: the optimizer takes a step every few steps.
 
@@ -254,14 +252,15 @@ class Learner:
             loss: `loss(out, *targets)`, the loss of one step, a function of torch or of JAX.
             optimizer: one of `torch.optim`, of the parameters of the module.
             update_every: steps between two updates; the gradient is that of their summed losses.
-            **sizes: `block_size` or `memory_budget` of the gradient of an update, as for `grad`.
+            block_size: steps per block of the gradient of an update.
+            memory_budget: bytes that the values of one block may take, if it has no size.
 
         Returns:
             `f(xs, *targets, mask=None, **extra)`, which returns the losses of the steps.
         """
         every = check_count("update_every", update_every, "steps")
         _check_optimizer(optimizer, self._step.contents)
-        gradient = self.grad(loss, **sizes)
+        gradient = self.grad(loss, block_size=block_size, memory_budget=memory_budget)
 
         def train(
             xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
@@ -278,12 +277,89 @@ class Learner:
 
         return train
 
+    # ------------------------------------------------------------------- saving and exporting
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the learner goes on from: the state, the traces, a count of steps.
+
+        Copies, under names; `torch.save` it beside `net.state_dict()` and that of the optimizer.
+        """
+        with self._on():
+            return dict_of(self._carry, self.online)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, in a learner of the same net and rule.
+
+        Raises:
+            ValueError: names, shapes, types or the rule differ; all differences, and nothing is
+                changed.
+        """
+        with self._on():
+            self._carry = loaded(state, self._carry, self.online, self._device)
+            self._write(self._carry.state.inside)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise type_error(
+            "a learner of torch cannot be pickled or copied.",
+            why="it holds compiled programs, and the traces belong to this module",
+            do="torch.save(learner.state_dict(), path) has all its numbers; make another learner "
+            "of a copy of the net, and load_state_dict into it",
+        )
+
+    def export_c(
+        self,
+        x: PyTree,
+        *targets: PyTree,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        path: str | os.PathLike,
+        **options: Any,
+    ) -> ExportedC:
+        """Write the learner as a folder of C: network, traces, gradient and update.
+
+        Parameters, state and traces are those of now; `reset` first for a new sequence.
+
+        Args:
+            x: an example of the input of one step; a tuple if there are several.
+            *targets: examples of the targets of one step.
+            loss: `loss(out, *targets)`, the loss of one step, a function of torch or of JAX.
+            optimizer: an optax transformation, `optax.adam(1e-3)` for `torch.optim.Adam(p, 1e-3)`.
+            path: the folder.
+            **options: `extra`, `name`, `initial`, as for `export_c` of `braintrace.online`.
+
+        Returns:
+            What was written.
+        """
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise type_error(
+                f"the optimizer is {type(optimizer).__name__} of torch.",
+                why="its step is Python on tensors, and C needs the update as a function of arrays",
+                do="pass the same of optax: optax.adam(1e-3), optax.sgd(0.1, momentum=0.9)",
+            )
+        with self._on():
+            arrays, extra = self._arrays(((x, *targets), options.pop("extra", None)))
+            given = self._weights(), self._carry, *arrays
+            how = {"optimizer": optimizer, "path": path, "extra": extra, **options}
+            return self.online.export_c(*given, loss=_of_arrays(loss), **how)
+
     # --------------------------------------------------------------------------------- arrays
+
+    @property
+    def _device(self) -> torch.device:
+        return self._step.contents.device
+
+    def _on(self) -> AbstractContextManager[None]:
+        return on(self._device)
+
+    def _arrays(self, tree: PyTree, convert: Callable[..., Array] = array_of) -> PyTree:
+        """What a call is given, as arrays."""
+        check_device(tree, self._device)
+        _check_ends(tree)
+        return arrays_of(tree, convert)
 
     def _start(self) -> None:
         """The state of a new sequence; the module is traced again if it has changed."""
         step = self._step
-        step.contents = Contents.of(self.net)
         self._parameters = Parameters(step.contents)
         shapes = shapes_of((self._given, self._inputs))
         mode = Mode.of(self.net, step.inner)
@@ -332,9 +408,39 @@ class Learner:
                 self._written[name] = [(t, t._version) for t in tensors_in(inner.place.value)]
 
 
-def _advised(advise: Callable[[], Advice]) -> Advice:
+def choose(
+    net: nn.Module,
+    state: PyTree,
+    xs: PyTree,
+    ys: PyTree,
+    loss: Callable[..., Any],
+    **limits: Any,
+) -> Choice:
+    """The rule for each parameter of a module whose gradient is closest to BPTT's, within limits.
+
+    Args:
+        net: as for `online`.
+        state: the state before the first step, None for a module that keeps its state inside.
+        xs: the inputs of all steps, with a leading axis of time; a tuple if there are several.
+        ys: the targets, likewise.
+        loss: `loss(out, *targets)`, of one step, a function of torch or of JAX.
+        **limits: `memory`, `time`, `stream`, `progress`, as for `braintrace.choose`.
+
+    Returns:
+        The choice: `rule`, to be passed to `online`, and the table of what was tried.
+    """
+    first = jax.tree.map(lambda a: a[0], xs if type(xs) is tuple else (xs,))
+    learner = online(net, "no_trace", state, *first)
+    with learner._on():
+        weights, begin = learner._weights(), learner._carry.state
+        xs, ys = learner._arrays((xs, ys))
+        step = learner._step
+        return _online.choose(step, weights, begin, xs, ys, _of_arrays(loss), **limits)
+
+
+def _advised(device: torch.device, advise: Callable[[], Advice]) -> Advice:
     """Advice analyses the step again, with its types."""
-    with wide():
+    with on(device):
         return advise()
 
 
@@ -345,6 +451,21 @@ def _kept(inner: Inner, tensors: list[torch.Tensor]) -> PyTree:
     buffer = inner.place.value
     with torch.no_grad():
         return buffer.copy_(tensors[0])
+
+
+def _check_ends(tree: PyTree) -> None:
+    """Refuse what has a gradient of its own, which would stop here and be none."""
+    for a in jax.tree.leaves(tree):
+        learns = isinstance(a, nn.Parameter) and a.requires_grad
+        if isinstance(a, torch.Tensor) and (a.grad_fn is not None or learns):
+            raise value_error(
+                "a tensor that is passed to the learner was computed with a gradient."
+                if a.grad_fn is not None
+                else "a parameter is passed to the learner as an input or a state.",
+                why="the learner has the gradient of the parameters of its module; at inputs, "
+                "targets and the initial state it ends, and nothing before them would learn",
+                do="make what computes it a part of the module; or pass x.detach()",
+            )
 
 
 def _of_arrays(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -385,6 +506,12 @@ def _check_optimizer(optimizer: Any, contents: Contents) -> None:
             f"optimizer has type {type(optimizer).__name__}.",
             why="it changes the parameters of the module, by their p.grad",
             do="pass one of torch.optim, torch.optim.Adam(net.parameters())",
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise not_supported(
+            "LBFGS cannot train step by step.",
+            why="it evaluates the losses of the same steps many times for one update",
+            do="pass torch.optim.Adam or another that takes one gradient",
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held.intersection(map(id, contents.trained.values())):

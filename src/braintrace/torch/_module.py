@@ -22,6 +22,7 @@ from .._online import Dotted
 from ._tracing import Traced
 
 _OF_TORCH = {*vars(nn.Module())}  # attributes of every module
+_OF_RNN = ("_flat_weights", "_flat_weight_refs")  # which `nn.GRU` makes of its parameters
 ABSENT = object()
 
 
@@ -66,13 +67,15 @@ class Contents:
     net: nn.Module
     trained: dict[Dotted, nn.Parameter]
     frozen: dict[Dotted, nn.Parameter]
+    device: torch.device
 
     @classmethod
     def of(cls, net: nn.Module) -> Contents:
         named = {Dotted(name): p for name, p in net.named_parameters()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
-        _check(net, trained)
-        return cls(net, trained, {name: p for name, p in named.items() if not p.requires_grad})
+        device = _checked(net, trained)
+        frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        return cls(net, trained, frozen, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,9 @@ class Mode:
             return
         now = zip(self.places, self.value[-1], strict=True)
         changed = [place.name for place, value in now if _fixed(place.value) != value]
-        what = ", ".join(changed) or "train(), eval() or requires_grad"
+        what = (
+            ", ".join(changed) or "train() or eval(), or a parameter was replaced, frozen or moved"
+        )
         raise value_error(
             f"the module has changed since the sequence began: {what}.",
             why="its Python runs once, and what it found there is a constant of the traced step",
@@ -111,7 +116,7 @@ class Mode:
 
 def _mode(modules: Sequence[nn.Module], places: Iterable[Place]) -> tuple[Any, ...]:
     parameters = (p for m in modules for p in m._parameters.values() if p is not None)
-    trained = tuple((id(p), p.requires_grad) for p in parameters)
+    trained = tuple((id(p), p.requires_grad, p.dtype, p.device) for p in parameters)
     return tuple(m.training for m in modules), trained, tuple(_fixed(p.value) for p in places)
 
 
@@ -124,7 +129,9 @@ def _is_fixed(value: Any) -> bool:
     return isinstance(value, torch.Tensor | bool | int | float | str)
 
 
-def _check(net: nn.Module, trained: Mapping[Dotted, nn.Parameter]) -> None:
+def _checked(net: nn.Module, trained: Mapping[Dotted, nn.Parameter]) -> torch.device:
+    """The device of a module that can learn."""
+    _check_step(net)
     if not trained:
         raise type_error(
             f"{type(net).__name__} has no parameter that is trained.",
@@ -139,6 +146,12 @@ def _check(net: nn.Module, trained: Mapping[Dotted, nn.Parameter]) -> None:
             do="call the module once before it is made a learner",
         )
     for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise not_supported(
+                f"the module {name or type(net).__name__} is TorchScript.",
+                why="a step is traced by running its Python",
+                do="pass the module that torch.jit.script was called with",
+            )
         if module._backward_hooks or module._backward_pre_hooks:
             raise not_supported(
                 f"the module {name or type(net).__name__} has backward hooks.",
@@ -147,6 +160,33 @@ def _check(net: nn.Module, trained: Mapping[Dotted, nn.Parameter]) -> None:
                 do="remove the hooks; write what they do as an autograd.Function, or change p.grad "
                 "after the gradient is there",
             )
+    devices = {p.device for p in net.parameters()}
+    if len(devices) > 1:
+        raise not_supported(
+            f"the parameters are on several devices: {', '.join(sorted(map(str, devices)))}.",
+            why="a step is one program, which runs on one device",
+            do="move the module to one, net.to(device)",
+        )
+    return devices.pop()
+
+
+def _check_step(net: nn.Module) -> None:
+    """Refuse the layers of torch that are no step by themselves."""
+    name = type(net).__name__
+    if isinstance(net, nn.RNNBase):
+        raise type_error(
+            f"nn.{name} runs over a whole sequence.",
+            why="a learner takes a module that computes one step; the loop over time is its own",
+            do=f"call nn.{name}Cell in a forward(state, x) of your own, one for each layer; its "
+            "weight_ih is the weight_ih_l0 of nn." + name,
+        )
+    if isinstance(net, nn.RNNCellBase):
+        raise type_error(
+            f"nn.{name} takes its input first, and returns its state alone.",
+            why="a step is net(state, *inputs) -> (state, out)",
+            do="make it a part of a module whose forward(self, state, x) is "
+            "`state = self.cell(x, state); return state, self.out(state)`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +251,7 @@ def inhabited(
             place.put(pytree.tree_map(lambda leaf: leaf, before[name]))  # containers are changed
         yield seen
         after = {n: p for n, (p, _) in filled.items()} | places_of(contents.net)
+        after = {n: p for n, p in after.items() if p.key not in _OF_RNN}
         seen.update({n: Seen(p, before.get(n, ABSENT), p.value) for n, p in after.items()})
     finally:
         for parameters, key, p in own:

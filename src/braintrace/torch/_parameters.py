@@ -37,6 +37,7 @@ class Parameters:
         """Add to their gradients, with the hooks that they have, as `backward` does."""
         for name, p in self.contents.trained.items():
             grad = grads[name].to(p.device)
+            grad = grad.conj().resolve_conj() if grad.is_complex() else grad  # as torch defines it
             for hook in (p._backward_hooks or {}).values():
                 changed = hook(grad)
                 grad = grad if changed is None else changed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .._errors import not_supported, type_error, value_error
 from .._online import UNNAMED, Dotted, Untrained
 from ..graph import bits_of, reach
-from ..program import Program, PyTree, flatten
+from ..program import Program, PyTree, failing_line, flatten
 from ._arrays import Array, copied, dtype_of, tensors_of
 from ._functions import tracing
 from ._module import Contents, Place, Seen, inhabited
@@ -89,12 +90,12 @@ class Inner:
     state: bool = True
 
     @classmethod
-    def of(cls, seen: Seen) -> Inner:
+    def of(cls, seen: Seen, device: torch.device) -> Inner:
         """The place of a module that a step leaves so: its start has the shapes of that."""
         held = pytree.tree_map(lambda leaf: leaf, seen.place.value)  # its containers may change
-        start = _start(held, seen.after)
-        # `_memories` of a layer is not in the name that its user has for `v`.
-        hidden = seen.place.key.startswith("_")
+        start = _start(held, seen.after, device)
+        # `_memories` of a layer, a dict, is not in the name that its user has for `v`.
+        hidden = seen.place.key.startswith("_") and isinstance(start, dict)
         name = seen.place.name.removesuffix(f".{seen.place.key}" if hidden else "")
         keyed = pytree.tree_flatten_with_path(start)[0]
         tensors = [(path, a) for path, a in keyed if isinstance(a, torch.Tensor)]
@@ -131,17 +132,17 @@ def _own(a: Any) -> Any:
     return a.detach().clone() if isinstance(a, torch.Tensor) else a
 
 
-def _start(held: PyTree, after: PyTree) -> PyTree:
+def _start(held: PyTree, after: PyTree, device: torch.device) -> PyTree:
     """What a place holds at the start, with the shapes that it has after a step."""
     held_leaves, structure = pytree.tree_flatten(held)
     leaves, wanted = pytree.tree_flatten(after)
     if structure != wanted:
         held_leaves = [None] * len(leaves)
-    filled = [_filled(h, a) for h, a in zip(held_leaves, leaves, strict=True)]
+    filled = [_filled(h, a, device) for h, a in zip(held_leaves, leaves, strict=True)]
     return pytree.tree_unflatten(filled, wanted)
 
 
-def _filled(held: Any, after: Any) -> Any:
+def _filled(held: Any, after: Any, device: torch.device) -> Any:
     """A tensor of the shape of `after`: of a number that, of nothing zero."""
     if not isinstance(after, torch.Tensor):
         return after
@@ -150,7 +151,7 @@ def _filled(held: Any, after: Any) -> Any:
     if isinstance(held, torch.Tensor) and held.numel() == 1:
         return held.detach().to(after.dtype).expand(after.shape).clone()
     number = held if isinstance(held, bool | int | float) else 0
-    return torch.full(after.shape, number, dtype=after.dtype)
+    return torch.full(after.shape, number, dtype=after.dtype, device=device)
 
 
 @dataclass(eq=False)
@@ -175,7 +176,8 @@ class Step:
             entries[name] = (inner.place, inner.filled(wrapped(arrays)))
         with tracing(refused), inhabited(self.contents, tensors, entries, known) as seen:
             given = (wrapped(state.given),) if self.has_state else ()
-            result = self.contents.net(*given, *wrapped(inputs))
+            with _gradients_refused():
+                result = self.contents.net(*given, *wrapped(inputs))
         refused.check()
         _check_unchanged(tensors)
         new, out = _pair(result) if self.has_state else (None, result)
@@ -187,6 +189,22 @@ class Step:
                     zip(inner.names, unwrapped(tensors_in(seen[name].after)), strict=True)
                 )
         return State(unwrapped(new), {**state.inside, **inside}), unwrapped(out)
+
+
+@contextmanager
+def _gradients_refused() -> Iterator[None]:
+    """Name what torch's autograd says of tensors that it does not follow."""
+    try:
+        yield
+    except RuntimeError as cause:
+        if "does not require grad" not in str(cause):
+            raise
+        raise not_supported(
+            "the step takes a gradient by torch's autograd (torch.autograd.grad, backward).",
+            where=failing_line(cause),
+            why="it records nothing while a step is traced: the derivative of the step is JAX's",
+            do="use torch.func.grad, which is traced",
+        ) from cause
 
 
 def _without_values(seen: Seen) -> Seen:
@@ -231,7 +249,7 @@ def inner_of(
         new |= {n: step.changed[n] for n in step.inner if _differs(step, n)}
         if not new:
             break
-        step.inner |= {name: Inner.of(s) for name, s in new.items()}
+        step.inner |= {name: Inner.of(s, step.contents.device) for name, s in new.items()}
     else:
         raise not_supported(
             f"the step changes {', '.join(sorted(new))} of the module, no tensor of one shape.",

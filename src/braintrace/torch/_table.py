@@ -213,6 +213,17 @@ def convolution(
     return out if batched else out[0]
 
 
+def trilinear(
+    a: Array, b: Array, c: Array, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Array:  # fmt: skip
+    """The product of three arrays that lack some of the axes, summed over some."""
+    axes = range(a.ndim + len(expand1))
+    names = [[i for i in axes if i not in lacks] for lacks in (expand1, expand2, expand3)]
+    out = [i for i in axes if i not in sumdim]
+    return jnp.einsum(a, names[0], b, names[1], c, names[2], out)
+
+
 PRODUCTS: dict[str, Function] = {
     "mm": jnp.matmul,
     "bmm": jnp.matmul,
@@ -225,6 +236,8 @@ PRODUCTS: dict[str, Function] = {
     "addbmm": lambda b, x, y, beta=1, alpha=1: beta * b + alpha * jnp.einsum("bij,bjk->ik", x, y),
     "addr": lambda b, x, y, beta=1, alpha=1: beta * b + alpha * jnp.outer(x, y),
     "convolution": convolution,
+    "_trilinear": trilinear,
+    "linalg_matrix_exp": jax.scipy.linalg.expm,
 }
 
 
@@ -557,8 +570,41 @@ def diagonal_scatter(x: Array, src: Array, offset: int = 0, dim1: int = 0, dim2:
     return jnp.moveaxis(filled, (-2, -1), (dim1, dim2))
 
 
-def embedding(weight: Array, indices: Array, *_: Any) -> Array:
-    return weight[indices]
+def embedding(
+    weight: Array,
+    indices: Array,
+    padding_idx: int = -1,
+    by_count: bool = False,
+    sparse: bool = False,
+) -> Array:
+    """Rows; the one of the padding has no gradient."""
+    if by_count:
+        raise NotImplementedError("embeddings with scale_grad_by_freq")
+    rows = weight[indices]
+    if padding_idx < 0:
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
+
+
+def embedding_bag(
+    weight: Array, indices: Array, offsets: Array, by_count: bool = False, mode: int = 0,
+    sparse: bool = False, share: Array | None = None, last: bool = False, padding_idx: int = -1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Sums or means of rows, in bags that begin at `offsets`."""
+    if mode == 2:
+        raise NotImplementedError("embedding bags with mode='max'")
+    rows = embedding(weight, indices, padding_idx, by_count)
+    counted = jnp.ones(indices.shape, weight.dtype)
+    if padding_idx >= 0:
+        counted = jnp.where(indices == padding_idx, 0, counted)
+    rows = rows * (counted if share is None else counted * share)[:, None]
+    places = jnp.arange(len(indices))
+    bags = jnp.searchsorted(offsets, places, side="right") - 1
+    number = len(offsets) - last
+    out = jax.ops.segment_sum(rows, bags, number)
+    sizes = jax.ops.segment_sum(counted, bags, number)
+    out = out / jnp.maximum(sizes, 1)[:, None] if mode == 1 else out
+    return out, bags, sizes, jnp.zeros(0, indices.dtype)
 
 
 def constant_like(value: Any) -> Function:
@@ -620,6 +666,7 @@ SHAPES: dict[str, Function] = {
     "diagonal_scatter": diagonal_scatter,
     "take": lambda x, index: x.ravel()[index],
     "embedding": embedding,
+    "_embedding_bag_forward_only": embedding_bag,
     "fill": lambda x, value: jnp.full(x.shape, value, x.dtype),
     "zero": constant_like(0),
     "zeros_like": constant_like(0),

@@ -28,10 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from .._errors import NotSupportedError, not_supported, type_error, value_error
 from ..program import calling_line
-from ._arrays import Array, copied, dtype_of
+from ._arrays import Array, constant_of, dtype_of
 from ._table import TABLE
 
 Value: TypeAlias = torch.Tensor | Array
+_CPU = torch.device("cpu")  # where tensors of a traced step say they are, on every device
 _registered: dict[str, Callable[..., Any]] = {}
 
 
@@ -105,14 +106,13 @@ class Traced(torch.Tensor):
         path: tuple[Callable[[Array], Array], ...] = (),
         detached: bool = False,
     ) -> Traced:
-        device = value.device if isinstance(value, torch.Tensor) else _device()
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),
             dtype=meta.dtype,
-            device=device,
+            device=_CPU,
         )
         self.value, self.meta, self.constant = value, meta, None
         self.root, self.path, self.detached = root, path, detached
@@ -164,7 +164,7 @@ class Traced(torch.Tensor):
                 self.value = lax.stop_gradient(read) if self.detached else read
         if not isinstance(self.value, torch.Tensor):
             return self.value
-        return constant_of(self.value) if self.constant is None else self.constant
+        return _constant(self.value) if self.constant is None else self.constant
 
     def write(self, new: Array) -> None:
         """Put another value into this tensor, and so into all that share its memory."""
@@ -173,15 +173,9 @@ class Traced(torch.Tensor):
         root.version += 1
 
 
-def constant_of(tensor: torch.Tensor) -> Any:
-    """A tensor of torch as a constant of the trace; a number is a part of the program."""
-    number = tensor.dim() == 0 and tensor.dtype not in (torch.bfloat16, torch.float16)
+def _constant(tensor: torch.Tensor) -> Any:
     with _disable_current_modes():
-        return tensor.detach().cpu().numpy()[()] if number else copied(tensor)
-
-
-def _device() -> torch.device:
-    return torch.device("cpu")
+        return constant_of(tensor)
 
 
 def follow(path: Sequence[Callable[[Array], Array]], value: Array) -> Array:
@@ -222,7 +216,8 @@ def traced(array: Array, dtype: torch.dtype) -> Traced:
 def known(tensor: torch.Tensor) -> Traced:
     """A copy of a tensor of torch, as one of a traced step."""
     with _disable_current_modes():
-        return Traced(tensor.detach().clone(), meta_of(tensor))
+        copy = tensor.detach().to(_CPU, copy=True)
+        return Traced(copy, meta_of(copy))
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -242,13 +237,15 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def _plain(a: Any) -> Any:
-    return a.value if isinstance(a, Traced) else a
+    if isinstance(a, Traced):
+        return a.value
+    return a.to(_CPU) if isinstance(a, torch.Tensor) else a
 
 
 def array_in(a: Any) -> Any:
     if isinstance(a, Traced):
         return a.array
-    return constant_of(a) if isinstance(a, torch.Tensor) else a
+    return _constant(a) if isinstance(a, torch.Tensor) else a
 
 
 def _meta(a: Any) -> Any:
@@ -268,9 +265,19 @@ class Refused:
     unknown: dict[str, str | None] = field(default_factory=dict)
     random: dict[str, str | None] = field(default_factory=dict)
     outside: dict[str, str | None] = field(default_factory=dict)
+    foreign: dict[str, str | None] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise one error for all of them."""
+        if self.foreign:
+            raise not_supported(
+                "a tensor that requires a gradient comes from outside of the module's forward.",
+                where=_lines(self.foreign),
+                why="the learner has the gradient of the parameters of its module, through its "
+                "forward; what this tensor adds would silently be left out",
+                do="use a parameter of the module in its forward (a loss may get what it needs as "
+                "a part of the output), or this tensor under torch.no_grad()",
+            )
         if self.unknown:
             raise not_supported(
                 f"the module uses {len(self.unknown)} operator(s) of torch that have no function "
@@ -326,6 +333,16 @@ class Tracing(TorchDispatchMode):
             self._note(self.refused.random, op)
             if not is_constant:
                 return self._zeros(op, args, kwargs, written)
+        if self._is_foreign(args, kwargs):
+            self._note(self.refused.foreign, op)
+        if torch.Tag.inplace_view in op.tags:
+            raise not_supported(
+                f"{op} changes the shape of a tensor in place.",
+                where=calling_line(),
+                why="a tensor of a traced step has one shape; torch.vmap does so by itself",
+                do="use the function without the underscore, x = x.squeeze(1), and a batch axis in "
+                "place of vmap",
+            )
         if any(not isinstance(t, Traced) for t in written):
             self._note(self.refused.outside, op)
             return self._zeros(op, args, kwargs, written)
@@ -340,12 +357,21 @@ class Tracing(TorchDispatchMode):
             return self._in_place(op, args, kwargs)
         return self._computed(op, args, kwargs)
 
+    def _is_foreign(self, args: Any, kwargs: Any) -> bool:
+        """Whether a gradient is followed to a tensor that is not of this step."""
+        if self.backward or not torch.is_grad_enabled():
+            return False
+        tensors = tensors_in((args, kwargs))
+        return any(t.requires_grad for t in tensors if not isinstance(t, Traced))
+
     def _note(self, refused: dict[str, str | None], op: Operator) -> None:
         """Note what the step does wrong, as the operator that the user called."""
         refused.setdefault(str(self.calling or op), calling_line())
 
     def _known(self, op: Operator, args: Any, kwargs: Any, written: Sequence[Any]) -> Any:
         """Torch computes what depends on nothing traced."""
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": _CPU}  # what the step makes is where its tensors are
         result = op(*pytree.tree_map(_plain, args), **pytree.tree_map(_plain, kwargs))
         own = [t for t in written if isinstance(t, Traced)]
         for t in own:
@@ -357,12 +383,14 @@ class Tracing(TorchDispatchMode):
         return _rebuilt(result, results)
 
     def _in_place(self, op: Operator, args: Any, kwargs: Any) -> Any:
-        """The operator without the underscore, then written."""
-        target = args[0]
-        name = op.overloadpacket.__name__.removesuffix("_")
-        if name == op.overloadpacket.__name__ or not isinstance(target, Traced):
+        """The operator without the underscore, or without `out`, then written."""
+        packet, overload = op.overloadpacket.__name__, op._overloadname
+        target = kwargs.get("out", args[0] if args else None)
+        if not isinstance(target, Traced) or ("out" not in kwargs and packet[-1] != "_"):
             return self._unknown(op, args, kwargs)
-        function = _named(op.namespace, name, op._overloadname)
+        name = packet if "out" in kwargs else packet.removesuffix("_")
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+        function = _named(op.namespace, name, overload)
         if function is None:
             return self._unknown(op, args, kwargs)
         new = self._applied(op, function, args, kwargs)
