@@ -23,7 +23,6 @@ from ._learner import online as online
 from ._learner import planned as planned
 from ._learner import sized_options as sized_options
 from ._loop import Bodies as Bodies
-from ._loop import Body as Body
 from ._loop import Mode as Mode
 from ._loop import Options as Options
 from ._loop import Position as Position

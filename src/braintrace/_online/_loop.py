@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,15 @@ from ..program import PyTree
 from ..rules import Rule, in_parts
 from ._blocks import (
     Segments,
-    StepBytes,
     calls_per_block,
     calls_per_segment,
     joined,
     scan_blocks,
 )
 from ._finite import guarded
+
+if TYPE_CHECKING:
+    from ._sequence import PlanBody as Body
 
 Array = jax.Array
 Tick = Callable[[int], None]
@@ -188,81 +190,7 @@ class Sampling(Protocol):
         ...
 
 
-class Body(Protocol):
-    """Calls of a step function as a pure function of arrays.
-
-    Attributes:
-        record: the rule.
-        relations: what has a trace, in a mixture part by part; empty where traces are not to wait.
-        step_bytes: what one step takes.
-        state_bytes, deposit_bytes: its states, and what it leaves for the traces.
-        one_by_one: whether calls are taken one after another.
-        call_steps: steps of the model in a call of the step function.
-        steps: steps in a call.
-        own_signal: whether a call has a gradient that does not come from its loss.
-        goes_back: whether its blocks can be taken backward: a step is run twice then.
-        adds_constants: whether a backward rule around the model adds a constant to a cotangent: it
-            counts in its own call only, so that no other call may be evaluated in its place.
-    """
-
-    @property
-    def record(self) -> Rule: ...
-    @property
-    def relations(self) -> Sequence[Any]: ...
-    @property
-    def step_bytes(self) -> StepBytes: ...
-    @property
-    def state_bytes(self) -> int: ...
-    @property
-    def deposit_bytes(self) -> int: ...
-    @property
-    def one_by_one(self) -> bool: ...
-    @property
-    def call_steps(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def own_signal(self) -> bool: ...
-    @property
-    def goes_back(self) -> bool: ...
-    @property
-    def adds_constants(self) -> bool: ...
-
-    def run(
-        self, record: Rule, weights: Weights, at: Position, arrays: PyTree, mode: Mode
-    ) -> tuple[PyTree, Array, Position]:
-        """Run a block of calls: results, the losses to differentiate, the position after it.
-
-        Results have a leading axis of calls; where they are differentiated, the first is the loss.
-        """
-        ...
-
-    def states(self, weights: Weights, at: Position, arrays: PyTree) -> tuple[States, PyTree]:
-        """The states before every step, with a leading axis of calls, and those after the last."""
-        ...
-
-    def behind_all(self, record: Rule, keep: bool) -> tuple[PyTree, PyTree]:
-        """The adjoints and moves behind the last block of a segment, see `engine.Backward`."""
-        ...
-
-    def read(
-        self, record: Rule, weights: Weights, traces: PyTree, adjoints: PyTree, fresh: Fresh
-    ) -> list[Array]:
-        """The gradient of a segment by what was before it."""
-        ...
-
-    def first(self, states: States) -> States:
-        """The states before the first of the steps, as an entry of a block."""
-        ...
-
-    def put(
-        self, record: Rule, weights: Weights, traces: PyTree, deposits: Deposits, fresh: Fresh
-    ) -> PyTree:
-        """The traces after a segment."""
-        ...
-
-
-Bodies = Callable[[int | None], Body]  # by the size of a window
+Bodies = Callable[[int | None], "Body"]  # by the size of a window
 
 
 def run_outputs(
@@ -404,8 +332,7 @@ def run_updates(
         trained, own, at = carry
         length, pending = part.length, body.record.pending
         assert pending is not None  # see `_waiting`
-        steps = length * (body.call_steps if options.window is None else 1)
-        opened = pending.open(body.relations, at.traces, steps)
+        opened = pending.open(body.relations, at.traces, length)
         blocks = jax.tree.map(lambda a: a.reshape((length // every, every, *a.shape[1:])), part)
         carry = (trained, own, replace(at, traces=opened))
         (trained, own, at), results = lax.scan(once(pending.rule), carry, blocks)

@@ -99,18 +99,21 @@ def _values(
 
 @dataclass(frozen=True, eq=False)
 class PlanBody:
-    """Steps of a plan, or windows of them, with the loss of each; without a loss its outputs."""
+    """Calls of a plan as a pure function of arrays, with the loss of each, or without one.
+
+    A call is a step, or a window of them.
+    """
 
     plan: Plan
     loss: Loss | None
     window: int | None
     targets: PyTree = ()  # shapes of those of one step
     masked: bool = False
-    call_steps: int = 1
     recorder: Recorder | None = None
 
     @property
     def one_by_one(self) -> bool:
+        """Whether calls are taken one after another."""
         # What does not count must not be met in the reverse pass, and RTRL's goes through it all.
         if (self.masked and self.record.per_parameter) or self.plan.attach is not None:
             return True
@@ -121,41 +124,53 @@ class PlanBody:
 
     @property
     def goes_back(self) -> bool:
+        """Whether its blocks can be taken backward: a step is run twice then."""
         graph = self.plan.graph
         traced = any(map(jax.tree.leaves, self.plan.trace_shapes))  # else nothing is saved by it
         return traced and not (self.one_by_one or graph.effects or graph.unmapped)
 
     @property
     def steps(self) -> int:
+        """Steps in a call."""
         return self.window or 1
 
     @property
     def own_signal(self) -> bool:
+        """Whether a call has a gradient that does not come from its loss."""
         return self.record.signal is not None
 
     @property
     def record(self) -> Rule:
+        """The rule."""
         return self.plan.rule.record
 
     @property
     def relations(self) -> Sequence[Any]:
+        """What has a trace, in a mixture part by part."""
         graph = self.plan.graph
         return [part.relations for part in graph.parts] or graph.relations
 
     @cached_property
     def step_bytes(self) -> StepBytes:
+        """What one step takes."""
         return step_bytes(self.plan.graph)
 
     @property
     def state_bytes(self) -> int:
+        """The states of a step."""
         return state_bytes(self.plan.graph)
 
     @property
     def deposit_bytes(self) -> int:
+        """What a step leaves for the traces."""
         return deposit_bytes(self.plan.graph)
 
     @cached_property
     def adds_constants(self) -> bool:
+        """Whether a backward rule around the model adds a constant to a cotangent.
+
+        It counts in its own call only, so that no other call may be evaluated in its place.
+        """
         step = self.plan.graph.step
         outs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in step.program.outputs[: step.n_outs]]
         leaves, tree = jax.tree.flatten((outs, self.targets))
@@ -170,6 +185,10 @@ class PlanBody:
     def run(
         self, record: Rule, weights: Weights, at: Position, arrays: Arrays, mode: Mode
     ) -> tuple[PyTree, Array, Position]:
+        """Run a block of calls: results, the losses to differentiate, the position after it.
+
+        Results have a leading axis of calls; where they are differentiated, the first is the loss.
+        """
         size, calls = self.steps, arrays.length
         steps = calls * size
         arrays = self._in_time(arrays)
@@ -213,20 +232,24 @@ class PlanBody:
         return jax.tree.map(lambda a: a.reshape((a.shape[0] // size, size, *a.shape[1:])), arrays)
 
     def states(self, weights: Weights, at: Position, arrays: Arrays) -> tuple[States, PyTree]:
+        """The states before every step, with a leading axis of calls, and those after the last."""
         values, axes = _values(self.plan, weights, at, self._in_time(arrays), self.window)
         states, (hidden, others) = states_of_steps(self.plan.graph, values, axes)
         return self._in_calls(states), (hidden[: len(at.states[0])], others)
 
     def first(self, states: States) -> States:
+        """The states before the first of the steps, as an entry of a block."""
         return jax.tree.map(lambda a: a[:1] if self.window is None else a[:1, :1], states)
 
     def behind_all(self, record: Rule, keep: bool) -> tuple[PyTree, PyTree]:
+        """The adjoints and moves behind the last block of a segment, see `engine.Backward`."""
         graph, back = self.plan.graph, _backward(record)
         return back.adjoints(graph), back.moves(graph) if keep else None
 
     def read(
         self, record: Rule, weights: Weights, traces: PyTree, adjoints: PyTree, fresh: Fresh
     ) -> list[Array]:
+        """The gradient of a segment by what was before it."""
         where = weights.consts, tuple(weights.trained)
         grads = _backward(record).read(self.plan.graph, *where, traces, adjoints, fresh)
         return list(grads)
@@ -234,6 +257,7 @@ class PlanBody:
     def put(
         self, record: Rule, weights: Weights, traces: PyTree, deposits: Deposits, fresh: Fresh
     ) -> PyTree:
+        """The traces after a segment."""
         where = weights.consts, tuple(weights.trained)
         return advanced(self.plan.graph, record, where, traces, deposits, fresh)
 
