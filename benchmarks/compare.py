@@ -255,16 +255,18 @@ def keep(part: str, jobs: list[Job], results: Path) -> None:
     times.write_text(json.dumps(seconds, indent=1) + "\n")
 
 
-def rows_added(task: str, new: dict[str, Any]) -> None:
+def rows_added(part: str, task: str, new: dict[str, Any]) -> None:
     """Put rows of another run into a kept record; the times of a table are those of one process."""
-    path = RESULTS / task / f"compare_{task}.json"
+    path = RESULTS / part / f"compare_{task}.json"
     kept = json.loads(path.read_text("utf-8"))
     same = ("task", "settings")
     if wrong := [k for k in same if json.dumps(kept[k]) != json.dumps(new[k])]:
         raise SystemExit(f"{task}: another {wrong[0]}, {new[wrong[0]]} and {kept[wrong[0]]}")
     rows = {row["label"]: row for row in kept["rows"]}
     rows |= {row["label"]: {**row, "milliseconds": math.nan} for row in new["rows"]}
-    place = lambda row: (ORDER.index(row["rule"]), row["window"] or 0, row["label"])
+    turn = PARTS[part].optimizers.index
+    first = lambda row: (ORDER.index(row["rule"]), turn(row["optimizer"]))
+    place = lambda row: (*first(row), row["window"] or 0, row["label"])
     kept["rows"] = sorted(rows.values(), key=place)
     _write_record(path, kept, [*kept["sources"], {key: new[key] for key in SOURCE}])
 

@@ -32,8 +32,8 @@ SHIFT = 20  # steps between an input and the answer
 SIZES = {"units": 24, "length": 64, "batch": 8}  # of the cosines
 UNITS = 32  # of the scores
 # Inputs, outputs, steps and updates of the tasks.
-TASKS = {"copy": (9, 8, 40, 1000), "pixels": (1, 10, 64, 500), "text": (64, 64, 64, 500)}
-RATE = "0.005"
+TASKS = {"copy": (9, 8, 40, 2000), "pixels": (1, 10, 64, 1000), "text": (64, 64, 64, 600)}
+RATES = ("0.003", "0.01")
 
 
 # ------------------------------------------------------------------------------------------ stacks
@@ -207,7 +207,7 @@ def jobs_in(folder: Path, quick: bool, only: str | None) -> list[Job]:
         for layers in (4, 2, 6):
             for task, (inputs, outputs, length, updates) in TASKS.items():
                 model = f"{own}:network('{kind}', {layers}, {inputs}, {outputs}, {length})"
-                sizes = ["--updates", "10" if quick else str(updates), "--lr", RATE]
+                sizes = ["--updates", "10" if quick else str(updates), "--lr", *RATES]
                 sizes += ["--length", str(length)] if task != "pixels" else []
                 sizes += ["--seeds", "1" if quick else "3"]
                 for rules in (("bptt", "d_rtrl"), ("auto",)):
@@ -216,13 +216,16 @@ def jobs_in(folder: Path, quick: bool, only: str | None) -> list[Job]:
                     name = f"score-{kind}-{layers}-{task}-{rules[0]}"
                     more = {"file": f"compare_{task}.json"}
                     add(turn, name, run, *words, "--out", str(folder / name), **more)
-    for task in compare.BATCHES:
-        words = compare.PARTS[task].words.split()
+    batches = [(task, task) for task in compare.BATCHES]
+    streams = [(f"streams-{cell}", task) for cell in compare.CELLS for task in compare.STREAMS]
+    for part, task in (*batches, *streams):
+        of = compare.PARTS[part]
+        words = ["{path}", task, *of.words.split(), "--optimizers", *of.optimizers]
         for turn, rule in ((3, "auto"), (5, "rolling:window=8")):
-            more = ["--quick"] * quick + ["--rules", rule]
-            name = f"row-{task}-{rule.partition(':')[0]}"
-            words_of = ["{path}", task, *words, *more, "--out", str(folder / name)]
-            add(turn, name, run, *words_of, file=f"compare_{task}.json")
+            if rule != "auto" or part == task:
+                name = f"row.{part}.{task}.{rule.partition(':')[0]}"
+                more = ["--rules", rule, "--out", str(folder / name)] + ["--quick"] * quick
+                add(turn, name, run, *words, *more, file=f"compare_{task}.json")
     return sorted(jobs, key=lambda job: job.turn)
 
 
@@ -264,7 +267,7 @@ def everything(out: Path, seconds: float, cores: list[int], quick: bool, only: s
 
 def record(path: Path) -> None:
     """Put the results of a run into docs/results: depth.json, and rows of compare's records."""
-    from compare import BATCHES, rows_added
+    from compare import rows_added
 
     results = json.loads(path.read_text())["results"]
     parts = {name: result for name, result in results.items()}
@@ -278,12 +281,11 @@ def record(path: Path) -> None:
         if row["refused"] is None and len(row["seeds"]) == 3
     ]
     keep = {"cosines": cosine, "scores": scores, "sizes": {**SIZES, "units of scores": UNITS},
-            "tasks": TASKS, "rate": RATE, "sources": _sources(parts)}  # fmt: skip
+            "tasks": TASKS, "rates": RATES, "sources": _sources(parts)}  # fmt: skip
     (RESULTS / "depth.json").write_text(json.dumps(keep, indent=1) + "\n")
-    for task in BATCHES:
-        for rule in ("auto", "rolling"):
-            if (result := parts.get(f"row-{task}-{rule}")) is not None:
-                rows_added(task, result)
+    for name, result in parts.items():
+        if name.startswith("row."):
+            rows_added(*name.split(".")[1:3], result)
 
 
 def _short(result: dict, row: dict) -> dict:
