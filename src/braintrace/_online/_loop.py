@@ -101,7 +101,8 @@ class Options:
         nonfinite: what an update that is not finite does, see `NONFINITE`; unless it warns, the
             optimizer's arrays are `Guarded`.
         only: the numbers of the weights whose gradients are wanted; None for all.
-        recorder: what training records; the bodies have the states of every step in their results.
+        recorder: what training records; within updates the states of every step are the last of
+            the bodies' results.
     """
 
     window: int | None = None
@@ -182,11 +183,13 @@ class Sampling(Protocol):
 
     @property
     def every(self) -> int: ...
+    @property
+    def within(self) -> bool: ...
 
-    def thinned(
-        self, length: int, states: PyTree, traces: Sequence[PyTree]
+    def after(
+        self, length: int, of_steps: PyTree, states: tuple[Any, Any], traces: Sequence[PyTree]
     ) -> tuple[PyTree, PyTree]:
-        """Of the states after so many steps those of the records, and the traces at the end."""
+        """The records of so many steps."""
         ...
 
 
@@ -373,8 +376,8 @@ def _recorded_updates(
         now = replace(weights, trained=trained)
         trained, own, at, results = run_updates(bodies, now, at, part, inner, updates, own)
         results, norms = results if options.norms else (results, None)
-        *plain, states = results
-        results = (*plain, recorder.thinned(part.length, states, at.traces))
+        *plain, of_steps = results if recorder.within else (*results, None)
+        results = (*plain, recorder.after(part.length, of_steps, at.states, at.traces))
         return (trained, own, at), (results, norms) if options.norms else results
 
     size = max(recorder.every, updates.every)

@@ -4,9 +4,9 @@
     updates        u   u   u   u          and the traces that these updates leave
     records            r       r
 
-A loop of updates runs inside a loop of records, whose results are the states of its last step and
-a few numbers of its last traces: no more is stored than is returned. Where records are closer than
-updates, the states of all steps of one update are there at once, and are thinned.
+A loop of updates runs inside a loop of records, whose results are the states after its last update
+and a few numbers of the traces: no more is stored than is returned. Where records are closer than
+updates, the states of all steps of one update are results of it, and are thinned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from jax import Array
 
 from .._errors import dotted, type_error, value_error
-from ..engine import Values
 from ..graph import Leaf
 from ..program import PyTree
 from ..rules import check_count
@@ -151,33 +150,39 @@ class Recorder:
 
     Attributes:
         every: steps between two records.
+        within: whether several records are within an update.
         states: numbers among the hidden states and the others.
         state_paths, trace_paths: of what.
         traces: readers.
     """
 
     every: int
+    within: bool
     states: tuple[int, ...]
     state_paths: tuple[Path, ...]
     traces: tuple[TraceReader, ...]
     trace_paths: tuple[Path, ...]
 
-    def of_states(self, after: Values, hidden: int) -> tuple[Array, ...]:
-        """The states after every step of a block, of which so many are hidden ones."""
-        arrays = (*after.hidden[:hidden], *after.others)
+    def of_states(self, hidden: Sequence[Array], others: Sequence[Array]) -> tuple[Array, ...]:
+        """The chosen ones of the states."""
+        arrays = (*hidden, *others)
         return tuple(arrays[i] for i in self.states)
 
     def of_traces(self, traces: Sequence[PyTree]) -> tuple[tuple[Array, Array], ...]:
         """The length and some entries of each."""
         return tuple(read(traces) for read in self.traces)
 
-    def thinned(
-        self, length: int, states: PyTree, traces: Sequence[PyTree]
+    def after(
+        self, length: int, of_steps: PyTree, states: tuple[Any, Any], traces: Sequence[PyTree]
     ) -> tuple[PyTree, PyTree]:
-        """Of the states after so many steps those of the records, and the traces at the end."""
-        thin = jax.tree.map(lambda a: a[self.every - 1 :: self.every], states)
-        count = length // self.every
-        return thin, jax.tree.map(lambda a: a[None][:count], self.of_traces(traces))
+        """The records of so many steps: of the states after them and the traces at the end.
+
+        `of_steps` are the chosen states after every step, if records are within an update.
+        """
+        if self.within:
+            return jax.tree.map(lambda a: a[self.every - 1 :: self.every], of_steps), ()
+        end = self.of_states(*states), self.of_traces(traces)
+        return jax.tree.map(lambda a: a[None][: length // self.every], end)
 
     def recording(self, seen: tuple[PyTree, PyTree], groups: Any) -> Recording:
         """What was seen, by path."""
@@ -228,7 +233,12 @@ def recorder_of(plan: Plan, record: Record, update_every: int, batch: int | None
         for p, found in [find(owned, name, "parameter with a trace")]
     }
     return Recorder(
-        every, tuple(states.values()), tuple(states), tuple(readers.values()), tuple(readers)
+        every,
+        every < update_every,
+        tuple(states.values()),
+        tuple(states),
+        tuple(readers.values()),
+        tuple(readers),
     )
 
 

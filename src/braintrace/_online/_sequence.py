@@ -213,9 +213,9 @@ class PlanBody:
                     index = (mode.substitute[:, None] * size + jnp.arange(size)).reshape(-1)
                 targets = jax.tree.map(lambda a: a[index], arrays.targets)
                 losses = map_steps(steps, self._one, ran.credited[0], targets)[0]
-            if self.recorder is not None:
-                hidden = len(at.states[0])
-                results = (*results, self.recorder.of_states(ran.after, hidden))
+            if self.recorder is not None and self.recorder.within:
+                hidden = ran.after.hidden[: len(at.states[0])]
+                results = (*results, self.recorder.of_states(hidden, ran.after.others))
         results, losses = self._in_calls((results, losses))
         return results, losses, new
 

@@ -43,9 +43,8 @@ class ALIFCell(SpikingCell):
         **options: Unpack[Options],
     ):
         super().__init__(in_size, out_size, **options)
-        self.alpha = self.decay("tau", tau, train_tau)
-        self.rho = self.decay("tau_a", tau_a, train_tau)
-        self.beta = self.voltage("beta", self.per_neuron("beta", beta))
+        self.alpha, self.rho = self._decays(train_tau, tau=tau, tau_a=tau_a)
+        (self.beta,) = self._voltages(beta=beta)
 
     def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Create the membrane `V` and the adaptation `a`, a plain number, both at zero."""
@@ -96,10 +95,9 @@ class AdLIFCell(SpikingCell):
         **options: Unpack[Options],
     ):
         super().__init__(in_size, out_size, **options)
-        self.alpha = self.decay("tau", tau, train_tau)
-        self.rho = self.decay("tau_w", tau_w, train_tau)
+        self.alpha, self.rho = self._decays(train_tau, tau=tau, tau_w=tau_w)
         self.a = self.per_neuron("a", a)
-        self.b = self.voltage("b", self.per_neuron("b", b))
+        (self.b,) = self._voltages(b=b)
         _expect_stable(self.a, self.alpha(), self.rho())
 
     def update(self, x: UnitArray) -> jax.Array:
@@ -156,11 +154,9 @@ class GIFCell(SpikingCell):
         **options: Unpack[Options],
     ):
         super().__init__(in_size, out_size, **options)
-        self.alpha = self.decay("tau", tau, train_tau)
-        self.rho_1 = self.decay("tau_1", tau_1, train_tau)
-        self.rho_2 = self.decay("tau_2", tau_2, train_tau)
-        self.A_1 = self.voltage("A_1", self.per_neuron("A_1", A_1))
-        self.A_2 = self.voltage("A_2", self.per_neuron("A_2", A_2))
+        decays = self._decays(train_tau, tau=tau, tau_1=tau_1, tau_2=tau_2)
+        self.alpha, self.rho_1, self.rho_2 = decays
+        self.A_1, self.A_2 = self._voltages(A_1=A_1, A_2=A_2)
 
     def update(self, x: UnitArray) -> jax.Array:
         """Advance one step; returns the new spikes."""

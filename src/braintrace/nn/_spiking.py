@@ -148,6 +148,14 @@ class SpikingCell(Cell):
         """
         return Decay(self._kind, name, tau, self.out_size, train)
 
+    def _decays(self, train: bool, **taus: Init) -> list[Callable[[], jax.Array]]:
+        """The decays of several time constants, by the names of their arguments."""
+        return [self.decay(name, tau, train) for name, tau in taus.items()]
+
+    def _voltages(self, **values: Init) -> list[UnitArray]:
+        """Several voltages, one number per neuron, by the names of their arguments."""
+        return [self.voltage(name, self.per_neuron(name, v)) for name, v in values.items()]
+
     def time_constants(self) -> dict[str, UnitArray]:
         """The time constants of all neurons, trained or not, in ms where dt has a unit.
 
