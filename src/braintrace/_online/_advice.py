@@ -296,6 +296,8 @@ def _candidates(estimates: _Estimates) -> Iterator[RuleCost]:
             yield cost
             best = cost
     everything = estimates.cost(rtrl(), "it follows every path")
+        # Until it makes all exact that rtrl does, or takes more memory: for a two-layer network
+        # snap(1) follows the recurrent weights within a unit, snap(2) those of the layer below, ...
     for n in range(1, MOST_ORDER + 1):
         if best.exact is not None and best.exact == everything.exact:
             break
@@ -371,6 +373,10 @@ def _operations(graph: Graph, record: Rule, shapes: list[PyTree], forward: float
         sizes = [graph.step.entry(leaf).size for leaf in graph.step.params]
         traced = [n for n, trace in zip(sizes, shapes, strict=True) if trace]
         return total + 2 * sum(n * (forward + n) for n in traced)
+    # x @ W of 128 x 128 and h @ R into the same 128 units, one slot, per sample: a trace of n =
+    # 16,384 numbers each, read and multiplied with the signal once a step (2 n), written once per
+    # block of MOST_STEPS; D of the space counts once for both; each colour is one more tangent, 2
+    # forward.
     spaces: dict[bytes, int] = {}
     for relation, trace in zip(graph.relations, shapes, strict=True):
         s = relation.slots

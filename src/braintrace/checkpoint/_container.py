@@ -60,6 +60,7 @@ def write(path: str | os.PathLike, header: Json, values: Named) -> None:
     def parts() -> Iterator[Any]:
         yield _PROLOGUE.pack(MAGIC, VERSION, len(text)) + text
         yield digest.digest()
+        # `bytes(-at % 64)` fills up to the next multiple: from 100, 28 zeros, to 128.
         at = _PROLOGUE.size + len(text) + _DIGEST
         for array in arrays.values():
             yield bytes(-at % ALIGN)

@@ -54,6 +54,7 @@ class _Signs:
             sign = max(1, signs[0] if eqn.name in ("abs", "square") else 1)
         elif eqn.name == "integer_pow" and eqn.params["y"] > 0:
             sign = max(signs[0], 1 - eqn.params["y"] % 2)
+            # Of a product the weaker sign; of `h * h` at least 1.
         elif eqn.name == "mul":
             sign = min(signs) or int(eqn.inputs[0] is eqn.inputs[1])
         elif eqn.name == "div":
@@ -90,6 +91,15 @@ def guarded(tangent: Tangent) -> dict[Equation, int]:
 
 
 def _guarded(program: Program, sources: Sequence[Var]) -> dict[Equation, int]:
+    # h' = h / (1 + n) with n = sqrt(s), s = sum(h * h), pushed forward from h = 0 with dh = 0:
+    #
+    #     ds = sum(2 h dh)             0
+    #     dn = ds / (2 n)              0 / 0: `div` by what may be zero, guarded, so dn = 0
+    #     dr = -dn / (1 + n) ** 2      `div` by what is positive (`_Signs`), as it stands
+    #     dh' = dh r + h dr            `mul` with r = 1 / (1 + n), which is finite, as it stands
+    #
+    # In a branch or a loop, JAX pushes values and tangents through one body; which of its variables
+    # are tangents, and which may be infinite, is what reaches them.
     equations, signs = list(deep_equations(program)), _Signs()
     for eqn in equations:
         signs.add(eqn)

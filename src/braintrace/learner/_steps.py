@@ -127,6 +127,9 @@ def prepared_step(
     def function(*slices: PyTree) -> PyTree:
         if window:
             slices = jax.tree.map(lambda a: jnp.asarray(a)[None], slices)
+        # step_fn = lambda x: loss(readout(learner(encoder(x)))): while it runs here, `learner`
+        # finds `noted` running and calls its model, so that the trace is
+        # loss(readout(model(encoder(x)))).
         with Stepping(learner) as noted:
             out = finish(step_fn(*slices))
         results = [jax.tree.map(lambda a: a[0], r) for r in noted.results] if window else []

@@ -53,6 +53,8 @@ class Contraction:
         if len(lead) > 1:  # one axis of all samples: XLA's CPU products over two transpose copies
             x = x.reshape((-1, *x.shape[len(lead) :]))
             left, y = left[len(lead) - 1 :], y[len(lead) - 1 :]
+        # "bgk,gkn->bgn": left bgk, shared g k; g is in y, so it is a batch axis of the product, k
+        # is not, so it is summed over. `dot_general` gives g b n, and the transposition b g n.
         shared = [l for l in left if l in self.w]
         batch, over = [l for l in shared if l in y], [l for l in shared if l not in y]
         index = lambda letters, spec: tuple(spec.index(l) for l in letters)

@@ -169,6 +169,8 @@ def _sampled(x: Array, v: Array, structure: Structure, past: Past | None = None)
     that a non-zero gathers whole rows; the result is (non-zeros, *lanes, *batch, slots). A chunk of
     non-zeros at a time: rows of all of them would be as large as the trace times the steps.
     """
+    # Non-zeros (row, column) = (0, 1), (2, 1), (2, 0) of a (3, 2) matrix, two steps: the first one
+    # is x[0, t] v[1, t], summed over t. `here` gathers x as rows [0, 2, 2], v as columns [1, 1, 0].
     lanes = v.ndim - x.ndim - 1
     axes = [0, 1, *range(2 + lanes, v.ndim - 1)]
     indices = structure.arrays[:2]

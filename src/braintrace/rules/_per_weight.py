@@ -219,6 +219,8 @@ def _reads(
     at_entries, reads = at_slots_of(relations, found.before), []
     for b, got, at_entry, q in zip(blocks, signals, at_entries, found.each, strict=True):
         r, s = b.relation, b.steps
+        # One product for both ways from a loss to the weight at step s: ct_s, within the step, and
+        # f_s q_s, through the states after it. `x_s (ct_s + f_s q_s)`, summed over s, is `pull`.
         c = folded(r, got.ct + at_output(b, s.f, q, got.masked))
         reads.append(_Read(b, taken(r, folded(r, s.x), got.masked, c), c, b.trace, at_entry))
     return reads, found.before
@@ -331,6 +333,8 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
         for b, got, at_entry, q in zip(blocks, signals, at_entries, found.each, strict=True):
             r, p, s = b.relation, b.trace, b.steps
             now = got.ct + at_output(b, s.f, q, got.masked)
+            # A waiting step i has the trace x_i v_i, so <q_0, x_i v_i> = x_i <q_0, v_i>: it is one
+            # more row of the product, beside those of the block, and base meets M^T q_0.
             c = at_output(b, p["v"], at_entry[None], got.masked)
             c = folded(r, _put(p, c.astype(jnp.result_type(c, now)), now))
             x = _waiting_inputs(r, {**p, **_recorded(p, s.x)}, c, got.masked)

@@ -287,6 +287,9 @@ def _steeper(steps: Steps, slope: Array | None) -> Steps:
 
 def _pulled_back(graph: Graph, grads: list[Grads], pull: Callable[[Any], Any]) -> Any:
     """Gradients of the parameters; those that are in their coordinates already are added."""
+    # W = softplus(a) with its trace in the coordinates of a (`mapped`): what the rule returns for W
+    # is the gradient of a already. It is added to that of a, and zero is pulled back through W. Of
+    # V = b.T, which has none of that, the gradient is pulled back: its transposition.
     direct: list[tuple[Any, Array]] = []
     of_weights: list[Grads] = []
     for r, of in zip(graph.relations, grads, strict=True):
