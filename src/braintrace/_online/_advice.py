@@ -296,8 +296,8 @@ def _candidates(estimates: _Estimates) -> Iterator[RuleCost]:
             yield cost
             best = cost
     everything = estimates.cost(rtrl(), "it follows every path")
-        # Until it makes all exact that rtrl does, or takes more memory: for a two-layer network
-        # snap(1) follows the recurrent weights within a unit, snap(2) those of the layer below, ...
+    # Until it makes all exact that rtrl does, or takes more memory: for a two-layer network
+    # snap(1) follows the recurrent weights within a unit, snap(2) those of the layer below, ...
     for n in range(1, MOST_ORDER + 1):
         if best.exact is not None and best.exact == everything.exact:
             break

@@ -85,9 +85,9 @@ class _Walk:
     def visit(self, item: Any) -> None:
         kind = type(item)
         # A key is what was met, in order: values as they are, objects by number when they come
-        # again. Of `[a, a]`, the list is number 0 and a is 1, so the second a is `1`; of `[a, b]` with
-        # an equal b it is written out once more: an object that is shared differs from two that are
-        # alike. `holds` keeps ids from being used again.
+        # again. Of `[a, a]`, the list is number 0 and a is 1, so the second a is `1`; of `[a, b]`
+        # with an equal b it is written out once more: an object that is shared differs from two
+        # that are alike. `holds` keeps ids from being used again.
         if kind in _BY_VALUE:
             self.key += (kind, item)
         elif kind is float or kind is complex:
