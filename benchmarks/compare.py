@@ -112,7 +112,7 @@ PARTS = {
     ),
     "rewards": Part(
         REWARDS,
-        "--lr 0.003 0.01 0.03 --seeds 3",
+        f"{RATES} --seeds 3",
         (Rows(2, f"bptt no_trace d_rtrl {EPROP} {EPROP},feedback=random reward_eprop r_stdp"),),
     ),
     "example": Part(

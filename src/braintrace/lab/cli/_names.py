@@ -42,8 +42,8 @@ TASKS = {
     "delayed": Defaults("answer 50 steps later, a stream", "gru", 12000, 240, 32, 1, 12000, 3e-3),
     "electricity": Defaults("device readings, a stream", "gru", 2000, 80, 32, 1, 2000, 3e-3),
     # A choice, and a reward later.
-    "bandit": Defaults("two arms, the reward later", "alif", 40, 16, 32, 32, 600, 1e-2),
-    "t-maze": Defaults("a turn by a cue, the reward later", "alif", 40, 16, 32, 32, 1000, 1e-2),
+    "bandit": Defaults("two arms, the reward later", "alif", 40, 16, 32, 32, 100, 1e-2),
+    "t-maze": Defaults("a turn by a cue, the reward later", "alif", 40, 16, 32, 32, 300, 1e-2),
 }
 STREAMS = ("adapt_sine", "adapt_lorenz", "delayed", "electricity")
 REWARDS = ("bandit", "t-maze")
