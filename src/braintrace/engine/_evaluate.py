@@ -155,6 +155,10 @@ def _applied(
             weights = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
             operands = [lax.stop_gradient(v) if i in weights else v for i, v in enumerate(operands)]
         detour: Any = 0
+        # y = x @ W with the random B in its reverse pass: x of the product is constant, and
+        # `detour` = x @ B - stop_gradient(x @ B) is added, which is zero and has the derivative B
+        # by x. So the cotangent c of y becomes c @ B.T before the operator, and x.T @ c for W as
+        # ever.
         if backs and eqn in backs:
             others = dict(enumerate(lax.stop_gradient(operands)))
             for i, (random, adaptive) in backs[eqn].items():

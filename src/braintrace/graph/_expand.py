@@ -220,6 +220,8 @@ def _shard_map(eqn: Equation, known: Known) -> Write:
         return out
 
     def split(array: Array, spec: Any) -> Array:
+        # (4, 3) by P("d") on two devices: axes ["d", None, None], sizes [2, 2, 3], and the axes of
+        # the mesh come first, in its order: (2, 2, 3), the devices before what each of them has.
         axes, shape, parts = axes_of(spec, array.ndim), iter(array.shape), 1
         sizes_of_axes = []
         for k in axes:

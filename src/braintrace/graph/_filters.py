@@ -26,9 +26,9 @@ import numpy as np
 from jax import lax
 
 from .._errors import not_supported, value_error
-from ..program import Atom, Const, Equation, Program, Var, prune, shape_of, trace
+from ..program import Atom, Const, Equation, Program, Var, shape_of, trace
 from ._graph import Graph
-from ._leaky import Leak, decay_of, leaky_readouts
+from ._leaky import decay_equations, decay_of, leaky_readouts
 from ._reach import bits_of, reach
 from ._sites import Site
 from ._step import Leaf, Step
@@ -142,6 +142,8 @@ def _filter(x: Var, chain: Sequence[Atom | float]) -> Program:
     ]
 
     def filters(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
+        # Forward x' = x and r' = k r + 0, so states that begin at zero stay zero. Their derivatives
+        # do not: dx' = dr' = k dr + dx, a filter of what the trace of x says.
         still = lax.stop_gradient(x)
         value, new = x - still, []
         for k, r in zip(decays, states, strict=True):
@@ -217,28 +219,7 @@ def _of_readout(
             why=f"{why}: one filter stands before the weight, for all outputs",
             do=f"give the read-outs one constant time constant, {_BY_NUMBER}",
         )
-    leak = next(iter(found.values()))
-    return _decay_equations(step, leak)
-
-
-def _decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], list[Atom | float]]:
-    """The decay of a leaky state, computed in the step: what becomes of ones in its place."""
-    program, leaf = step.program, step.hidden[leak.leaf]
-    entry, factors = step.entry(leaf), set(leak.factors)
-    first = list(prune(program, [a for a in leak.factors if isinstance(a, Var)]).equations)
-    ones: dict[Atom, Atom] = {entry: Const(np.ones(entry.shape, entry.dtype))}
-    new: list[Equation] = []
-    for eqn in prune(program, [step.exit(leaf)]).equations:
-        if ones.keys().isdisjoint(eqn.inputs):
-            continue
-        zero = lambda a: Const(np.zeros(a.shape, a.dtype))
-        inputs = tuple(ones.get(a, a if a in factors else zero(a)) for a in eqn.inputs)
-        (out,) = eqn.outputs
-        of_ones = Var(out.shape, out.dtype)
-        ones[out] = of_ones
-        new.append(replace(eqn, inputs=inputs, outputs=(of_ones,)))
-    at_first = lambda a: jnp.reshape(lax.slice(a, [0] * a.ndim, [1] * a.ndim), ())
-    decay = ones[step.exit(leaf)]
-    taken, _ = trace(at_first, shape_of(decay))
-    last = _renamed(taken.equations, {taken.inputs[0]: decay})
-    return [*first, *new, *last], [taken.outputs[0]]
+    equations, decay = decay_equations(step, next(iter(found.values())))
+    first = lambda a: jnp.reshape(lax.slice(a, [0] * a.ndim, [1] * a.ndim), ())
+    one, _ = trace(first, shape_of(decay))
+    return [*equations, *_renamed(one.equations, {one.inputs[0]: decay})], [*one.outputs]

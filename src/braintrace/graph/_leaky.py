@@ -9,13 +9,12 @@ no state and no input.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from ..program import Atom, Const, Equation, Program, Var, bind, evaluate, is_traced, prune
+from ..program import Atom, Const, Equation, Program, Var, evaluate, is_traced, prune
 from ._links import Links
 from ._reach import bits_of, indices_of, reach
 from ._sites import Site
@@ -68,6 +67,8 @@ def _followed(
 ) -> dict[Atom, tuple[Atom, ...]]:
     """The values that are linear in the seeds, each with the factors met on the way."""
     found: dict[Atom, tuple[Atom, ...]] = {v: () for v in seeds}
+    # s' = add(mul(k, s), mul(c, y)): from the seeds s and y, `mul(k, s)` is found with the factor
+    # k, `mul(c, y)` with c, and their sum with both. tanh(s) is curved, and so is what reads it.
     curved: set[Atom] = set()
     for eqn in program.equations:
         if any(o in found for o in eqn.outputs):
@@ -89,31 +90,33 @@ def _followed(
     return found
 
 
+def decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], Atom]:
+    """The decay of a leaky state, computed in the step: what becomes of ones in its place.
+
+    What is added to the state counts as zero: `s' = k * s + c * y` of s = 1 and y = 0 is k.
+    """
+    program, leaf = step.program, step.hidden[leak.leaf]
+    entry, factors = step.entry(leaf), set(leak.factors)
+    equations = list(prune(program, [a for a in leak.factors if isinstance(a, Var)]).equations)
+    ones: dict[Atom, Atom] = {entry: Const(np.ones(entry.shape, entry.dtype))}
+    zero = lambda a: Const(np.zeros(a.shape, a.dtype))
+    for eqn in prune(program, [step.exit(leaf)]).equations:
+        if ones.keys().isdisjoint(eqn.inputs):
+            continue
+        inputs = tuple(ones.get(a, a if a in factors else zero(a)) for a in eqn.inputs)
+        (out,) = eqn.outputs
+        of_ones = ones[out] = Var(out.shape, out.dtype)
+        equations.append(replace(eqn, inputs=inputs, outputs=(of_ones,)))
+    return equations, ones[step.exit(leaf)]
+
+
 def decay_of(step: Step, consts: Sequence[Any], leak: Leak) -> np.ndarray | None:
     """The decay of a leaky state, one number per element; None if it is not known in advance."""
-    program, leaf = step.program, step.hidden[leak.leaf]
-    factors = tuple(dict.fromkeys(a for a in leak.factors if isinstance(a, Var)))
-    pruned = prune(program, factors)
-    used = {a for e in pruned.equations for a in e.inputs} | set(factors)
+    program = step.program
+    equations, decay = decay_equations(step, leak)
+    used = {a for e in equations for a in e.inputs}
     pairs = zip(program.consts, consts, strict=True)
     if leak.trained or any(is_traced(c) for v, c in pairs if v in used):
         return None
-    known = evaluate(pruned, consts, [None] * len(program.inputs)) if factors else []
-    entry = step.entry(leaf)
-    values: dict[Atom, Any] = dict(zip(factors, known, strict=True))
-    values[entry] = jnp.ones(entry.shape, entry.dtype)
-    linear = {entry}
-
-    def read(atom: Atom) -> Any:  # what is added to the state counts as zero
-        factor = atom.value if isinstance(atom, Const) and atom in leak.factors else None
-        return values[atom] if atom in values else factor
-
-    for eqn in prune(program, [step.exit(leaf)]).equations:
-        if linear.isdisjoint(eqn.inputs):
-            continue
-        operands = [read(a) for a in eqn.inputs]
-        zeros = lambda a: jnp.zeros(a.shape, a.dtype)
-        pairs = zip(operands, eqn.inputs, strict=True)
-        values[eqn.outputs[0]] = bind(eqn, [zeros(a) if v is None else v for v, a in pairs])[0]
-        linear.add(eqn.outputs[0])
-    return np.asarray(values[step.exit(leaf)])
+    of_constants = Program(program.consts, (), tuple(equations), (decay,))
+    return np.asarray(evaluate(of_constants, consts, ())[0])

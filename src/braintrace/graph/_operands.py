@@ -21,6 +21,8 @@ def operand_atoms(site: Site) -> list[Atom]:
 def _wanted(site: Site) -> list[list[Atom]]:
     """What the steady operands are computed from: at the operator, then one body further out."""
     at = site.operator.positions
+    # `scan(lambda c, x: (c + x @ (a * W), None), ...)` with W and a from outside: at the operator
+    # `a * W`, one body further out the two inputs of the body that it is made of, W and a.
     wanted: list[list[Atom]] = [[site.equation.inputs[at[k]] for k in at if k not in site.varying]]
     for level in reversed(site.levels):
         wanted.append([outer for _, outer in _needed(level, wanted[-1])])

@@ -114,6 +114,8 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
             atom, other = eqn.inputs[i], eqn.inputs[1 - i]
             if not kinds.trained(atom) or kinds.entered(atom) or kinds.trained(other):
                 continue
+            # `x @ (W * mask)`: from the operand back to what is trained and varies, here the
+            # product alone. It folds into the operator if nothing else reads it (`alone`).
             cone, todo = [], [atom]
             while todo:
                 value = todo.pop()
@@ -183,6 +185,8 @@ def _turned_once(program: Program) -> Program:
 
     So does a transposition of a slice of a transposition, as of the gates of a joint product.
     """
+    # `turned[b] = (y, axes)` says that b is y with its axes in this order. Of a transposition of b
+    # by `order`, axis k is axes[order[k]] of y; if that is (0, 1, ...), it is y itself.
     turned: dict[Atom, tuple[Var, tuple[int, ...]]] = {}  # what it is the transposition of
     same: dict[Atom, Atom] = {}
     equations: list[Equation] = []

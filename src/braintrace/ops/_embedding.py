@@ -24,6 +24,8 @@ def row_rules(look_up: Callable[..., Array], one_hot: Callable[..., Array]) -> R
     Their input is indices, or their one-hot rows (perhaps filtered in time).
     """
 
+    # Row i of a table (rows, features) is one_hot(i) @ table, "y,yA->A"; of (batch,) indices it is
+    # "ay,yA->aA". So dy/dtable in coordinates of the trace is the one-hot row, as x is of `x @ W`.
     def form(rows: Array, table: Array | Shape) -> Contraction:
         lead, row = string.ascii_lowercase[: rows.ndim - 1], string.ascii_uppercase
         rest = row[: len(table.shape) - 1]
