@@ -104,20 +104,24 @@ class Cell:
     def truth(self):
         """Losses and weights as `train` makes them, once."""
         if not hasattr(self, "_truth"):
+            learner, names = self.learner, list(self.extra)
+            told = lambda values: dict(zip(names, values, strict=True))
+            step = lambda x, y, *m: loss(learner(x, **told(m)), y)
             with self.around():
-                train = self.learner.train(loss, OPTIMIZER)
-                losses = train(self.xs, self.ys, **self.extra)
+                sequences = self.xs, self.ys, *self.extra.values()
+                how = dict(optimizer=OPTIMIZER, update_every=1, reduction="sum")
+                losses = learner.etrace_train(*sequences, step_fn=step, **how)
             values = [s.value for s in self.learner.param_states.values()]
             self._truth = losses, jax.tree.leaves(values)
         return self._truth
 
     def error_of_steps(self, compiler):
         """The largest difference after one step from equal arrays, of all steps."""
-        with self.around():
-            told = self.xs[0], (self.ys[0],), loss, OPTIMIZER, self.first
-            update = _update(self.learner, *told)
-            starts, truths = steps_of(update, self.done, self.told)
-        return error_of_steps(self.done, build(self.done, compiler), self.told, starts, truths)
+        if not hasattr(self, "_steps"):
+            with self.around():
+                told = self.xs[0], (self.ys[0],), loss, OPTIMIZER, self.first
+                self._steps = steps_of(_update(self.learner, *told), self.done, self.told)
+        return error_of_steps(self.done, build(self.done, compiler), self.told, *self._steps)
 
 
 def kept_of(update):
