@@ -2,13 +2,16 @@
 
 # ruff: noqa: E501
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from compiled import COMPILERS, build, difference, needs, run
 from jax import random
 
+import braintrace
 from braintrace.export import Leaf, OneUpdate, Role, write_c
 
 DRAWS = {
@@ -74,3 +77,25 @@ def test_keys_have_numbers_of_their_own(results):
     for name in DRAWS:
         first, second = (np.asarray(of_key[name][0]) for of_key in results)
         assert name == "a key of a number" or not np.array_equal(first, second)
+
+
+class Dropping(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.drop = braintrace.nn.MiniGRU(3, 4), brainstate.nn.Dropout(0.6)
+
+    def update(self, x):
+        return self.drop(self.cell(x))
+
+
+def test_dropout_of_brainstate_is_that_of_its_generator(tmp_path):
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=(50, 2, 3)), rng.normal(size=(50, 2, 4))
+    loss, optimizer = lambda out, y: jnp.mean((out - y) ** 2), optax.sgd(0.1)
+    with brainstate.environ.context(fit=True), brainstate.random.seed_context(0):
+        learner = braintrace.compile(Dropping(), "d_rtrl", xs[0], batch_size=2)
+        done = learner.export_c(xs[0], ys[0], loss=loss, optimizer=optimizer, path=tmp_path)
+        found = run(done, build(done), {"x": xs, "target": ys})
+        losses = learner.train(loss, optimizer)(xs, ys)
+    assert difference(found.losses, losses) < 1e-12
+    assert "random_key" in {slot.name for slot in done.code.kept}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 
@@ -101,13 +102,19 @@ def _update(
     optimizing = _optimizing(optimizer_of(optimizer, weights, learner), prepared.info, weights)
     step = prepared.info.step
     names = [
-        [dotted(leaf.path) for leaf in leaves]
+        [_name(leaf.path, prepared.info.states[leaf.path]) for leaf in leaves]
         for leaves in (step.params, (*step.hidden, *step.others))
     ]
     checked = lambda out, *ys: (loss(out, *ys), None)
     about = f"{title_of(learner.model4compile)}, which learns by {learner.title}"
     told = inputs, targets, extra
     return one_update(call, checked, optimizing, (names[0], names[1]), *told, about)
+
+
+def _name(path: tuple[Any, ...], state: Any) -> str:
+    """A state by its path; the generator of brainstate is no attribute of a module."""
+    is_generator = isinstance(state, brainstate.random.RandomState)
+    return "random_key" if is_generator else dotted(path)
 
 
 def _optimizing(update: Optimizer, info: Any, weights: Any) -> Optimizing:
