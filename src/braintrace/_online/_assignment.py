@@ -149,6 +149,9 @@ def _grown(
     parts = lambda chosen: {p: t.parts[p] for p, t in chosen.items()}
     now = cosine_of(parts(chosen), squares)
     while True:
+        # Parameters a, b under d_rtrl, cosine 0.80. Moves: a to snap, 0.92 for 30 % of the memory;
+        # b to snap, 0.83 for 20 %. Gain for cost: 0.12 / 0.3 and 0.03 / 0.2, so a moves, and all
+        # moves are looked at again from there: b may be worth it now, as the cosine is not a sum.
         moves = []
         for name in squares:
             for t in allowed:

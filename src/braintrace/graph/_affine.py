@@ -76,6 +76,8 @@ def explicit(
 
 def _lasting(program: Program, results: Sequence[Atom], carried: Carried) -> list[Atom]:
     """The results, and the exits of states that results of later steps depend on."""
+    # out = h, h' = f(h, g), g' = k(g), p' = q(p): out reads h now, so h is alive, so f is run by
+    # later steps, which read g. Nothing that is returned ever reads p: its rules are not run.
     bits = reach(program, {entry: 1 << i for i, (entry, _) in enumerate(carried)})
     alive, lasting = 0, list(results)
     while True:

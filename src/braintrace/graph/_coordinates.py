@@ -73,6 +73,9 @@ def coordinates(step: Step, operands: Operands, keys: Sequence[Sequence[str]]) -
 
     consts = [shape_of(v) for v in step.program.consts]
     program, _ = trace(moved, consts, shapes, [shapes[i] for i in inexact])
+    # The tangents of all weights as one program of (constants, parameters, directions). Of w.T it
+    # is `transpose(da)`, which reads no parameter: linear, nothing to do. Of softplus(a) it is
+    # `mul(da, logistic(a))`, which reads a: mapped, if each element reads one of da at most.
     values = set(program.inputs[len(consts) : len(consts) + len(params)])
     directions = dict(zip(program.inputs[-len(inexact) :], inexact, strict=True)) if inexact else {}
     out: list[dict] = [{} for _ in keys]

@@ -91,6 +91,8 @@ def with_filters(
     exits = [v for f in made.values() for v in f.outputs[1:]]
     entries += [f.inputs[0] for f in rates.values()]
     exits += [f.outputs[0] for f in rates.values()]
+    # A step of 5 inputs and 4 outputs with one filter gets input 5 and output 4, a leaf of the
+    # hidden states; penalties, if there are any, stay the last two outputs.
     start, end = len(program.inputs), len(program.outputs) - 2 * step.penalised
     names = [("filter", i) for i in range(len(entries) - len(rates))]
     names += [("rate", i) for i in range(len(rates))]

@@ -75,6 +75,9 @@ class HiddenGroup:
         return [_first(p, how) for p, how in zip(parts, self.parts, strict=True)]
 
 
+# A state (3, 8) packed along its last axis from two parts of 4, parts (-1, 2, 4): as units (3, 4)
+# with two variables each it is (3, 4, 2). Of a state with a channel axis of two, parts (-1, 2, 1),
+# (3, 2), the axis only goes last: it is that already.
 def _last(value: Array, parts: Parts | None) -> Array:
     """A state with the variables of a unit on a trailing axis."""
     if parts is None:

@@ -91,6 +91,9 @@ def _slot_digest(step: Step, relation: HiddenParamOpRelation) -> str:
     sizes: Sequence[int] = [prod(c.shape) for c in components]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     elements = relation.slots.destination  # (lanes, y, slots), counted through all components
+    # Components h (2,) at 0 and g (2,) at 2, slots [[0, 2], [1, 3]]: at [[0, 1], [0, 1]], so the
+    # digest is of "g" with [[-1, 0], [-1, 1]] and of "h" with [[0, -1], [1, -1]], by name: with
+    # another state before them the numbers change, and the digest does not.
     at = np.searchsorted(starts, elements, side="right") - 1
     parts = [str(relation.slots.shape).encode(), str(elements.shape).encode()]
     found = [(c, components[c]) for c in np.unique(at[elements >= 0]).tolist()]

@@ -87,6 +87,7 @@ class _Walk:
             self.program(inner)
             again = self.join(inner.outputs[:n_carry], inner.inputs[first : first + n_carry])
         self.join(inner.outputs, eqn.outputs)
+        # A scan of no iterations returns its carry as it came.
         self.join(inner.inputs[first : first + n_carry], eqn.outputs[:n_carry])
 
     def loop(self, eqn: Equation) -> None:

@@ -86,6 +86,8 @@ class TiledStep:
 
     def _chunks(self, length: int) -> int:
         """In how many chunks of time the units are run side by side, to fill the device."""
+        # 1,000 steps of 128 units: at most 15 chunks of 64 steps, of 256 that would fill the
+        # device; 10 is the most of equal ones, of 100 steps: 20 programs, with 2 tiles of 64 units.
         most = min(length // _CHUNK, _FILLED // prod(self.units))
         # Every step is taken twice. All chunks have the same number of them.
         if most < _FEWEST_CHUNKS or not self.affine:

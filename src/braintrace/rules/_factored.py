@@ -172,6 +172,8 @@ def _tails(decay: float, gain: float, blocks: Blocks) -> list[tuple[Array, Array
 
 def _ones(decay: float, start: Array, length: int) -> Array:
     """The filtered input 1 after every step."""
+    # From 1's trace s: after three steps a^3 s + a^2 + a + 1, of which the sum of powers is a
+    # cumsum.
     powers = jnp.asarray(decay, start.dtype) ** jnp.arange(length)
     return decay * powers * start + jnp.cumsum(powers)
 

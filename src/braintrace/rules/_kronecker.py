@@ -144,6 +144,9 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
             old, now = [t["one"], *old], [one, *now]
         r0 = jnp.sqrt((size(moved, 1) + e) / (size(old, 0) + e))
         r1 = jnp.sqrt((size(new, 1) + e) / (size(now, 0) + e))
+        # With the sign c: (r0 u + c r1 x) (A / r0 + c B / r1) has the mean u A + x B, as c is its
+        # own inverse and zero in the mean. r0 and r1 make the two factors of each product equally
+        # long.
         mix = lambda a, b, f, g, at: _along(f, a, at) * a + _along(g, b, at) * b
         pairs = enumerate(zip(moved, new, strict=True))
         trace = {
@@ -184,6 +187,8 @@ def _recalled(r: Relation, t: dict, weights: dict, cotangents: Sequence[Array]) 
     """pull(u, c A)."""
     y, lead = r.operator.y, t["one"].ndim
     c: Any = 0
+    # The trace u (x) A of y = x @ W into states: a cotangent of the states meets A, which leaves
+    # one of y, and that meets u as an input: the pull-back of the operator, u.T (c A).
     for a, ct in zip(per_state(t["A"]), cotangents, strict=True):
         axes = tuple(range(1 + lead, a.ndim))
         c = c + product(ct[None], a).sum(axes)  # (outputs, *samples)
