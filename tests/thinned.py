@@ -2,7 +2,8 @@
 
 `costs.json` has the processor time of a case of each test, as `make costs` recorded it. A test may
 take so many seconds of cases, one at least; those are taken first whose parameters no case has had
-yet. So every claim is tested, and every model, cell, rule or operator is in a case.
+yet. So every claim is tested, and every model, cell, rule or operator is in a case. Cases of more
+than two seconds (documents, commands, other processes) are left to CI, unless their file is named.
 """
 
 import json
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
+LONG = 2.0  # seconds of a case
 LEVELS = {"some": 0.5, "most": 8.0, "all": float("inf")}  # seconds of a test
 LEVEL = os.environ.get("BRAINTRACE_TESTS", "some")
 SECONDS = LEVELS[LEVEL]
@@ -43,8 +45,10 @@ def values(item) -> set[str]:
     return {*item.name[len(item.originalname) :].strip("[]").split("-")}
 
 
-def kept(items: list) -> list:
-    """The cases to run, in their order."""
+def kept(items: list, long: bool) -> list:
+    """The cases to run, in their order; `long`: also those that take long."""
+    if LEVEL == "some" and not long:
+        items = [item for item in items if cost(item) <= LONG]
     tests: dict[tuple[str, str], list] = {}
     for item in items:
         tests.setdefault((home(item), item.originalname), []).append(item)
