@@ -37,7 +37,8 @@ TESTS = {
     "rules": ("rules", "truth", "online", "learner", "zoo"),
     "engine": ("engine", "online", "learner", "truth", "zoo", "kernel"),
 }
-OUTCOMES = {0: "survived all", -signal.SIGXCPU: "survived the time", -signal.SIGKILL: "no memory"}
+TIME = "survived the time"
+OUTCOMES = {0: "survived all", -signal.SIGXCPU: TIME, -signal.SIGKILL: TIME}
 COMPARED = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In},
@@ -160,7 +161,7 @@ def judged(mutant: Mutant, seconds: int) -> dict:
     killer = [x for x in out.splitlines() if x.startswith(("FAILED", "ERROR", "ImportError"))]
     return {
         "mutant": str(mutant),
-        "outcome": OUTCOMES.get(done.returncode, "killed"),
+        "outcome": "killed" if killer else OUTCOMES.get(done.returncode, "killed"),
         "by": killer[0][:150] if killer else out[-150:],
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -132,6 +132,9 @@ def _scan(p: Any, values: list[Any]) -> list[Any]:
         out = run(p["jaxpr"], [*values[:first], *carry, *slices])
         carry = out[: last - first]
         rows.append(out[last - first :])
+    if not rows:  # no turn
+        none = p["jaxpr"].out_avals[last - first :]
+        return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in none)]
     rows = rows[::-1] if p["reverse"] else rows
     return [*carry, *(_stacked(column) for column in zip(*rows, strict=True))]
 
