@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..program import ELEMENTWISE, Program, Var, bind, prune, shape_of, trace
+from ..program import ELEMENTWISE, MOVES, Program, Var, moved, prune, shape_of, trace
 from ._step import Step
-
-_MOVES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "rev"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,7 +59,7 @@ def coordinates(step: Step, operands: Operands, keys: Sequence[Sequence[str]]) -
     shapes = [shape_of(v) for v in params]
     names = [(i, k) for i, of in enumerate(keys) for k in of]
 
-    def moved(consts, fixed, directions):
+    def tangents(consts, fixed, directions):
         def of(values):
             full = list(fixed)
             for i, value in zip(inexact, values, strict=True):
@@ -72,7 +70,7 @@ def coordinates(step: Step, operands: Operands, keys: Sequence[Sequence[str]]) -
         return jax.jvp(of, ([fixed[i] for i in inexact],), (list(directions),))[1]
 
     consts = [shape_of(v) for v in step.program.consts]
-    program, _ = trace(moved, consts, shapes, [shapes[i] for i in inexact])
+    program, _ = trace(tangents, consts, shapes, [shapes[i] for i in inexact])
     # The tangents of all weights as one program of (constants, parameters, directions). Of w.T it
     # is `transpose(da)`, which reads no parameter: linear, nothing to do. Of softplus(a) it is
     # `mul(da, logistic(a))`, which reads a: mapped, if each element reads one of da at most.
@@ -94,15 +92,14 @@ def _mapped(part: Program, directions: dict[Any, int]) -> Mapped | None:
     ((source, leaf),) = directions.items()
     places = {source: np.arange(source.size).reshape(source.shape)}
     for eqn in part.equations:
-        moved = [places[a] for a in eqn.inputs if isinstance(a, Var) and a in places]
-        if not moved:
+        read = [places[a] for a in eqn.inputs if isinstance(a, Var) and a in places]
+        if not read:
             continue
-        out, (first, *others) = eqn.outputs[0], moved
+        out, (first, *others) = eqn.outputs[0], read
         if source.is_complex or out.dtype != source.dtype:
             return None
-        if eqn.name in _MOVES:
-            with jax.ensure_compile_time_eval():
-                first = np.asarray(bind(eqn, [jnp.asarray(first)])[0])
+        if eqn.name in MOVES and len(eqn.inputs) == 1:
+            first = moved(eqn, read)
         elif eqn.name not in ELEMENTWISE or out.shape != first.shape:
             return None
         if any(not np.array_equal(first, other) for other in others):

@@ -36,6 +36,7 @@ from ..program import (
     CUMULATIVE,
     ELEMENTWISE,
     MOVES,
+    ZERO_AT_ZERO,
     Atom,
     Const,
     Equation,
@@ -347,7 +348,7 @@ def _zeros(eqn: Equation, facts: Facts) -> Facts:
     if eqn.name in ("mul", "div"):  # 0 / b is 0
         some = [f for f in (masks if eqn.name == "mul" else masks[:1]) if f is not None]
         where = [np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*some)), shape)]
-    elif eqn.name in ELEMENTWISE and eqn.name not in _ZERO_AT_ZERO:
+    elif eqn.name in ELEMENTWISE and eqn.name not in ZERO_AT_ZERO:
         return [None]
     elif eqn.name in ELEMENTWISE and eqn.name != "select_n" and any(f is None for f in masks):
         return [None] * len(eqn.outputs)
@@ -523,13 +524,6 @@ def _run(eqn: Equation, values: list[Any]) -> np.ndarray:
     return np.maximum(np.asarray(out).astype(np.int64), NONE)  # a fill value of any sign is NONE
 
 
-_ZERO_AT_ZERO = set(
-    """
-    abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type device_put
-    erf erf_inv expm1 floor imag log1p max min name neg pcast pvary real reduce_precision round
-    select_n sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
-    """.split()
-)
 NO_FORWARD = "custom_vjp_call has a backward rule that is not linear, and no forward derivative"
 _SUM, _OTHER = "{} adds up units", "{} mixes elements"
 _MIXES = {

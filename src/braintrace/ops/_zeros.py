@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from ..program import Atom, Const, Program, Var, is_inexact, is_traced
+from ..program import ZERO_AT_ZERO, Atom, Const, Program, Var, is_inexact, is_traced
 
-_ALL = set(
+_ALL = ZERO_AT_ZERO | set(
     """
-    abs add add_any asin atan broadcast_in_dim complex concatenate conj convert_element_type cumsum
-    erf expm1 imag max min neg optimization_barrier pad real reduce_max reduce_min reduce_sum
-    reshape rev scatter-add select_n sign sin sinh slice sqrt square stop_gradient sub tan tanh
-    transpose
+    broadcast_in_dim complex concatenate cumsum optimization_barrier pad reduce_max reduce_min
+    reduce_sum reshape rev scatter-add slice transpose
     """.split()
 )  # zero where all they read is
 _ANY = {"mul", "dot_general", "conv_general_dilated"}  # zero where one of them is

@@ -12,6 +12,7 @@ from ._canonical import CUMULATIVE as CUMULATIVE
 from ._canonical import ELEMENTWISE as ELEMENTWISE
 from ._canonical import INLINED as INLINED
 from ._canonical import REWRITTEN as REWRITTEN
+from ._canonical import ZERO_AT_ZERO as ZERO_AT_ZERO
 from ._control import Apply as Apply
 from ._control import Feed as Feed
 from ._control import Outcome as Outcome

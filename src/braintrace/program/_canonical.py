@@ -39,6 +39,14 @@ ELEMENTWISE = frozenset(
     sub tan tanh xor zeta
     """.split()
 )
+# And is zero where all of these are.
+ZERO_AT_ZERO = frozenset(
+    """
+    abs add add_any asin asinh atan atanh cbrt ceil conj convert_element_type device_put erf erf_inv
+    expm1 floor imag log1p max min neg pcast pvary real reduce_precision round select_n
+    sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
+    """.split()
+)
 REDUCTIONS = frozenset(
     f"reduce_{how}" for how in ("sum", "max", "min", "prod", "and", "or", "xor")
 ) | {"argmax", "argmin"}
