@@ -16,6 +16,7 @@ Stand-ins, each of at most the size of the traces again for every later layer:
     mean, past  the same with the mean of M over the steps so far
     largest     the one unit k that unit j feeds most
     kronecker   P = B[k, j] a[i], the best of this form after every step (two layers)
+    filter 0.8  as mean, of the next layer alone, where q decays by a number
 
 Printed are cosines to BPTT in float64; `exact` is the sum above, which is BPTT's gradient.
 """
@@ -152,6 +153,12 @@ def gradients(kind, how, params, m, name, first, steps):
         past = {k: past[k] + (M[k, m] - past[k]) / count for k in later}
         if how == "d_rtrl":
             return (eps, P, q, past, count, total), None
+        if how.startswith("filter"):
+            if m + 1 < len(params):
+                k, decay = m + 1, float(how.split()[1])
+                total = total + (lam[k] @ M[k, m] * decay * q[k]).real
+                q = {**q, k: decay * q[k] + eps.real}
+            return (eps, P, q, past, count, total), None
         if how.startswith("mean"):
             C = past if how == "mean, past" else {k: M[k, m] for k in later}
             new = {}
@@ -233,13 +240,16 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parse.add_argument("--layers", nargs="+", type=int, default=[2, 4])
     parse.add_argument("--kinds", nargs="+", default=list(CELLS))
+    parse.add_argument("--ways", nargs="+", help="default all")
     options = parse.parse_args()
     jax.config.update("jax_enable_x64", True)
-    ways = ("exact", "d_rtrl", "mean", "mean, past", "largest", "kronecker")
+    filters = tuple(f"filter {decay}" for decay in (0.5, 0.7, 0.8, 0.9, 0.95))
+    ways = ("exact", "d_rtrl", "mean", "mean, past", "largest", *filters, "kronecker")
+    ways = options.ways or ways
     print(f"{'stack':12}" + "".join(f"{way:>12}" for way in ways))
     for kind in options.kinds:
         for layers in options.layers:
-            own = ways if layers == 2 else ways[:-1]
+            own = [way for way in ways if layers == 2 or way != "kronecker"]
             found = measured(kind, layers, layers, own)
             cells = "".join(f"{found[way]:12.4f}" for way in own)
             print(f"{kind:>8} x {layers}{cells}", flush=True)
