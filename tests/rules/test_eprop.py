@@ -326,3 +326,68 @@ def test_it_is_a_rule_for_all_parameters():
 
 def test_a_decay_of_zero_is_d_rtrl():
     assert eprop(filtered="eligibility").config == braintrace.rules.d_rtrl().config
+
+
+# ------------------------------------------------------------------------------------- layers
+
+
+def gated(p, h, x):
+    z = jax.nn.sigmoid(x @ p["z"])
+    return (1 - z) * h + z * (x @ p["h"])
+
+
+def two_layers(p, state, x):
+    first = gated(p["first"], state[0], x)
+    second = gated(p["second"], state[1], first)
+    return (first, second), second @ p["out"]
+
+
+def test_a_filter_between_layers_stands_for_what_the_next_one_remembers():
+    """What the rule says, from dense derivatives: q = kappa q + d first/d weights."""
+    n, inputs, length, batch, kappa = 3, 2, 6, 2, 0.8
+    rng = np.random.default_rng(0)
+    drawn = lambda *shape: jnp.asarray(0.7 * rng.normal(size=shape))
+    weights = lambda m: {"z": drawn(m, n), "h": drawn(m, n)}
+    params = {"first": weights(inputs), "second": weights(n), "out": drawn(n, 1)}
+    xs, ys = drawn(length, batch, inputs), drawn(length, batch, 1)
+    start, loss = (jnp.zeros((batch, n)),) * 2, lambda out, y: jnp.mean((out - y) ** 2)
+    found = {}
+    for rule in (
+        braintrace.rules.eprop(filtered="layers", kappa_filter_decay=kappa),
+        braintrace.rules.d_rtrl(),
+    ):
+        net = braintrace.online(two_layers, rule)
+        carry = net.init(params, start, xs[0])
+        found[rule.name] = net.grad(loss, block_size=4)(params, carry, xs, ys)[0]
+        if rule.name == "eprop":
+            traces = net.report.parameters["first", "z"], net.report.parameters["second", "z"]
+    assert traces[0].trace_bytes == 2 * 8 * batch * inputs * n and not traces[0].exact
+    assert traces[1].trace_bytes == 8 * batch * n * n
+
+    def firsts(p):
+        return jax.lax.scan(lambda h, x: (gated(p, h, x),) * 2, start[0], xs)[1]
+
+    jacobian, first = jax.jacfwd(firsts)(params["first"]), firsts(params["first"])
+    _, before = jax.lax.scan(lambda h, x: (gated(params["second"], h, x), h), start[1], first)
+    of_step = lambda a, h, y: loss(gated(params["second"], h, a) @ params["out"], y)
+    signals = jax.vmap(jax.grad(of_step))(first, before, ys)
+    for name, J in jacobian.items():
+        q, total = jnp.zeros_like(J[0]), jnp.zeros_like(params["first"][name])
+        for t in range(length):
+            q = kappa * q + J[t]
+            total += jnp.tensordot(signals[t], q, 2)
+        np.testing.assert_allclose(found["eprop"]["first"][name], total, rtol=1e-10)
+        assert np.abs(found["d_rtrl"]["first"][name] - total).max() > 1e-3
+    for name in ("z", "h"):
+        one, other = (found[rule]["second"][name] for rule in ("eprop", "d_rtrl"))
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+    np.testing.assert_allclose(found["eprop"]["out"], found["d_rtrl"]["out"], rtol=1e-10)
+
+
+def test_a_filter_between_layers_needs_two():
+    step = lambda p, h, x: (h := gated(p["first"], h, x), h @ p["out"])
+    params = {"first": {"z": jnp.ones((2, 3)), "h": jnp.ones((2, 3))}, "out": jnp.ones((3, 1))}
+    net = braintrace.online(step, "eprop", filtered="layers", kappa_filter_decay=0.9)
+    with pytest.raises(ValueError, match="no layer reads the units of another") as error:
+        net.init(params, jnp.zeros((1, 3)), jnp.zeros((1, 2)))
+    assert "why:" in str(error.value) and "do:" in str(error.value)

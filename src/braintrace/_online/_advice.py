@@ -113,7 +113,8 @@ def _followed(
     limits, consts = (rule.crossings, most, rule.couple_axis), problem.consts
     if rule.config.filters is not None or rule.rate is not None:
         graph = follow(prepared, consts, problem.find, (), *limits)
-        filtered = with_filters(graph, consts, rule.config.filters or (), rule.rate)
+        layers = rule.config.trace_filter == "layers"
+        filtered = with_filters(graph, consts, rule.config.filters or (), rule.rate, layers)
         # Its operators are recognised already.
         prepared = prepare(filtered, consts, problem.policy, rule.record.folds, False)
     return follow(prepared, consts, problem.find, extra, *limits)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Rule = tuple[str, tuple[tuple[str, Any], ...]]  # its name and options
+WHOLE = ("rolling", "eprop")  # are for all parameters or none
 GAIN = 1e-4  # of cosine; less is no reason for a dearer rule
 
 
@@ -114,7 +115,7 @@ def mixtures(
         squares: per parameter the squared length of BPTT's gradient.
         limits: what a mixture may take.
     """
-    alone = [t for t in tried if t.uniform and t.parts and t.uniform[0] != "rolling"]
+    alone = [t for t in tried if t.uniform and t.parts and t.uniform[0] not in WHOLE]
     sizes = dict.fromkeys(window_of(t.uniform) for t in alone if t.uniform)
     found: dict[tuple, tuple[float, dict[str, Rule]]] = {}
     for size in sizes:

@@ -27,6 +27,9 @@ SAME = 0.9  # part of the bytes of windows twice as long
 NO_TRACE: Rule = "no_trace", ()
 D_RTRL: Rule = "d_rtrl", ()
 SNAPS: list[Rule] = [("snap", (("n", n),)) for n in (1, 2, 3)]
+ABOVE: list[Rule] = [  # what the next layer remembers, in filters
+    ("eprop", (("filtered", "layers"), ("kappa_filter_decay", decay))) for decay in (0.5, 0.9)
+]
 REPLAYED: list[Rule] = [("rolling", (("window", k),)) for k in (8, 32)]  # for streams
 
 
@@ -208,7 +211,7 @@ def choose_for(
 
 def chosen(trial: Trial, limits: Limits, stream: bool = False, progress: bool = False) -> Choice:
     """The choice for a step on a batch."""
-    total = 2 + 2 * MOST_WINDOWS + len(SNAPS) + len(REPLAYED) * stream + MOST_MIXTURES
+    total = 2 + 2 * MOST_WINDOWS + len(SNAPS) + len(ABOVE) + len(REPLAYED) * stream + MOST_MIXTURES
     with ticking(progress, total) as tick:
         search = _Search(trial, limits, (lambda: None) if tick is None else (lambda: tick(1)))
         search.rules(stream)
@@ -243,6 +246,9 @@ class _Search:
         self._windows(D_RTRL, [k for k in _powers_below(length) if k <= longest])
         for rule in SNAPS[not self.trial.cuts(D_RTRL) :]:  # without a cut the first is d_rtrl
             if self._found_exact() or not self._measure(rule).fits(self.limits):
+                break
+        for rule in ABOVE:
+            if self._found_exact() or self._measure(rule).why:
                 break
         for rule in (r for r in REPLAYED if stream and _window(r) < self.trial.length):
             self._measure(rule)

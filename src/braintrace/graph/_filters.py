@@ -50,6 +50,7 @@ def with_filters(
     consts: Sequence[Any],
     decays: Sequence[float] | str,
     rate: RateLoss | None = None,
+    layers: bool = False,
 ) -> Step:
     """The analysed step with such a filter before every operator that reads units.
 
@@ -58,12 +59,13 @@ def with_filters(
         consts: values of its constants.
         decays: of a chain of filters, or 'readout': that of the leaky read-out in the step.
         rate: the regularisation of the firing rates of what is read, if there is one.
+        layers: only before operators that lead to a state, which a read-out does not.
 
     Raises:
         ValueError: no operator reads the units, or the read-out's decay is not one number.
     """
     step = graph.step
-    readers = _readers(graph)
+    readers = _readers(graph, layers)
     first: list[Equation] = []
     chain: list[Atom | float]
     if decays == READOUT:
@@ -113,13 +115,22 @@ def with_filters(
     )
 
 
-def _readers(graph: Graph) -> list[Site]:
-    """The operators that read states and do not feed back: read-outs, and between layers."""
+def _readers(graph: Graph, layers: bool) -> list[Site]:
+    """The operators that read states and do not feed back: read-outs, and between `layers`."""
     step = graph.step
     states = [v for leaf in step.hidden for v in (step.entry(leaf), step.exit(leaf))]
     carries = reach(step.program, {v: 1 for v in states if isinstance(v, Var)})
     sites = [s for s in graph.sites if s.equation not in graph.links.cut_entries]
     readers = [s for s in sites if s.x is not None and bits_of(s.x, carries)]
+    if layers:
+        leading = {r.site.equation for r in graph.relations if r.hidden_groups}
+        readers = [s for s in readers if s.equation in leading]
+        if not readers:
+            raise value_error(
+                "filtered='layers', and no layer reads the units of another.",
+                why="the filter stands for what a layer remembers of the units that it reads",
+                do="use d_rtrl, which leaves nothing of that out here",
+            )
     if inside := [s for s in readers if s.levels]:
         raise not_supported(
             "e-prop's filter before an operator in the body of a loop or a branch.",

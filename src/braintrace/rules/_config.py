@@ -41,10 +41,12 @@ AXES: dict[str, dict[str, str]] = {
         "none": "no filter",
         "kappa": "a low-pass filter of decay `kappa`",
         "eligibility": "the same, of the unit's output's derivative times the trace",
+        "layers": "the same, before operators that lead to a state: what the next layer remembers",
     },
     "update_schedule": {"per_step": "a gradient at every step"},
 }
 _SOON = {"update_schedule": ("window", "sequence_end")}
+FILTERS = ("eligibility", "layers")  # that stand before what reads a unit
 _PAIRS = ("io_factorized", "paired")
 
 
@@ -112,7 +114,7 @@ class ETraceConfig:
     @property
     def filters(self) -> tuple[float, ...] | str | None:
         """The decays of the filters of the eligibility; 'readout' takes that of the read-out."""
-        if self.trace_filter != "eligibility":
+        if self.trace_filter not in FILTERS:
             return None
         return self.kappa if isinstance(self.kappa, str | tuple) else (float(self.kappa),)
 
@@ -194,7 +196,7 @@ class ETraceConfig:
         put("decay", new_decays if pair else new_decays[0])
         if isinstance(self.kappa, list):
             put("kappa", tuple(self.kappa))
-        if self.trace_filter in ("kappa", "eligibility") and self.kappa in (0, (0.0,), ()):
+        if self.trace_filter in ("kappa", *FILTERS) and self.kappa in (0, (0.0,), ()):
             put("trace_filter", "none")
             put("kappa", None)
         if self.recurrence_scope == "sparse_n" and self.sparse_n == 1:
@@ -213,7 +215,7 @@ class ETraceConfig:
         carried = rule[1] if pair else rule
         for name, axis in (("kappa", "trace_filter"), ("sparse_n", "recurrence_scope")):
             value, choice = getattr(self, name), getattr(self, axis)
-            named = (name, "eligibility") if name == "kappa" else (name,)
+            named = (name, *FILTERS) if name == "kappa" else (name,)
             yield ((choice in named) != (value is not None),
                    f"{axis}={choice!r} with {name}={value}",
                    "one needs the other", f"{axis}={name!r} and {name}=<number>, or neither")
@@ -223,7 +225,7 @@ class ETraceConfig:
         yield (self.trace_filter == "kappa" and isinstance(self.kappa, tuple),
                f"trace_filter='kappa' with kappa={self.kappa}", "it filters once",
                "one number, or trace_filter='eligibility'")
-        yield (self.trace_filter == "eligibility" and self.temporal_recursion != "jacobian",
+        yield (self.trace_filter in FILTERS and self.temporal_recursion != "jacobian",
                f"a filter of the eligibility with the recursion {rule!r}",
                "it filters what the step keeps of its states", "temporal_recursion='jacobian'")
         yield (self.trace_filter != "none" and not per_weight, f"a filter of the trace {kind!r}",

@@ -33,6 +33,7 @@ OWN_STATES = "the firing rates that it regularises are states of single steps"
 _FILTERED = {
     "trace": "the trace of every weight",
     "eligibility": "the derivative of the unit's output times the trace",
+    "layers": "the same, where a layer with states reads it",
 }
 _FEEDBACK = {
     "symmetric": "the loss's own derivative",
@@ -95,7 +96,9 @@ def eprop(
     With `filtered='eligibility'` this is e-prop as its paper defines it: the filter is on the
     derivative of the unit's output by its states times their trace, and the read-out's own weights
     have none. With `filtered='trace'`, the form that was published under this name, it is on the
-    trace of every weight.
+    trace of every weight. With `filtered='layers'` it is that of the eligibility where another
+    layer reads a unit, and not before read-outs: a stand-in for what that layer remembers of the
+    unit, which D-RTRL drops, at twice its traces.
 
     Args:
         feedback: 'symmetric', the loss's own derivative; 'random', with fixed random operands in
@@ -106,7 +109,7 @@ def eprop(
             also 'readout', the decay of the leaky read-out in the step, or several numbers, a chain
             of filters.
         random_feedback_key: seed or key of the random operands.
-        filtered: 'trace' or 'eligibility'.
+        filtered: 'trace', 'eligibility' or 'layers'.
         c_reg: weight of a loss of firing rates, c_reg / 2 (f - f_target)^2 per unit and step, whose
             gradient is added at every step; with 'eligibility', and 0 is none.
         f_target: the rate that it asks for, in spikes per step: 0.01 is 10 Hz in steps of 1 ms.
@@ -124,7 +127,7 @@ def eprop(
         config = ETraceConfig(learning_signal=signal, trace_filter="kappa", kappa=kappa)
     else:
         kappa = _decays(kappa_filter_decay)
-        config = ETraceConfig(learning_signal=signal, trace_filter="eligibility", kappa=kappa)
+        config = ETraceConfig(learning_signal=signal, trace_filter=filtered, kappa=kappa)
     how = {
         "key": random_feedback_key,
         "scale": feedback_scale,
