@@ -165,7 +165,6 @@ CASES = {
     Kind.HIDDEN_GROUP_MERGED: (merges, None, "2 variables per unit"),
     Kind.STATE_MISMATCH: (forgets, None, "never touched"),
     Kind.PARAMETER_UNUSED: (forgets, ("v",), "never read"),
-    Kind.DEPENDENCY_DROPPED: (mixing_state, None, "reduce_sum"),
     Kind.PARAMETER: (plain, ("v",), "v -> h by plain computation"),
 }
 LEVELS = {

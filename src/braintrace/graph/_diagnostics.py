@@ -31,7 +31,6 @@ class DiagnosticKind(StrEnum):
     HIDDEN_GROUP_MERGED = "hidden_group_merged"
     STATE_MISMATCH = "state_mismatch"
     PARAMETER_UNUSED = "parameter_unused"
-    DEPENDENCY_DROPPED = "dependency_dropped"
     PARAMETER = "parameter"
     WEIGHT_REPLICATED = "weight_replicated"
 

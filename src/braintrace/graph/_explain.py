@@ -8,16 +8,13 @@ from .._errors import dotted
 from ..program import deep_equations
 from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
-from ._influence import Influence
 from ._links import Links
 from ._moves import NO_FORWARD
-from ._pattern import Pattern
 from ._reach import bits_of
 from ._relations import HiddenParamOpRelation, PathClassification
 from ._sets import TOO_MANY
 from ._sites import Site, wraps_operator
 from ._step import Path, Step
-from ._tangent import Tangent
 
 Kind, Level = DiagnosticKind, DiagnosticLevel
 _FOLLOWED = "the rule 'rtrl' follows it from step to step"
@@ -164,37 +161,3 @@ def group_records(groups: Sequence[HiddenGroup]) -> list[CompilationRecord]:
         for g in groups
         if len(g.leaves) > 1
     ]
-
-
-def dropped(
-    step: Step,
-    tangent: Tangent,
-    influence: Influence,
-    pattern: Pattern,
-    trained: Sequence[Site],
-) -> list[CompilationRecord]:
-    """What the kept Jacobian leaves out besides operators: mixing equations and neighbours."""
-    n = len(tangent.components)
-    owner = [site for site, tap in zip(trained, tangent.taps, strict=True) for _ in tap]
-    lost: dict[tuple, str] = {}  # (from a state, source, target, line): why
-
-    def leaf_path(c: int) -> Path:
-        return step.hidden[tangent.components[c].leaf].path
-
-    for c, cuts in enumerate(influence.lost):
-        for cut in (influence.cuts[k] for k in sorted(cuts)):
-            where = cut.equation.where()
-            for s in sorted(cut.sources):
-                source = leaf_path(s) if s < n else _paths(step, owner[s - n])[0]
-                why = f"{cut.reason} at {where}"
-                lost.setdefault((s < n, source, leaf_path(c), where), why)
-    for to, entry, _ in pattern.dropped:
-        why = "neighbouring units are added to the own one"
-        lost.setdefault((True, leaf_path(entry), leaf_path(to), None), why)
-    out = []
-    for (across, source, target, _), why in sorted(lost.items(), key=lambda item: item[0][0]):
-        how = "across steps is kept" if across else "is traced"
-        text = f"{dotted(source)} -> {dotted(target)} {how} without a path: {why}."
-        paths = (None, (source, target)) if across else (source, (target,))
-        out.append(CompilationRecord(Kind.DEPENDENCY_DROPPED, Level.INFO, text, None, *paths))
-    return out

@@ -31,7 +31,6 @@ from ._coordinates import coordinates, slopes
 from ._diagnostics import CompilationRecord
 from ._expand import expanded
 from ._explain import (
-    dropped,
     excluded,
     group_records,
     included,
@@ -302,8 +301,6 @@ def follow(
         view_of.append(which)
         records += included(relation, crossings is None)
     records += group_records(groups)
-    if crossings is None:
-        records += dropped(step, tangent, view.influence, view.pattern, trained)
 
     graph = Graph(
         step=step,
