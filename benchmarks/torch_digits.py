@@ -89,6 +89,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--length", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -97,7 +98,7 @@ if __name__ == "__main__":
     print(
         "| | accuracy | s per epoch | a gradient works with, MB | rise, MB |\n|---|---|---|---|---|"
     )
-    for method in METHODS:
+    for method in given.methods:
         rows = []
         for seed in range(given.seeds):
             more = ["--length", str(given.length), "--epochs", str(given.epochs)]

@@ -1,7 +1,10 @@
 """What cannot be learned is refused, in four parts and all of it at once."""
 # ruff: noqa: E501
 
+import dataclasses
+
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -113,6 +116,9 @@ def unknown(net, v):
         (lambda net, v: torch.func.vmap(net.layer)(v), ("changes the shape", "place of vmap")),
         (lambda net, v: torch.autograd.grad((v.detach().requires_grad_() ** 2).sum(), v),
          ("torch.autograd.grad", "test_errors.py:", "torch.func.grad")),
+        (lambda net, v: v * torch.as_tensor(v.numpy()), ("the value of a tensor", "test_errors.py:")),
+        (lambda net, v: v * np.tanh(v), ("the value of a tensor", "test_errors.py:")),
+        (lambda net, v: (v.register_hook(abs), v)[1], ("a hook on a tensor", "autograd.Function")),
         (lambda net, v: F.embedding(torch.tensor([0, 1]), net.layer.weight, scale_grad_by_freq=True),
          ("aten.embedding", "scale_grad_by_freq")),
     ],
@@ -199,6 +205,40 @@ def test_torch_script_and_an_optimizer_that_asks_again_are_refused():
     one = learner()
     optimizer = torch.optim.LBFGS(one.net.parameters())
     refused(NOT, lambda: one.train(F.mse_loss, optimizer), "LBFGS", "torch.optim.Adam")
+
+
+class InputFirst(Net):
+    def forward(self, x, h):
+        return super().forward(h, x)
+
+
+@dataclasses.dataclass
+class Pair:
+    h: object
+
+
+@pytest.mark.parametrize(
+    ("net", "state", "words"),
+    [
+        (InputFirst, torch.zeros(2, 3), ("InputFirst.forward(x, h) has its input", "self, h, x")),
+        (Net, Pair(torch.zeros(2, 3)), ("type Pair", "register_dataclass")),
+    ],
+)
+def test_steps_and_states_of_another_form_are_refused(net, state, words):
+    start = lambda: bt.online(net(lambda net, v: v), "d_rtrl", state, torch.ones(2, 3))
+    refused(TypeError, start, *words)
+
+
+def test_a_list_of_steps_and_a_module_without_a_state_are_refused():
+    refused(TypeError, lambda: learner().scan([torch.ones(2, 3)] * 4), "a list of 4", "torch.stack")
+    start = lambda: bt.online(nn.Linear(3, 3), "d_rtrl", None, torch.ones(2, 3))
+    refused(braintrace.CompilationError, start, "Linear has no state", "self.h = ...")
+
+
+def test_a_tensor_is_shown_without_its_value():
+    seen = []
+    learner(lambda net, v: (seen.append(f"{v} {v.device}"), v)[1])
+    assert seen[0] == "tensor of a traced step, float32[2, 3] cpu"
 
 
 def test_a_lazy_module_is_refused():

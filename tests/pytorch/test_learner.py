@@ -320,7 +320,19 @@ def test_gradients_stop_where_torch_stops_them():
     total.backward()
     for name in "ab":
         torch.testing.assert_close(found[name], getattr(net, name).grad)
-    assert net.c.grad is None and not found["c"].any() and found["frozen"] is None
+    assert net.c.grad is None and found["c"] is None and found["frozen"] is None
+
+
+def test_a_parameter_that_no_step_uses_has_no_gradient():
+    net = Normed().double()
+    net.spare = nn.Linear(2, 2)
+    learner = bt.online(net, "d_rtrl", torch.zeros(B, 4, dtype=f64), torch.zeros(B, 3, dtype=f64))
+    xs, ys = torch.randn(T, B, 3, dtype=f64), torch.zeros(T, B, 4, dtype=f64)
+    learner.grad(F.mse_loss)(xs, ys)
+    assert [n for n, p in net.named_parameters() if p.grad is None] == [
+        "spare.weight",
+        "spare.bias",
+    ]
 
 
 def test_hooks_of_parameters_run(case, data):

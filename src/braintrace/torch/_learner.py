@@ -11,11 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 import torch
 from torch import nn
 
 from .. import _online
-from .._errors import CompilationError, NotSupportedError, not_supported, type_error, value_error
+from .._errors import (
+    CompilationError,
+    NotSupportedError,
+    message,
+    not_supported,
+    type_error,
+    value_error,
+)
 from .._online import Carry, Choice, Online, RunInfo
 from ..export import ExportedC
 from ..program import PyTree
@@ -36,10 +44,17 @@ from ._arrays import (
 )
 from ._checkpoint import dict_of, loaded
 from ._functions import tracing
-from ._module import Contents, Mode
+from ._module import Contents, Mode, check_order
 from ._parameters import Parameters
 from ._step import Inner, State, Step, Weights, inner_of, start_of, unwrapped, wrapped
 from ._tracing import Refused, tensors_in
+
+_STATELESS = message(
+    "{} has no state.",
+    why="nothing that a step leaves in a buffer or an attribute is read by a later step",
+    do="keep the state in an attribute, self.h = ...; or return it and pass the first one: "
+    "online(net, rule, state, x) for forward(state, x) -> (state, out)",
+)
 
 
 def online(
@@ -93,6 +108,8 @@ def online(
         )
     net = getattr(net, "_orig_mod", net)  # before `torch.compile`, which computes the same
     step = Step(Contents.of(net), state is not None)
+    if state is not None:
+        check_order(net)
     learner = Learner(net, _online.online(step, rule, **options), step)
     learner.reset(state, *inputs)
     return learner
@@ -116,6 +133,7 @@ class Learner:
     _traced_for: Hashable = field(default=None, init=False)
     _written: dict[str, list[tuple[torch.Tensor, int]]] = field(default_factory=dict, init=False)
     _parameters: Parameters = field(init=False)
+    _unused: frozenset[str] = field(default=frozenset(), init=False)
 
     def __repr__(self) -> str:
         return repr(self.online)
@@ -189,7 +207,7 @@ class Learner:
             **extra: what the rule takes with a call, with a leading axis of time.
         """
         with self._on():
-            arrays = self._arrays((xs, extra))
+            arrays = self._arrays((self._sequence(xs), extra))
             weights = self._weights()
             carry, outs = self.online.scan(weights, self._carry, arrays[0], **arrays[1])
             return self._returned(carry, outs, (weights, arrays))
@@ -223,14 +241,14 @@ class Learner:
             xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
         ) -> PyTree:
             with self._on():
-                arrays = self._arrays((xs, targets, mask, extra))
+                arrays = self._arrays((self._sequence(xs), targets, mask, extra))
                 weights = self._weights()
                 xs, targets, mask, extra = arrays
                 grads, (carry, *results) = gradient(
                     weights, self._carry, xs, *targets, mask=mask, **extra
                 )
                 done = self._returned(carry, (grads.trained, results), (weights, arrays))
-            self._parameters.add(done[0])
+            self._parameters.add(done[0], self._unused)
             return tuple(done[1]) if has_aux else done[1][0]
 
         return of_sequence
@@ -351,6 +369,17 @@ class Learner:
     def _on(self) -> AbstractContextManager[None]:
         return on(self._device)
 
+    def _sequence(self, xs: PyTree) -> PyTree:
+        """The inputs of all steps, which are no list of tensors, unless those of a step are one."""
+        if isinstance(xs, list) and not any(isinstance(x, list) for x in self._inputs):
+            raise type_error(
+                f"xs is a list of {len(xs)}.",
+                why="a sequence is one tensor with a leading axis of time; a list would be as many "
+                "inputs of a step",
+                do="pass torch.stack(xs)",
+            )
+        return xs
+
     def _arrays(self, tree: PyTree, convert: Callable[..., Array] = array_of) -> PyTree:
         """What a call is given, as arrays."""
         check_device(tree, self._device)
@@ -372,7 +401,11 @@ class Learner:
         self._mode = Mode.of(self.net, step.inner)
         self._traced_for = (self._mode.value, shapes)
         weights = self._parameters.weights(self._mode.value)
+        if not jax.tree.leaves(state):
+            raise CompilationError(_STATELESS.format(type(self.net).__name__))
         self._carry = self.online.init(weights, own(state, places_of(state)), *self._inputs)
+        reports = self.online.report.parameters.values()
+        self._unused = frozenset(str(p.path[-1]) for p in reports if p.how == "none")
 
     def _weights(self) -> Weights:
         """The parameters of a call, of a module that is as it was at the start."""
@@ -453,9 +486,18 @@ def _kept(inner: Inner, tensors: list[torch.Tensor]) -> PyTree:
         return buffer.copy_(tensors[0])
 
 
+_NUMBERS = (torch.Tensor, Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
 def _check_ends(tree: PyTree) -> None:
-    """Refuse what has a gradient of its own, which would stop here and be none."""
+    """Refuse what is no tensor, or has a gradient of its own, which would stop here and be none."""
     for a in jax.tree.leaves(tree):
+        if not isinstance(a, _NUMBERS):
+            raise type_error(
+                f"a state or an input has a part of type {type(a).__name__}.",
+                why="they are tensors in tuples, lists, dicts and named tuples",
+                do="pass such; a dataclass is one after jax.tree_util.register_dataclass(it)",
+            )
         learns = isinstance(a, nn.Parameter) and a.requires_grad
         if isinstance(a, torch.Tensor) and (a.grad_fn is not None or learns):
             raise value_error(

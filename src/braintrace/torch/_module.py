@@ -8,6 +8,7 @@ without elements) starts as the step itself fills it, which is checked by runnin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,21 @@ class Contents:
         device = _checked(net, trained)
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
         return cls(net, trained, frozen, device)
+
+
+_INPUTS, _STATES = ("x", "input", "inputs", "input_"), ("h", "hx", "hidden", "state", "states")
+
+
+def check_order(net: nn.Module) -> None:
+    """Refuse a step that says of itself that its input is first, as cells of torch have it."""
+    first, second, *_ = [*inspect.signature(net.forward).parameters, "", ""]
+    if first in _INPUTS and second in _STATES:
+        raise type_error(
+            f"{type(net).__name__}.forward({first}, {second}) has its input first.",
+            why="a step is called as net(state, *inputs); with equal sizes the two would be taken "
+            "for each other",
+            do=f"write forward(self, {second}, {first}) -> ({second}, out)",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 
 import torch
 from torch import nn
@@ -33,9 +33,13 @@ class Parameters:
         frozen = Untrained(arrays(self.contents.frozen))
         return Weights(arrays(self.contents.trained), frozen, mode)
 
-    def add(self, grads: dict[str, torch.Tensor]) -> None:
-        """Add to their gradients, with the hooks that they have, as `backward` does."""
-        for name, p in self.contents.trained.items():
+    def add(self, grads: dict[str, torch.Tensor], unused: Container[str]) -> None:
+        """Add to their gradients, with the hooks that they have, as `backward` does.
+
+        Those of parameters that a step does not use stay None, so that an optimizer leaves these.
+        """
+        used = {name: p for name, p in self.contents.trained.items() if name not in unused}
+        for name, p in used.items():
             grad = grads[name].to(p.device)
             grad = grad.conj().resolve_conj() if grad.is_complex() else grad  # as torch defines it
             for hook in (p._backward_hooks or {}).values():

@@ -214,8 +214,9 @@ def _without_values(seen: Seen) -> Seen:
 
 def _pair(result: Any) -> tuple[PyTree, PyTree]:
     if not isinstance(result, tuple) or len(result) != 2:
+        kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
         raise type_error(
-            f"the module returned a {type(result).__name__}, not a pair.",
+            f"the module returned a {kind}, not a pair.",
             why="a step is net(state, *inputs) -> (state, out)",
             do="return the new state first, then the output; of a module that keeps its state "
             "inside, pass None as the state: net(*inputs) -> out",

@@ -135,6 +135,27 @@ class Traced(torch.Tensor):
     def __jax_array__(self) -> Array:
         return self.array
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"tensor of a traced step, {str(self.dtype).removeprefix('torch.')}{[*self.shape]}"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise _reads_a_value()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        raise _reads_a_value()
+
+    def register_hook(self, hook: Any) -> Any:
+        raise not_supported(
+            "the step registers a hook on a tensor.",
+            where=calling_line(),
+            why="hooks run in torch's autograd, which computes nothing here, so that what it does "
+            "to a gradient would be left out",
+            do="write what it does as an autograd.Function",
+        )
+
     # Torch's own are done in its autograd, and would be nothing here.
     def detach_(self) -> Traced:
         if not self.known:
@@ -349,7 +370,7 @@ class Tracing(TorchDispatchMode):
         if is_constant:
             return self._known(op, args, kwargs, written)
         if op.overloadpacket.__name__ in _VALUES:
-            raise _reads_a_value(op)
+            raise _reads_a_value()
         if op.overloadpacket.__name__ in _BATCH_NORMS:
             with self:
                 return self._batch_norm(args)
@@ -557,11 +578,11 @@ def _draws(op: Operator, args: Any, kwargs: Any) -> bool:
     return "dropout_p" not in names or given.get("dropout_p", 0) != 0
 
 
-def _reads_a_value(op: Operator) -> Exception:
+def _reads_a_value() -> Exception:
     return not_supported(
         "the step asks for the value of a tensor that differs from step to step.",
         where=calling_line(),
-        why="its Python runs once for all steps (if, while, int(), .item(), .tolist())",
+        why="its Python runs once for all steps (if, while, int(), .item(), .numpy())",
         do="use torch.where for a choice between values, and shapes that do not depend on them",
     )
 
