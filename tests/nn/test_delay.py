@@ -99,6 +99,24 @@ def test_recurrent_delays_are_exact_under_rtrl_and_reported_under_d_rtrl(interpo
     assert report["U", "delay"].how == "trace" and not report["U", "delay"].exact
 
 
+def test_d_rtrl_is_the_same_without_a_derivative_on_the_way_back_and_smaller():
+    u_init, u_delay = RNG.normal(size=(N, N)), np.array([0.2, 1.3, 2.1, 0.7]) * u.ms
+    found = []
+    for through in (True, False):
+        cell = made(u_init=u_init, u_delay=u_delay, through=through)
+        learner = braintrace.compile(cell, "d_rtrl", XS[0])
+        grads = learner.etrace_grad(
+            XS, TARGETS, step_fn=lambda x, y, f=learner: jnp.sum((f(x) - y) ** 2)
+        )
+        shapes = learner.report.parameters["U", "delay"].trace_shapes
+        found.append((jax.tree.leaves(dict(grads)), shapes))
+    (full, large), (same, small) = found
+    assert large == ((N, N, 1 + LONGEST),) and small == ((N, N, 1),)
+    for a, b in zip(full, same, strict=True):
+        assert np.any(a)
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_delays_are_told_in_ms_and_stay_between_zero_and_the_longest():
     layer = made(nn.DelayedLinear)
     assert layer.delays().unit == u.ms

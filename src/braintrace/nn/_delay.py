@@ -156,7 +156,8 @@ class DelayedLIFCell(LIFCell):
     The neurons of `LIFCell` with `DelayedLinear` layers in place of `W` and `U`: every input has a
     delay, and with `recurrent` every neuron, besides the step that its spikes take anyway.
     Without `recurrent` D_RTRL is exact for weights and delays, while they are constant; with it,
-    paths through `U` are left out. `train_tau` and the other options are those of `LIFCell`.
+    paths through `U` are left out, and a trace has one more entry per step of the longest delay,
+    unless `through` is False. `train_tau` and the other options are those of `LIFCell`.
 
     Args:
         delay: the first delays of the inputs; default uniformly drawn.
@@ -165,6 +166,8 @@ class DelayedLIFCell(LIFCell):
         interpolation: 'linear' or 'gaussian'.
         width: standard deviation of the gaussian, a time.
         train_delay: whether delays are trained.
+        through: whether the neurons' own spikes have a derivative on their way back. SnAp, RTRL and
+            BPTT follow it; the gradient of D_RTRL is the same without.
 
     Raises:
         ValueError: as `LIFCell` and `DelayedLinear`.
@@ -191,9 +194,11 @@ class DelayedLIFCell(LIFCell):
         interpolation: str = "linear",
         width: UnitArray = 1.0 * u.ms,
         train_delay: bool = True,
+        through: bool = True,
         **options: Unpack[Options],
     ):
         super().__init__(in_size, out_size, tau=tau, train_tau=train_tau, **options)
+        self.through = through
         layer = lambda n, delay, w_init, b_init: DelayedLinear(
             n,
             out_size,
@@ -209,6 +214,10 @@ class DelayedLIFCell(LIFCell):
         self.W = layer(in_size, delay, self.W.weight.value["weight"], bias)
         if self.U is not None:
             self.U = layer(out_size, u_delay, self.U.weight.value["weight"], None)
+
+    def current(self, x: UnitArray, z: jax.Array) -> UnitArray:
+        """What arrives: late inputs through `W`, and late spikes through `U` if recurrent."""
+        return super().current(x, z if self.through else jax.lax.stop_gradient(z))
 
     def init_state(self, batch_size: int | None = None, **kwargs: object) -> None:
         """Create the membrane, and the memories of both layers, all at zero."""
