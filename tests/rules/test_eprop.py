@@ -13,7 +13,8 @@ from tests.oracle._eprop import Neurons, Rate, eprop_grad
 
 import braintrace
 from braintrace.engine._evaluate import back_operands
-from braintrace.rules import eprop
+from braintrace.lab.comparison._rules import parse
+from braintrace.rules import eprop, rule_value
 
 T, I, N, O = 60, 5, 8, 3
 RNG = np.random.default_rng(0)
@@ -326,6 +327,12 @@ def test_it_is_a_rule_for_all_parameters():
 
 def test_a_decay_of_zero_is_d_rtrl():
     assert eprop(filtered="eligibility").config == braintrace.rules.d_rtrl().config
+
+
+def test_the_name_is_one_algorithm_in_python_and_in_compare():
+    (choice,) = parse(["eprop"])
+    assert choice.options == {} and choice.window is None
+    assert rule_value("eprop", choice.options).config == eprop().config
 
 
 # ------------------------------------------------------------------------------------- layers
