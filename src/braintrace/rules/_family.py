@@ -151,8 +151,8 @@ def _rate_loss(filtered: str, c_reg: float, f_target: float, kappa_reg: float) -
     if c_reg and filtered != "eligibility":
         raise value_error(
             f"c_reg={c_reg} with filtered={filtered!r}.",
-            why="the derivative of a firing rate is a filtered eligibility, and that form of "
-            "e-prop filters the trace",
+            why="the derivative of a firing rate is a filtered eligibility, before whatever reads "
+            "the units, and that form does not have it everywhere",
             do="pass filtered='eligibility', which is e-prop as its paper has it",
         )
     decay = check_fraction("kappa_reg", kappa_reg)
