@@ -1,5 +1,7 @@
 """Traces by names that a step and a step around it share."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,13 @@ def loss(out):
     return (out**2).sum()
 
 
+def given(plan, carry, named):
+    """A carry with these traces; what has no name among them starts at zero."""
+    zeros = plan.parts(plan.zeros())
+    traces = plan.traces_of({name: named.get(name, zero) for name, zero in zeros.items()})
+    return dataclasses.replace(carry, traces=traces, steps=jnp.maximum(carry.steps, 1))
+
+
 def run(net, params, carry, xs):
     return net.grad(loss, block_size=2)(params, carry, xs)
 
@@ -48,10 +57,10 @@ def run(net, params, carry, xs):
 def test_a_carry_gives_and_takes_its_traces_by_name(rule):
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), rule, **_options(rule))
     carry = run(net, PARAMS, carry, XS)[1][0]
-    named = net._last.named_traces(carry)
+    named = net._last.parts(carry.traces)
     assert all(isinstance(name, str) for name in named)
     fresh = net.init(PARAMS, carry.state, XS[0])
-    back = net._last.with_named_traces(fresh, named)
+    back = given(net._last, fresh, named)
     pairs = zip(jax.tree.leaves(carry.traces), jax.tree.leaves(back.traces), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs) and int(back.steps) >= 1
     assert error(run(net, PARAMS, back, XS)[0], run(net, PARAMS, carry, XS)[0]) < TIGHT
@@ -72,13 +81,13 @@ def test_a_step_around_a_model_has_the_traces_of_the_model(rule):
     whole, other = started(around, WHOLE, STATE, rule, **options)
     ran = run(net, {"model": PARAMS}, carry, XS)[1][0]
     ran_whole = run(whole, WHOLE, other, XS)[1][0]
-    named, named_whole = net._last.named_traces(ran), whole._last.named_traces(ran_whole)
+    named, named_whole = net._last.parts(ran.traces), whole._last.parts(ran_whole.traces)
     assert set(named) < set(named_whole)
     for name, trace in named.items():
         assert error(trace, named_whole[name]) < TIGHT
-    taken = whole._last.with_named_traces(other, named)
+    taken = given(whole._last, other, named)
     only_whole = set(named_whole) - set(named)
-    for name, trace in whole._last.named_traces(taken).items():
+    for name, trace in whole._last.parts(taken.traces).items():
         if name in only_whole:
             assert not any(np.any(a) for a in jax.tree.leaves(trace))
         else:
@@ -102,7 +111,7 @@ def test_the_states_of_the_slots_are_a_part_of_the_name():
 
         state = {"a": jnp.zeros((B, N)), "b": jnp.zeros((B, N))}
         net, carry = started(step, PARAMS, state, "d_rtrl")
-        return net._last.named_traces(carry)
+        return net._last.parts(carry.traces)
 
     a, b = into("a"), into("b")
     assert [n.partition(" @")[0] for n in a] == [n.partition(" @")[0] for n in b]
@@ -113,7 +122,7 @@ def test_a_step_with_other_states_has_another_random_product():
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), "uoro")
     wide = lambda params, s, x: ((model(params, s[0], x)[0], s[1] + 1), s[0])
     other, start = started(wide, PARAMS, (jnp.zeros((B, N)), jnp.zeros(2)), "uoro")
-    assert not set(net._last.named_traces(carry)) & set(other._last.named_traces(start))
+    assert not set(net._last.parts(carry.traces)) & set(other._last.parts(start.traces))
 
 
 def test_factored_traces_correct_by_their_own_steps():
@@ -121,11 +130,11 @@ def test_factored_traces_correct_by_their_own_steps():
     net, carry = started(around, WHOLE, STATE, "pp_prop", decay_or_rank=0.9)
     plan = net._last
     ran = run(net, WHOLE, carry, XS[:3])[1][0]
-    named = plan.named_traces(ran)
+    named = plan.parts(ran.traces)
     kept = {n: t for n, t in named.items() if n.startswith("model.")}
     assert 0 < len(kept) < len(named)
-    taken = plan.with_named_traces(ran, kept)
-    steps = {n: int(t["steps"]) for n, t in plan.named_traces(taken).items()}
+    taken = given(plan, ran, kept)
+    steps = {n: int(t["steps"]) for n, t in plan.parts(taken.traces).items()}
     assert {steps[n] for n in kept} == {3} and {steps[n] for n in set(named) - set(kept)} == {0}
     # One step on, its gradient is that of a carry with these states and no trace.
     bare = net.init(WHOLE, ran.state, XS[0])
@@ -136,9 +145,9 @@ def test_factored_traces_correct_by_their_own_steps():
 
 def test_traces_of_another_shape_are_refused():
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), "rtrl")
-    named = {k: t[..., :1] for k, t in net._last.named_traces(carry).items()}
+    named = {k: t[..., :1] for k, t in net._last.parts(carry.traces).items()}
     with pytest.raises(ValueError, match="the carry has the traces"):
-        net._last.with_named_traces(carry, named)
+        run(net, PARAMS, given(net._last, carry, named), XS)
 
 
 def test_the_seed_of_a_name_is_the_same_in_every_process():

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from .._errors import dotted, message
@@ -56,7 +54,6 @@ from ._checks import (
     check_result,
     check_signature,
     check_states,
-    check_traces,
     state_records,
 )
 from ._loop import Weights
@@ -184,28 +181,6 @@ class Plan:
         advice = partial(advise, self.problem, self.rule)
         last = (self.rule.name, advice, self.model, graph.memory)
         return CompilationReport(*about, *last)
-
-    def named_traces(self, carry: Any) -> dict[str, PyTree]:
-        """The traces of a carry of this plan by names: the part of each operator (and state).
-
-        Another plan of a step with the same operators and states has the same names, whatever else
-        is in it: a model's own step, and a step around the model.
-        """
-        return dict(self._parts(carry.traces))
-
-    def with_named_traces(self, carry: Any, named: Mapping[str, PyTree]) -> Any:
-        """A carry with these traces; what has no name among them starts at zero.
-
-        Names that this plan does not have are left out, so a learner may hand over all that it has.
-        """
-        parts = [(name, named.get(name, zero)) for name, zero in self._parts(self.zeros())]
-        tree = jax.tree.structure(self._names)
-        traces = jax.tree.unflatten(tree, [part for _, part in parts])
-        check_traces(traces, self.trace_shapes, self.rule.name)
-        if not any(name in named for name, _ in parts):
-            return replace(carry, traces=traces)
-        # A count of zero says that all traces are zero.
-        return replace(carry, traces=traces, steps=jnp.maximum(carry.steps, 1))
 
     def traces_of(self, named: Mapping[str, PyTree]) -> list[PyTree]:
         """The traces with these parts; `parts` is the inverse."""
