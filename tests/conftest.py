@@ -53,14 +53,14 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only repeats, unless a test is asked for by name; the longest are first."""
+    """Leave out what only repeats, unless a test is asked for by name; put the rest in order."""
     if any("::" in argument for argument in config.args):
         return
     kept = thinned.kept(items, long=any(word.endswith(".py") for word in config.args))
     if len(kept) < len(items):
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = thinned.longest_first(kept)
+    items[:] = thinned.ordered(kept)
 
 
 @pytest.hookimpl(wrapper=True)
