@@ -2,20 +2,22 @@
 
 `costs.json` has the processor time of a case of each test, as `make costs` recorded it. A test may
 take so many seconds of cases, one at least; those are taken first whose parameters no case has had
-yet. So every claim is tested, and every model, cell, rule or operator is in a case. Cases of more
-than two seconds (documents, commands, other processes) are left to CI, unless their file is named.
+yet. A parameter that several tests share is a model, a rule or the like, and is in a case at least.
+Cases of more than a second (documents, commands, other processes) are left to CI, unless their file
+is named.
 """
 
 import json
 import os
 import sys
 import zlib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LONG = 2.0  # seconds of a case
-LEVELS = {"some": 0.5, "most": 8.0, "all": float("inf")}  # seconds of a test
+LONG = 1.0  # seconds of a case
+LEVELS = {"some": 0.1, "most": 2.0, "all": float("inf")}  # seconds of a test
 LEVEL = os.environ.get("BRAINTRACE_TESTS", "some")
 SECONDS = LEVELS[LEVEL]
 ALL = LEVEL == "all"
@@ -58,9 +60,11 @@ def kept(items: list, long: bool) -> list:
         count = max(1, int(min(SECONDS / max(cost(cases[0]), 1e-3), len(cases))))
         found = _spread(cases, count, seen, zlib.crc32(name.encode()))
         chosen.update(found)
+    used = Counter(value for cases in tests.values() for value in set().union(*map(values, cases)))
+    shared = {value for value, tests_of in used.items() if tests_of > 1}
     left = [item for item in items if item not in chosen and item.path.parent != HERE]
     for item in sorted(left, key=cost):  # stable: the same every time
-        if not values(item) <= seen:
+        if not values(item) & shared <= seen:
             seen |= values(item)
             chosen.add(item)
     return [item for item in items if item in chosen]
