@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax import lax
 
 from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive, in_use, reading
-from ..program import Var, is_inexact
+from ..program import Var, deep_equations, inner_equations, is_inexact, reads_named_axis
 from ._anchor import (
     depending_on,
     floating_of,
@@ -45,6 +46,7 @@ from ._recurrence import StepValues, evaluate_all_steps, needed, unroll
 from ._rule import Arrived, Fresh, Rule, SignalSource, Trace
 from ._signals import signal_source
 from ._values import Block, TimeAxes, Values, map_steps, merged, timed_of
+from ._window import through_windows
 
 Array = jax.Array
 
@@ -413,15 +415,16 @@ def _results(
     # step starts from `starts`, the path behind the anchor, so that nothing goes on to earlier
     # steps but what the anchor's own derivative, `rule.credit`, makes of the cotangents.
     per_step = (axes.slices(values), path.others, taps, (block.ys, block.new))
+    hidden = path.hidden
     if substitute is not None:
         size = axes.window or 1
         # Of three windows of two steps the first does not count: substitute [1, 1, 2], and steps
         # [2, 3, 2, 3, 4, 5] are evaluated; what stands in the place of the first is not read.
         index = (substitute[:, None] * size + jnp.arange(size)).reshape(-1)
         starts = jax.tree.map(lambda a: a[substitute], starts)
-        exits, per_step = jax.tree.map(lambda a: a[index], (exits, per_step))
+        exits, hidden, per_step = jax.tree.map(lambda a: a[index], (exits, hidden, per_step))
     if axes.window is not None:
-        return _windows(memory, values, axes, starts, per_step, backs)
+        return _windows(memory, values, axes, (hidden, starts), per_step, backs)
 
     def single(hidden, exits, sliced):
         slices, others, taps, computed = sliced
@@ -446,14 +449,16 @@ def _windows(
     memory: _Memory,
     values: Values,
     axes: TimeAxes,
-    starts: Any,
+    states: tuple[Any, Any],
     per_step: Any,
     backs: Backs | None,
 ) -> list[Array]:
+    """Results with nothing cut in a window; `states` are those before steps, and before windows."""
     size, graph = axes.window, memory.graph
     assert size is not None
 
-    def step(hidden, sliced):
+    def step(read, hidden, sliced):
+        values, backs = read
         slices, others, taps, (ys, _) = sliced
         now = axes.at(values, slices, hidden, others)
         run = lambda now: evaluate_window(graph, now, taps, ys, backs)
@@ -469,13 +474,22 @@ def _windows(
         within = run(replace(constant(now), args=now.args, consts=now.consts))
         return after_step(graph, now, outs)[1].hidden, with_derivative(outs, within)
 
-    def window(hidden, sliced):
-        if size == 1:
-            outs = step(hidden, jax.tree.map(lambda a: a[0], sliced))[1]
-            return jax.tree.map(lambda a: jnp.expand_dims(a, 0), outs)
-        return with_all_cotangents(lax.scan(step, hidden, sliced, size)[1])
+    hidden, starts = states
+    if size == 1:
+        one = lambda h, sliced: step((values, backs), h, sliced)[1]
+        return map_steps(axes.length, one, starts, per_step)
+    if not _joins_calls(graph):
+        return through_windows(step, size, (values, backs), hidden, starts, per_step)
+    # A reverse rule of our own is traced where the axes of a `vmap` have no names any more.
+    window = lambda h, rest: lax.scan(partial(step, (values, backs)), h, rest, size)[1]
+    all_read = lambda *window_of: with_all_cotangents(window(*window_of))
+    return _joined(map_steps(axes.length // size, all_read, starts, _split(per_step, size)))
 
-    return _joined(map_steps(axes.length // size, window, starts, _split(per_step, size)))
+
+def _joins_calls(graph: Graph) -> bool:
+    """Whether a step reads what a `vmap` around the learner maps."""
+    equations = deep_equations(graph.step.program)
+    return any(reads_named_axis(e) for eqn in equations for e in (eqn, *inner_equations(eqn)))
 
 
 def _anchored(

@@ -29,7 +29,17 @@ from math import prod
 
 import numpy as np
 
-from ..program import Atom, Body, Const, Equation, Program, Var, is_traced, scan_layout
+from ..program import (
+    Atom,
+    Body,
+    Const,
+    Equation,
+    Program,
+    Var,
+    is_traced,
+    reads_named_axis,
+    scan_layout,
+)
 from ._memory import taken
 from ._moves import Width, fold, incidence, width
 from ._rings import assumed, cases
@@ -156,9 +166,7 @@ def _is_never_followed(eqn: Equation) -> bool:
     `psum` over an axis with a name joins the calls that a `vmap` around the learner maps: a trace
     has the tangents of its own call only. A `custom_vjp_call` here is one without a tangent.
     """
-    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    named = any(isinstance(a, str) for a in (axes if isinstance(axes, tuple) else (axes,)))
-    return named or eqn.name == "custom_vjp_call"
+    return reads_named_axis(eqn) or eqn.name == "custom_vjp_call"
 
 
 class _Walk:

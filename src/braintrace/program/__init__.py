@@ -40,6 +40,7 @@ from ._flatten import inlined as inlined
 from ._flatten import inner_equations as inner_equations
 from ._flatten import inner_jaxprs as inner_jaxprs
 from ._flatten import prune as prune
+from ._flatten import reads_named_axis as reads_named_axis
 from ._flatten import section as section
 from ._flatten import trace as trace
 from ._jax import Jaxpr as Jaxpr

@@ -142,6 +142,12 @@ def inner_equations(eqn: Equation | JaxprEqn) -> Iterator[JaxprEqn]:
             yield from inner_equations(inner)
 
 
+def reads_named_axis(eqn: Equation | JaxprEqn) -> bool:
+    """Whether an equation joins what a `vmap` with a name maps, like `psum`."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return any(isinstance(a, str) for a in (axes if isinstance(axes, tuple) else (axes,)))
+
+
 def cannot_be_mapped(eqn: Equation) -> bool:
     """Whether an equation calls Python in a way that has no `vmap`."""
     calls: list[Any] = [eqn, *inner_equations(eqn)]
