@@ -1,9 +1,10 @@
 """A learner of a PyTorch module beside PyTorch's own BPTT: time and memory of one sequence.
 
-    python benchmarks/torch_time.py [--length 128]
+    python benchmarks/torch_time.py [--length 128] [--threads 1]
 
 Every row runs both in one process, in turns; the times are medians, the memory what BPTT keeps for
-its backward pass beside the traces of the learner.
+its backward pass beside the traces of the learner. `--threads` are those of PyTorch; JAX takes what
+it has. Where other processes run, threads of PyTorch that wait for each other cost it most.
 """
 
 import argparse
@@ -100,7 +101,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     print("| network | learner, ms | BPTT, ms | processor time | traces, MB | BPTT keeps, MB |")
     print("|---|---|---|---|---|---|")
     for name, n in (("LIF", 256), ("minGRU", 256), ("GRU", 64), ("GRU", 256)):

@@ -1,6 +1,7 @@
 """Every example runs alone, is short, and says what it shows."""
 
 import ast
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -29,6 +30,12 @@ def test_example_is_short_and_says_what_it_shows(path):
     assert len(text.splitlines()) < 120
     told = ast.get_docstring(ast.parse(text))
     assert told and len(told.split()) > 40
+
+
+def test_the_example_of_torch_is_thirty_lines():
+    text = (FOLDER / "torch_spiking_digits.py").read_text("utf-8")
+    told = re.sub(r'"""[\s\S]*?"""', "", text)
+    assert len([line for line in told.splitlines() if line.strip()]) <= 30
 
 
 def test_examples_are_listed():

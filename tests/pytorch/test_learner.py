@@ -1,5 +1,7 @@
 """A learner of a module: tensors in and out, in the memory of torch, from call to call."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -126,6 +128,22 @@ def test_memory_is_shared_and_nobody_writes_into_the_state(case, data):
     learner.step(torch.zeros_like(x))
     assert not torch.equal(before, torch.full_like(before, 5.0))
     torch.testing.assert_close(learner.state, expected.state)
+
+
+def test_threads_share_a_learner_one_after_another(case, data):
+    net, learner = begun(case)
+    run = learner.grad(F.mse_loss)
+    threads = [threading.Thread(target=run, args=data) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert learner.state_dict()["steps"] == 4 * T
+    other, alone = begun(case)
+    for _ in range(4):
+        alone.grad(F.mse_loss)(*data)
+    torch.testing.assert_close(grads_of(net), grads_of(other))
+    torch.testing.assert_close(learner.state, alone.state)
 
 
 class Delay(nn.Module):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -134,6 +135,7 @@ class Learner:
     _written: dict[str, list[tuple[torch.Tensor, int]]] = field(default_factory=dict, init=False)
     _parameters: Parameters = field(init=False)
     _unused: frozenset[str] = field(default=frozenset(), init=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False)
 
     def __repr__(self) -> str:
         return repr(self.online)
@@ -179,7 +181,8 @@ class Learner:
             state: another initial state, default that of the last start.
             *inputs: inputs of one step, if they have other shapes than before.
         """
-        self._step.contents = Contents.of(self.net)
+        with self._lock:
+            self._step.contents = Contents.of(self.net)
         with self._on():
             state, inputs = self._arrays((state, inputs), copied)
             self._given = moved(self._given if state is None else state, self._device)
@@ -248,7 +251,7 @@ class Learner:
                     weights, self._carry, xs, *targets, mask=mask, **extra
                 )
                 done = self._returned(carry, (grads.trained, results), (weights, arrays))
-            self._parameters.add(done[0], self._unused)
+                self._parameters.add(done[0], self._unused)
             return tuple(done[1]) if has_aux else done[1][0]
 
         return of_sequence
@@ -366,8 +369,11 @@ class Learner:
     def _device(self) -> torch.device:
         return self._step.contents.device
 
-    def _on(self) -> AbstractContextManager[None]:
-        return on(self._device)
+    @contextmanager
+    def _on(self) -> Iterator[None]:
+        """One call at a time, on the device of the module."""
+        with self._lock, on(self._device):
+            yield
 
     def _sequence(self, xs: PyTree) -> PyTree:
         """The inputs of all steps, which are no list of tensors, unless those of a step are one."""
@@ -392,7 +398,8 @@ class Learner:
         self._parameters = Parameters(step.contents)
         shapes = shapes_of((self._given, self._inputs))
         mode = Mode.of(self.net, step.inner)
-        if self._traced_for != (mode.value, shapes):
+        is_new = self._traced_for != (mode.value, shapes)
+        if is_new:
             weights = self._parameters.weights(mode.value)
             step.inner = inner_of(step, weights, self._given, self._inputs)
         self._written = {}
@@ -404,8 +411,9 @@ class Learner:
         if not jax.tree.leaves(state):
             raise CompilationError(_STATELESS.format(type(self.net).__name__))
         self._carry = self.online.init(weights, own(state, places_of(state)), *self._inputs)
-        reports = self.online.report.parameters.values()
-        self._unused = frozenset(str(p.path[-1]) for p in reports if p.how == "none")
+        if is_new:
+            reports = self.online.report.parameters.values()
+            self._unused = frozenset(str(p.path[-1]) for p in reports if p.how == "none")
 
     def _weights(self) -> Weights:
         """The parameters of a call, of a module that is as it was at the start."""
