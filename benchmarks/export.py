@@ -177,6 +177,18 @@ def on_board(folder, xs, ys):
     return (None, None) if MISSING else weight(built(folder, "m4", xs, ys)[1])
 
 
+def table(rows):
+    """The rows as docs/how-to/export.md has them."""
+    heads = ["64 units, 16 inputs, 4 outputs", "RAM", "of it scratch", "flash"]
+    heads += ["C: median, p99", "jitted call: median, p99", "ratio of medians"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in rows:
+        cells = [row["network"], *(f"{row[k] / 1000:.0f} kB" for k in ("ram", "scratch", "flash"))]
+        cells += [f"{row[f'{w} p50']:.1f}, {row[f'{w} p99']:.0f} µs" for w in ("C", "JAX")]
+        lines.append(f"| {' | '.join(cells)} | {row['ratio']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=int, default=64)

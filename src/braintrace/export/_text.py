@@ -62,12 +62,16 @@ def applied(name: str, dtype: np.dtype, operand: np.dtype, values: Sequence[str]
 
 @dataclass(slots=True)
 class _Body:
-    """The lines inside of a nest, with tokens in the place of offsets."""
+    """The lines inside of a nest, with tokens in the place of offsets.
+
+    A new value may be stored over the old one, which another line reads: `stores` come last.
+    """
 
     section: Section
     nest: Nest
     where: Where
     lines: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
     offsets: list[Index] = field(default_factory=list)
     known: dict[Node, str] = field(default_factory=dict)
 
@@ -111,7 +115,7 @@ class _Body:
         self.known[node] = local
         if stored and start is not None:
             _, at = store_place(self.nest.loop, node, self.section.reads)
-            self.lines.append(f"{self.element(node, at)} = {local};")
+            self.stores.append(f"{self.element(node, at)} = {local};")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ def _map(section: Section, loop: Loop, where: Where) -> list[str]:
     for node in (loop.root, *loop.stores):
         place, at = store_place(loop, node, section.reads)
         body.value(node, place, at)
+    body.lines += body.stores
     return _nested(_merged(body), body)
 
 
