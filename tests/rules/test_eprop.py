@@ -256,6 +256,7 @@ def test_a_module_learns_with_rates(tmp_path):
     options = {"filtered": "eligibility", "kappa_filter_decay": "readout", "c_reg": 1.0}
     learner, grads = learned(braintrace.nn.LeakyRateReadout, "eprop", **options)
     plain = learned(braintrace.nn.LeakyRateReadout, "eprop", **{**options, "c_reg": 0.0})[1]
+    assert "the gradient of a loss of firing rates is added" in str(learner.report)
     inner = [k for k in grads if "readout" not in k]
     for k in inner:
         new, old = (jax.tree.leaves(g[k]) for g in (grads, plain))

@@ -21,6 +21,8 @@ Trace = Any
 def with_rates(rule: Rule, loss: RateLoss) -> Rule:
     """The rule on a step with firing rates, whose penalty has the derivative of this loss."""
     own = _WithRates(rule)
+    added = "equality to BPTT: the gradient of a loss of firing rates is added"
+    words = [rule.approximates] if rule.approximates else []
     return replace(
         rule,
         init=own.init,
@@ -31,6 +33,7 @@ def with_rates(rule: Rule, loss: RateLoss) -> Rule:
         names=own.names,
         pending=None,  # a rate is rewritten at every step
         backward=None,  # and known from the first block on
+        approximates="; ".join([*words, added]),
         constants={**rule.constants, **loss._asdict()},
     )
 
