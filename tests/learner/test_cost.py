@@ -121,6 +121,4 @@ def test_a_gradient_that_is_compiled_already_passes_through_few_rooms():
         algo.etrace_grad(XS, step_fn=step)
     functions, between = passed(lambda: algo.etrace_grad(XS, step_fn=step))
     assert functions <= 900
-    assert len({*between}) <= 12
-    # All others ask whether a value is traced.
-    assert sum(there != "program" for _, there in between) <= 45
+    assert len({*between}) <= 12 and len(between) <= 75

@@ -22,7 +22,7 @@ import numpy as np
 import saiunit as u
 
 from ..ops import Structure
-from ..program import PyTree, is_traced, trace_settings
+from ..program import PyTree, Tracer, trace_settings
 from ._references import LIBRARIES, attribute, is_function, names_in, package_of
 
 _MOST_OBJECTS = 2_000  # what refers to more is traced sooner than compared
@@ -94,7 +94,7 @@ class _Walk:
             self.key += (kind, repr(item))  # 0.0 == -0.0
         elif id(item) in self.seen:
             self.key.append(self.seen[id(item)])
-        elif is_traced(item) or len(self.holds) > _MOST_OBJECTS:
+        elif isinstance(item, Tracer) or len(self.holds) > _MOST_OBJECTS:
             raise _Unclear
         else:
             self.seen[id(item)] = len(self.holds)

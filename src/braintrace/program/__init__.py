@@ -48,6 +48,7 @@ from ._jax import JaxprEqn as JaxprEqn
 from ._jax import JaxVar as JaxVar
 from ._jax import Literal as Literal
 from ._jax import Primitive as Primitive
+from ._jax import Tracer as Tracer
 from ._jax import is_jax_primitive as is_jax_primitive
 from ._jax import is_of_outer_trace as is_of_outer_trace
 from ._jax import is_traced as is_traced

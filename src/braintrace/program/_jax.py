@@ -15,6 +15,7 @@ from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import source_info_util as source_info_util
 from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer as Tracer
 from jax.extend import core as core
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
@@ -32,7 +33,7 @@ trace_is_running = lambda: not jax_core.trace_state_clean()
 
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a running trace, so that it may differ from call to call."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def trace_settings() -> Hashable:
