@@ -77,7 +77,7 @@ class Choice:
 
     def _row(self, t: Tried) -> tuple[str, ...]:
         rules = list(dict.fromkeys(map(label, t.rule.values())))
-        name = rules[0] if len(rules) == 1 else f"mixture of {', '.join(rules)}"
+        name = rules[0] if len(rules) == 1 else f"mixture of {' + '.join(rules)}"
         if t.why:
             return name, "", "", "", "", t.why
         mark = "chosen" if t is self.best else "" if t.fits(self.limits) else "over the limit"
@@ -120,7 +120,8 @@ def label(rule: Any) -> str:
     window = options.pop("window", None)
     if name == "rolling":
         return str(rule_value(name, {}, window))
-    return str(rule_value(name, options)) + (f", window={window}" if window else "")
+    given = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    return (f"{name}({given})" if given else name) + (f", window={window}" if window else "")
 
 
 def choose(
@@ -269,7 +270,8 @@ class _Search:
     def _measure(self, rule: Rule, limits: Limits | None = None) -> Tried:
         rules = dict.fromkeys(self.trial.names, rule)
         tried = self.trial.measured(rules, limits or self.limits)
-        self.tried.append(tried)
+        if rule not in ABOVE or not tried.why:  # of one layer, there is none above
+            self.tried.append(tried)
         self.tick()
         return tried
 

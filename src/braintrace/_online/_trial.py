@@ -99,7 +99,7 @@ class Trial:
         layout, _, _ = split(params)
         paths = layout.paths("params")
         arrays = [dotted(paths[i]) for i in layout.trained]
-        owner = lambda name: next((g for g in groups if name.startswith(f"{g}.")), name)
+        owner = lambda name: next((g for g in groups if name.startswith((f"{g}.", f"{g}["))), name)
         length = length_of((inputs, targets))
         reference = _reference(step, params, state, inputs, targets, loss)
         names = arrays, list(map(owner, arrays))

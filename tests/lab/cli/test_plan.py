@@ -125,8 +125,10 @@ def test_plan_measures_a_batch(file, capsys, tmp_path):
     assert status == 0 and not errors and "no_trace, window=3  1.0000" in shown
     assert "Chosen:\n  *  no_trace, window=3" in shown
     assert braintrace.Choice.load(tmp_path / "choice.json").rule["*"][1] == {"window": 3}
-    status, shown, _ = plan(capsys, f"{file}:plain", "--unmarked", *words[:-2], "--length", "2")
+    status, shown, _ = plan(capsys, f"{file}:plain", "--unmarked", *words, "--length", "2")
     assert status == 0 and "Chosen:\n  *  no_trace, window=2" in shown
+    choice = braintrace.Choice.load(tmp_path / "choice.json")
+    assert set(choice.tried[0].parts) == {"Wrz.weight", "Wh.weight"}  # the names of the learner
     status, _, errors = plan(capsys, f"{file}:model", "--data", data, "--length", "4")
     assert status == 2 and "why:   it has 3 steps, not 4" in errors
     status, _, errors = plan(capsys, f"{file}:number", "--data", data)

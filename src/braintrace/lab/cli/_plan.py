@@ -13,13 +13,12 @@ from typing import Any
 import brainstate
 import numpy as np
 
-from ..._errors import dotted
 from ..._online import Problem, advise, choose_for, planned
 from ...frontend import extract_module_info
 from ...learner import compile
 from ...report import Advice, factor, size
 from ...rules import LearningRule, rule_value
-from ..comparison._model import pure_model
+from ..comparison._model import named_step
 from ._explain import read_inputs, read_rule
 from ._source import Failure, Mistake, load_module, make_value
 
@@ -77,11 +76,7 @@ def _step_of(
     value = make_value(module, word, (*kinds, tuple))
     first, *rest = value if isinstance(value, tuple) and value else (value,)
     if isinstance(first, kinds):
-        model = pure_model(first, options.batch_size or xs.shape[1], xs[0])
-        groups: tuple[str, ...] = ()
-        if isinstance(first, brainstate.nn.Module):
-            groups = tuple(map(dotted, brainstate.graph.states(first, brainstate.ParamState)))
-        return model.step, model.params, model.state, groups
+        return named_step(first, options.batch_size or xs.shape[1], xs[0])
     if callable(first) and len(rest) >= 2:
         return first, *rest[:2], ()
     raise Mistake(

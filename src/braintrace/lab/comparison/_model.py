@@ -117,6 +117,28 @@ def pure_model(model: Any, batch_size: int, x: PyTree) -> PureModel:
     return PureModel(pure, weights, start, next(found, None))
 
 
+def named_step(module: Any, batch_size: int, x: PyTree) -> tuple[Any, ...]:
+    """The step, parameters and state of a module; arrays have the names that its learner prints.
+
+    The last result are the names of the parameters, of which an array may be a part.
+    """
+    if not isinstance(module, brainstate.nn.Module):
+        return *_of_nnx(module, x), ()
+    step, params, state = _of_brainstate(module, batch_size, x)
+    states = brainstate.graph.states(module, brainstate.ParamState)
+    paths = {dotted(path): tuple(path) for path in states}
+    tree: dict[Any, Any] = {}
+    for name, path in paths.items():
+        *above, last = path
+        functools.reduce(lambda at, key: at.setdefault(key, {}), above, tree)[last] = params[name]
+
+    def nested(params: PyTree, state: PyTree, *inputs: PyTree) -> tuple[PyTree, PyTree]:
+        get = lambda path: functools.reduce(lambda at, key: at[key], path, params)
+        return step({name: get(path) for name, path in paths.items()}, state, *inputs)
+
+    return nested, tree, state, tuple(paths)
+
+
 def _of_brainstate(module: brainstate.nn.Module, batch_size: int, x: PyTree) -> tuple[Any, ...]:
     """The step of a module, its parameters and its states by path."""
     brainstate.nn.init_all_states(module, batch_size=batch_size)
