@@ -192,6 +192,9 @@ def test_limits_that_are_none_are_refused():
         ask(memory="much")
     with pytest.raises(ValueError, match=r"time=-1.*\n.*\n.*positive number such as 3"):
         ask(time=-1)
+    with pytest.raises(TypeError, match=r"the step <lambda> has the arguments \(x\)") as error:
+        bt.choose(lambda x: x, PARAMS, STATE, XS, YS, loss)
+    assert "why:" in str(error.value) and "do:" in str(error.value)
     with pytest.raises(TypeError, match="the loss has type int"):
         bt.choose(step, PARAMS, STATE, XS, YS, 3)
 

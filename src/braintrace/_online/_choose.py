@@ -214,9 +214,10 @@ def chosen(trial: Trial, limits: Limits, stream: bool = False, progress: bool = 
     """The choice for a step on a batch."""
     total = 2 + 2 * MOST_WINDOWS + len(SNAPS) + len(ABOVE) + len(REPLAYED) * stream + MOST_MIXTURES
     with ticking(progress, total) as tick:
-        search = _Search(trial, limits, (lambda: None) if tick is None else (lambda: tick(1)))
+        search = _Search(trial, limits, (lambda _: None) if tick is None else tick)
         search.rules(stream)
         search.mixtures()
+        search.tick(total - search.ticks)  # for what was not needed
     top = best(search.tried, limits)
     if top is None:
         raise _nothing_fits(search.tried, limits)
@@ -235,8 +236,9 @@ class _Search:
 
     trial: Trial
     limits: Limits
-    tick: Callable[[], None]
+    tick: Callable[[int], None]
     tried: list[Tried] = field(default_factory=list)
+    ticks: int = 0
 
     def rules(self, stream: bool) -> None:
         """Measure the rules that could be the choice, each for all parameters."""
@@ -265,15 +267,19 @@ class _Search:
             expected = cosine_of({p: alone[r].parts[p] for p, r in rules.items()}, squares)
             if top is None or expected > top.cosine + 1e-4:
                 self.tried += self.trial.timed([self.trial.measured(rules, self.limits)])
-            self.tick()
+            self._advance()
 
     def _measure(self, rule: Rule, limits: Limits | None = None) -> Tried:
         rules = dict.fromkeys(self.trial.names, rule)
         tried = self.trial.measured(rules, limits or self.limits)
         if rule not in ABOVE or not tried.why:  # of one layer, there is none above
             self.tried.append(tried)
-        self.tick()
+        self._advance()
         return tried
+
+    def _advance(self) -> None:
+        self.ticks += 1
+        self.tick(1)
 
     def _windows(self, rule: Rule, sizes: list[int]) -> int:
         """Measure the longest windows of a rule that fit, of these sizes; their steps, or 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ._tree import split, strong
 
 ROUNDS = 3  # timed runs of each gradient
 HOPELESS = 8.0  # times what is allowed, by the count of operations: not even compiled
-OPTIMISTIC = 3.0  # a block may take so much less than is estimated
+OPTIMISTIC = 8.0  # a block may take so much less than is estimated
 REFUSED = (CompilationError, NotSupportedError, ValueError, TypeError)
 
 
@@ -96,6 +97,7 @@ class Trial:
             )
         inputs = xs if type(xs) is tuple else (xs,)
         targets = ys if type(ys) is tuple else (ys,)
+        _check_step(step, len(inputs))
         layout, _, _ = split(params)
         paths = layout.paths("params")
         arrays = [dotted(paths[i]) for i in layout.trained]
@@ -145,7 +147,7 @@ class Trial:
         over = price(plan.graph, net.rule.record, shapes, operations_of(plan.problem))
         if traces > limits.memory:
             return replace(tried, why=f"its traces need {size(traces)}", traces=traces)
-        block = LEAST_STEPS * step_bytes(plan.graph).stored
+        block = min(LEAST_STEPS, self.length) * step_bytes(plan.graph).stored
         if block > OPTIMISTIC * limits.memory:
             return replace(tried, why=f"a block of steps needs about {size(block)}")
         if over > HOPELESS * limits.time:
@@ -216,6 +218,24 @@ class Trial:
                 seconds[i].append(_run(run)[1])
         ratio = lambda i: min(seconds[i]) / min(base)
         return [replace(t, time=ratio(i)) if i in runs else t for i, t in enumerate(tried)]
+
+
+def _check_step(step: Callable[..., PyTree], inputs: int) -> None:
+    """Refuse what is called in another way, such as a module."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # of a builtin it is not known
+        return
+    try:
+        signature.bind(*range(2 + inputs))
+    except TypeError as error:
+        name = getattr(step, "__name__", type(step).__name__)
+        raise type_error(
+            f"the step {name} has the arguments {signature}.",
+            why=f"it is called as step(params, state, *inputs), with {inputs} input(s)",
+            do="pass such a function, lambda cell, h, x: (cell(x, h), h); or let `braintrace plan "
+            "net.py:Net --data batch.npz` choose for a module",
+        ) from error
 
 
 def _key(rules: Mapping[str, Rule]) -> str:
