@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config, items):
     """Leave out what only repeats, unless a test is asked for by name; put the rest in order."""
     if any("::" in argument for argument in config.args):
         return
-    kept = thinned.kept(items, long=any(word.endswith(".py") for word in config.args))
+    kept = thinned.kept(items, named=any(word.endswith(".py") for word in config.args))
     if len(kept) < len(items):
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

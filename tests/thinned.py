@@ -19,7 +19,6 @@ HERE = Path(__file__).parent
 LONG = 1.0  # seconds of a case
 LEVELS = {"some": 0.1, "most": 2.0, "all": float("inf")}  # seconds of a test
 LEVEL = os.environ.get("BRAINTRACE_TESTS", "some")
-SECONDS = LEVELS[LEVEL]
 ALL = LEVEL == "all"
 UNKNOWN = 0.25  # of a test that is not recorded
 
@@ -47,9 +46,10 @@ def values(item) -> set[str]:
     return {*item.name[len(item.originalname) :].strip("[]").split("-")}
 
 
-def kept(items: list, long: bool) -> list:
-    """The cases to run, in their order; `long`: also those that take long."""
-    if LEVEL == "some" and not long:
+def kept(items: list, named: bool) -> list:
+    """The cases to run, in their order; those of files that are named as in CI."""
+    level = "most" if named and LEVEL == "some" else LEVEL
+    if level == "some":
         items = [item for item in items if cost(item) <= LONG]
     tests: dict[tuple[str, str], list] = {}
     for item in items:
@@ -57,7 +57,7 @@ def kept(items: list, long: bool) -> list:
     seen: set[str] = set()
     chosen: set = set()
     for (_, name), cases in tests.items():
-        count = max(1, int(min(SECONDS / max(cost(cases[0]), 1e-3), len(cases))))
+        count = max(1, int(min(LEVELS[level] / max(cost(cases[0]), 1e-3), len(cases))))
         found = _spread(cases, count, seen, zlib.crc32(name.encode()))
         chosen.update(found)
     used = Counter(value for cases in tests.values() for value in set().union(*map(values, cases)))
