@@ -98,13 +98,13 @@ def show(path: Path) -> None:
     wave = jnp.sin(jnp.arange(steps) / 25)[:, None]
     loss = lambda x, y: jnp.mean((learner(x)[1] - y) ** 2)
     seen = braintrace.show.record(learner, xs, wave, step_fn=loss, entries=6)
-    figure = Figure(figsize=(svg.WIDTH, 7.5), layout="constrained")
+    figure = Figure(figsize=(svg.WIDTH, 8.5), layout="constrained")
     top, middle, bottom = figure.subplots(3, sharex=True)
-    braintrace.show.raster(seen.states["z",], dt=1.0, ax=top)
+    braintrace.show.raster(seen.states["z",], dt=1.0, psth=True, ax=top)
     braintrace.show.traces(seen, "input", dt=1.0, ax=middle)
     braintrace.show.signals(seen, "z", dt=1.0, ax=bottom)
     middle.legend(loc="upper left", frameon=False, fontsize="x-small", ncols=2)
-    for axes in (top, middle):
+    for axes in (top.child_axes[0], middle):
         axes.set_xlabel("")
     svg.write(figure, path)
 

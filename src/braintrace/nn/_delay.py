@@ -140,7 +140,7 @@ class DelayedLinear(Cell):
         kernel, slope = jax.jvp(self._weights, (now,), (jnp.ones_like(now),))
         arriving = jnp.sum(kernel * known, axis=-2)
         change = jnp.sum(slope * jax.lax.stop_gradient(known), axis=-2)
-        moved = weight * (delay - now)[:, None]
+        moved = jax.lax.stop_gradient(weight) * (delay - now)[:, None]
         product = over_leading(lambda s: matmul(s, weight, bias), arriving, axes=1)
         return product + over_leading(lambda s: matmul(s, moved), change, axes=1)
 
