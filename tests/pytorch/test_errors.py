@@ -231,6 +231,10 @@ def test_steps_and_states_of_another_form_are_refused(net, state, words):
 
 def test_a_list_of_steps_and_a_module_without_a_state_are_refused():
     refused(TypeError, lambda: learner().scan([torch.ones(2, 3)] * 4), "a list of 4", "torch.stack")
+    start = lambda: bt.online(Net(lambda net, v: v), "d_rtrl", None, torch.ones(2, 3))
+    refused(
+        TypeError, start, "Net.forward(h, x) is not for 1 argument(s)", "missing", "rule, state"
+    )
     start = lambda: bt.online(nn.Linear(3, 3), "d_rtrl", None, torch.ones(2, 3))
     refused(braintrace.CompilationError, start, "Linear has no state", "self.h = ...")
 

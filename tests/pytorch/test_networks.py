@@ -79,6 +79,25 @@ def listed(net, h, x):
     return h, h
 
 
+class Turned(torch.autograd.Function):
+    """A product of complex numbers, with its gradient as torch defines it."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return grad * b.conj(), (grad * a.conj()).sum(0)
+
+
+def turned(net, h, x):
+    h = Turned.apply(h, net.pole) + x.to(h.dtype) @ net.into.T
+    return h, (h * (1 + 2j)).real
+
+
 def complex_poles(net, h, x):
     h = net.pole * h + x.to(h.dtype) @ net.into.T
     return h, (h @ net.out.T).real
@@ -188,6 +207,10 @@ CASES = {
         ),
         zeros(H).to(torch.complex128),
     ),
+    "complex_function": (
+        lambda: Step(turned, pole=complex_parameter(H), into=complex_parameter(H, 3)),
+        zeros(H).to(torch.complex128) + 0.1j,
+    ),
     "gru": (lambda: Step(whole_layer, layer=nn.GRU(3, H, 2)), zeros(H)[None].repeat(2, 1, 1)),
     "lstm": (lambda: Step(whole_layer, layer=nn.LSTM(3, H)), (zeros(H)[None], zeros(H)[None])),
     "parametrised": (
@@ -210,7 +233,7 @@ CASES = {
 def made(name):
     torch.manual_seed(3)
     net = CASES[name][0]()
-    return net if name == "complex" else net.double()
+    return net if "complex" in name else net.double()
 
 
 def inputs(name):

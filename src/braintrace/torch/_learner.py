@@ -45,7 +45,7 @@ from ._arrays import (
 )
 from ._checkpoint import dict_of, loaded
 from ._functions import tracing
-from ._module import Contents, Mode, check_order
+from ._module import Contents, Mode, check_call
 from ._parameters import Parameters
 from ._step import Inner, State, Step, Weights, inner_of, start_of, unwrapped, wrapped
 from ._tracing import Refused, tensors_in
@@ -109,8 +109,7 @@ def online(
         )
     net = getattr(net, "_orig_mod", net)  # before `torch.compile`, which computes the same
     step = Step(Contents.of(net), state is not None)
-    if state is not None:
-        check_order(net)
+    check_call(net, state is not None, len(inputs))
     learner = Learner(net, _online.online(step, rule, **options), step)
     learner.reset(state, *inputs)
     return learner

@@ -82,12 +82,22 @@ class Contents:
 _INPUTS, _STATES = ("x", "input", "inputs", "input_"), ("h", "hx", "hidden", "state", "states")
 
 
-def check_order(net: nn.Module) -> None:
-    """Refuse a step that says of itself that its input is first, as cells of torch have it."""
-    first, second, *_ = [*inspect.signature(net.forward).parameters, "", ""]
-    if first in _INPUTS and second in _STATES:
+def check_call(net: nn.Module, has_state: bool, inputs: int) -> None:
+    """Refuse a step that takes something else, or says that its input is first, as cells do."""
+    name, signature, count = type(net).__name__, inspect.signature(net.forward), inputs + has_state
+    try:
+        signature.bind(*range(count))
+    except TypeError as cause:
         raise type_error(
-            f"{type(net).__name__}.forward({first}, {second}) has its input first.",
+            f"{name}.forward{signature} is not for {count} argument(s): {cause}.",
+            why="a step is net(state, *inputs), or net(*inputs) with None for the state",
+            do="pass the state before the first step and an example of each input: "
+            "online(net, rule, state, x)",
+        ) from None
+    first, second, *_ = [*signature.parameters, "", ""]
+    if has_state and first in _INPUTS and second in _STATES:
+        raise type_error(
+            f"{name}.forward({first}, {second}) has its input first.",
             why="a step is called as net(state, *inputs); with equal sizes the two would be taken "
             "for each other",
             do=f"write forward(self, {second}, {first}) -> ({second}, out)",
