@@ -20,7 +20,8 @@ from braintrace.learner._export import _update
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 from registry import BATCH, ENTRIES
 
-ALL_RULES = {**RULES, **DRAWING}
+SINGLE = {"vjp_method": "single-step"}  # UORO takes windows otherwise
+ALL_RULES = {**RULES, **DRAWING, "uoro": {**DRAWING["uoro"], **SINGLE}}
 CASES = [(name, rule) for name in ENTRIES for rule in ALL_RULES]
 MODULATED = {"three_factor"}
 OPTIMIZER = optax.adam(1e-3)

@@ -70,6 +70,7 @@ CASES = {
     "entries": lambda a, b, n, x, k: a.at[n[:3], n[1:]].get(mode="fill", fill_value=3.0),
     "from a place on": lambda a, b, n, x, k: lax.dynamic_slice(a, (n[0], n[3]), (2, 2)),
     "into a place": lambda a, b, n, x, k: lax.dynamic_update_slice(x, x[:1, :2] * 2, (n[2], n[3], n[1], n[1])),
+    "an entry of one": lambda a, b, n, x, k: (lambda one: one[n[1]] + one.at[n[1]].add(a[0, 1])[0])(jnp.tanh(a[:1, 0]) + a[:1, 1]),
     "scattered": lambda a, b, n, x, k: a.at[n[:3]].add(b),
     "scattered columns": lambda a, b, n, x, k: a.at[:, n].set(b, mode="drop"),
     "scattered entries": lambda a, b, n, x, k: a.at[n[:2], n[1:3]].add(b[0, :2]),

@@ -54,3 +54,14 @@ def test_old_values_are_read_before_new_ones_are_stored_over_them(tmp_path):
     data = np.ones((4, 2)), np.zeros((4, 2))
     optimizer = optax.optimistic_gradient_descent(RATE)
     assert errors(step, jnp.ones(2), jnp.zeros(2), *data, optimizer, tmp_path) < 1e-12
+
+
+def test_output_that_is_the_new_state_stays_until_it_is_one(tmp_path):
+    """Both are one number all over: a view, of which there is one copy."""
+
+    def step(w, h, x):
+        h = jnp.full(2, jnp.tanh(h[0] + x @ w))
+        return h, h
+
+    data = np.ones((6, 2)), np.linspace(-1, 1, 12).reshape(6, 2)
+    assert errors(step, jnp.ones(2), jnp.zeros(2), *data, optax.adam(0.1), tmp_path) < 1e-12

@@ -117,7 +117,7 @@ def check_alone(windows: bool, spread: bool, values: Sequence[Any]) -> None:
             "a learner with a window cannot be exported.",
             why="what is exported learns from every step when it is over, and a window learns from "
             "several at once",
-            do="make the learner without window",
+            do="make the learner without window, by compile with vjp_method='single-step'",
         )
     if spread:
         raise not_supported(

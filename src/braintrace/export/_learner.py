@@ -19,7 +19,7 @@ import numpy as np
 from .._errors import not_supported
 from ..program import Program
 from ._formulas import TYPES
-from ._loops import Loop, Section, section_of
+from ._loops import ANYWHERE, Loop, Section, section_of
 from ._lower import Lowerer, Pair, folded
 from ._memory import Layout, laid_out
 from ._nodes import Node, Nodes, walk
@@ -146,7 +146,8 @@ class _Emitting:
 
     def code(self) -> Code:
         of_slot, nodes = self.of_slot, self.nodes
-        changed = [(of_slot[s], v) for s, v in self.live.items() if v is not of_slot[s]]
+        new = [(of_slot[s], v) for s, v in self.live.items() if v is not of_slot[s]]
+        changed = [(slot, self.array(v)) for slot, v in new]
         carried = [(n, v) for n, v in changed if self.slot(n).role is Role.CARRY]
         outs = [self.array(o) for o in self.outputs]
         before = {n for n in walk(outs) if n.kind not in _FREE}
@@ -222,7 +223,9 @@ class _Emitting:
             clock = _note(section, clock, times, {*left}, {*outs})
         arrays = {}
         for node, bits in times.items():
-            local = node.size == 1 and node not in left and node not in outs
+            found = [read for s in sections for read in s.reads.get(node, [])]
+            anywhere = any(read.offset is ANYWHERE for read in found)  # a variable has no places
+            local = node.size == 1 and not anywhere and node not in left and node not in outs
             homes = [s.stored[node].root.kind for s in sections if node in s.stored]
             if not (local and all(kind in ("map", "reduce") for kind in homes)):
                 arrays[node] = bits

@@ -216,9 +216,7 @@ def section_of(
     for slot, value in updates:
         while value.kind == "reshape":
             (value,) = value.args
-        if value.kind in ("view", *GIVEN) or value in given:
-            value = nodes.copy(value)
-        while value in claimed:
+        while value.kind in ("view", *GIVEN) or value in given or value in claimed:
             value = nodes.copy(value)
         claimed[value] = slot
     fusing = _Fusing({*results, *claimed})
