@@ -129,17 +129,17 @@ class DelayedLinear(Cell):
     def update(self, x: UnitArray) -> UnitArray:
         """Advance one step; returns what arrives."""
         past = self.past.value
-        known = jnp.concatenate([jnp.asarray(x, past.dtype)[..., None, :], past], axis=-2)
-        self.past.value = known[..., :-1, :]
+        new = jnp.asarray(x, past.dtype)
+        self.past.value = jnp.concatenate([new[..., None, :], past[..., :-1, :]], axis=-2)
+        weighted = lambda k: k[0] * new + jnp.sum(k[1:] * past, axis=-2)
         weight, bias = self.weight.value["weight"], self.weight.value.get("bias")
         if not isinstance(self.delay, brainstate.State):
-            arriving = jnp.sum(self._weights(self.delay) * known, axis=-2)
+            arriving = weighted(self._weights(self.delay))
             return over_leading(lambda s: matmul(s, weight, bias), arriving, axes=1)
         delay = jnp.clip(self.delay.value, 0, self.longest)
         now = jax.lax.stop_gradient(delay)
         kernel, slope = jax.jvp(self._weights, (now,), (jnp.ones_like(now),))
-        arriving = jnp.sum(kernel * known, axis=-2)
-        change = jnp.sum(slope * jax.lax.stop_gradient(known), axis=-2)
+        arriving, change = weighted(kernel), jax.lax.stop_gradient(weighted(slope))
         moved = jax.lax.stop_gradient(weight) * (delay - now)[:, None]
         product = over_leading(lambda s: matmul(s, weight, bias), arriving, axes=1)
         return product + over_leading(lambda s: matmul(s, moved), change, axes=1)
