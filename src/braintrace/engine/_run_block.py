@@ -10,7 +10,7 @@ on to the past.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from jax import lax
 
 from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive, in_use, reading
-from ..program import Var, deep_equations, inner_equations, is_inexact, reads_named_axis
+from ..program import Equation, Var, deep_equations, inner_equations, is_inexact, reads_named_axis
 from ._anchor import (
     depending_on,
     floating_of,
@@ -456,12 +456,19 @@ def _windows(
     """Results with nothing cut in a window; `states` are those before steps, and before windows."""
     size, graph = axes.window, memory.graph
     assert size is not None
+    # An array that changes from call to call is an argument of a reverse rule; an operator is no
+    # key of a pytree.
+    places = [(eqn, i, adaptive) for eqn, i, (_, adaptive) in _each(backs)]
+    read = (values, [random for *_, (random, _) in _each(backs)])
 
     def step(read, hidden, sliced):
-        values, backs = read
+        values, randoms = read
         slices, others, taps, (ys, _) = sliced
         now = axes.at(values, slices, hidden, others)
-        run = lambda now: evaluate_window(graph, now, taps, ys, backs)
+        own: dict[Equation, dict[int, tuple[Array, bool]]] = {}
+        for (eqn, i, adaptive), random in zip(places, randoms, strict=True):
+            own.setdefault(eqn, {})[i] = random, adaptive
+        run = lambda now: evaluate_window(graph, now, taps, ys, own)
         if not memory.rule.entry_only or size == 1:
             outs = run(now)
             return after_step(graph, now, outs)[1].hidden, outs
@@ -476,14 +483,21 @@ def _windows(
 
     hidden, starts = states
     if size == 1:
-        one = lambda h, sliced: step((values, backs), h, sliced)[1]
+        one = lambda h, sliced: step(read, h, sliced)[1]
         return map_steps(axes.length, one, starts, per_step)
     if not _joins_calls(graph):
-        return through_windows(step, size, (values, backs), hidden, starts, per_step)
+        return through_windows(step, size, read, hidden, starts, per_step)
     # A reverse rule of our own is traced where the axes of a `vmap` have no names any more.
-    window = lambda h, rest: lax.scan(partial(step, (values, backs)), h, rest, size)[1]
+    window = lambda h, rest: lax.scan(partial(step, read), h, rest, size)[1]
     all_read = lambda *window_of: with_all_cotangents(window(*window_of))
     return _joined(map_steps(axes.length // size, all_read, starts, _split(per_step, size)))
+
+
+def _each(backs: Backs | None) -> Iterator[tuple[Equation, int, tuple[Array, bool]]]:
+    """The random operands, with their operator and place."""
+    for eqn, operands in (backs or {}).items():
+        for i, operand in operands.items():
+            yield eqn, i, operand
 
 
 def _joins_calls(graph: Graph) -> bool:
