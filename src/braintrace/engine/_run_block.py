@@ -502,8 +502,9 @@ def _each(backs: Backs | None) -> Iterator[tuple[Equation, int, tuple[Array, boo
 
 def _joins_calls(graph: Graph) -> bool:
     """Whether a step reads what a `vmap` around the learner maps."""
-    equations = deep_equations(graph.step.program)
-    return any(reads_named_axis(e) for eqn in equations for e in (eqn, *inner_equations(eqn)))
+    equations = list(deep_equations(graph.step.program))
+    inner = (e for eqn in equations for e in inner_equations(eqn))
+    return any(map(reads_named_axis, equations)) or any(map(reads_named_axis, inner))
 
 
 def _anchored(

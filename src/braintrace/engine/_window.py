@@ -54,9 +54,9 @@ def through_windows(step: Step, size: int, values: Any, hidden: Any, starts: Any
         return all_steps(*arrays), arrays
 
     def backward(arrays: Any, cotangents: Any):
-        *arrays, found = arrays
+        values, hidden, starts, rest, found = arrays
         with reading(dict(zip(indices, found, strict=True))):
-            return (*_pulled(step, size, *arrays, cotangents), None)
+            return (*_pulled(step, size, values, hidden, starts, rest, cotangents), None)
 
     results = jax.custom_vjp(all_steps)
     results.defvjp(forward, as_running(backward), symbolic_zeros=True)
