@@ -203,26 +203,42 @@ class Records:
 
 
 KINDS = {"lru": "LRU", "mingru": "minGRU", "mamba": "Mamba-2", "gru": "GRU"}  # of stacks
-IN_STACKS = {"bptt": "BPTT", "d_rtrl": "D-RTRL", "auto": "auto"}
+IN_STACKS = {"bptt": "BPTT", "d_rtrl": "D-RTRL", "eprop": "eprop, layers", "auto": "auto"}
 
 
 def depth_tables(content: dict[str, Any]) -> dict[str, str]:
     """What a choice reaches on stacks: cosines, and scores."""
-    order = lambda row: (list(KINDS).index(row["kind"]), row["layers"])
-    cells: Table = [["stack", "D-RTRL", "choice", "memory of both", "time of both", "its rule"]]
+    order = lambda row: (list(KINDS).index(row["kind"]), row["layers"], row.get("length", 0))
+    cells: Table = [
+        ["stack", "steps", "D-RTRL", "choice", "memory of both", "time of both", "its rule"]
+    ]
     for row in sorted(content["cosines"], key=order):
         cosines, times = ([f"{v:.3f}" for v in row["cosines"]], [f"{v:.1f}" for v in row["time"]])
         sizes = ", ".join(map(short_bytes, row["bytes"]))
         name = f"{KINDS[row['kind']]}, {row['layers']} layers"
-        cells.append([name, *cosines, sizes, ", ".join(times), f"`{row['chosen']}`"])
+        cells.append(
+            [name, str(row["length"]), *cosines, sizes, ", ".join(times), f"`{row['chosen']}`"]
+        )
     tables = {"depth-cosines": markdown(cells)}
-    head = ["stack", "task", "score", *IN_STACKS.values(), "cosine of D-RTRL, auto", "at the end"]
+    if not content["scores"]:
+        return tables
+    head = [
+        "stack",
+        "task",
+        "updates, rates",
+        "score",
+        *IN_STACKS.values(),
+        "cosine of D-RTRL, auto",
+        "at the end",
+    ]
     cells = [[*head, "rule of auto"]]
     cases: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in sorted(content["scores"], key=order):
         cases.setdefault((row["kind"], row["layers"], row["task"]), {})[row["rule"]] = row
     for (kind, layers, task), rows in cases.items():
-        line = [f"{KINDS[kind]}, {layers} layers", f"`{task}`", next(iter(rows.values()))["metric"]]
+        first = next(iter(rows.values()))
+        how = f"{first['updates']}, {', '.join(f'{rate:g}' for rate in first['rates'])}"
+        line = [f"{KINDS[kind]}, {layers} layers", f"`{task}`", how, first["metric"]]
         form, scale = ("{:.3f}", 1) if task == "text" else ("{:.1f}", 100)
         for rule in IN_STACKS:
             line.append(spread(rows[rule]["scores"], form, scale) if rule in rows else "–")

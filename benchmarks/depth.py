@@ -125,14 +125,14 @@ def _layer(kind, key, n, length):
 # ----------------------------------------------------------------------------------------- cosines
 
 
-def cosines(kind: str, layers: int) -> dict:
+def cosines(kind: str, layers: int, length: int) -> dict:
     """D-RTRL, and the choice in its memory."""
     import jax
     import jax.numpy as jnp
 
     from braintrace._online import choose_for
 
-    units, length, batch = SIZES.values()
+    units, batch = SIZES["units"], SIZES["batch"]
     net = network(kind, layers, 4, 4, length, layers, batch, units)
     xs = jax.random.normal(jax.random.key(0), (length, batch, 4))
     loss = lambda out, y: jnp.mean((out - y) ** 2)
@@ -142,6 +142,7 @@ def cosines(kind: str, layers: int) -> dict:
     return {
         "kind": kind,
         "layers": layers,
+        "length": length,
         "cosines": [single.cosine, choice.best.cosine],
         "bytes": [single.bytes, choice.best.bytes],
         "time": [single.time, choice.best.time],
@@ -281,7 +282,7 @@ def record(path: Path) -> None:
         if row["refused"] is None and len(row["seeds"]) == 3
     ]
     keep = {"cosines": cosine, "scores": scores, "sizes": {**SIZES, "units of scores": UNITS},
-            "tasks": TASKS, "rates": RATES, "sources": _sources(parts)}  # fmt: skip
+            "sources": _sources(parts)}  # fmt: skip
     (RESULTS / "depth.json").write_text(json.dumps(keep, indent=1) + "\n")
     for name, result in parts.items():
         if name.startswith("row."):
@@ -294,6 +295,7 @@ def _short(result: dict, row: dict) -> dict:
         "rule": row["rule"],
         "chosen": row["options"].get("chosen", ""),
         "metric": result["task"]["metric"],
+        **{k: result["settings"][k] for k in ("updates", "rates")},
         "scores": [seed["score"] for seed in row["seeds"]],
         "cosines": each("initial"),
         "trained": each("trained"),
@@ -312,6 +314,7 @@ def main() -> int:
     parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parse.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; default all")
     parse.add_argument("--layers", nargs="+", type=int, default=list(LAYERS))
+    parse.add_argument("--length", type=int, default=SIZES["length"], help="steps of the cosines")
     parse.add_argument("--out", type=Path, help="where to write the last row, as JSON")
     parse.add_argument("--everything", type=Path, metavar="FILE", help="run all jobs")
     parse.add_argument("--record", type=Path, metavar="FILE", help="what --everything has written")
@@ -330,7 +333,7 @@ def main() -> int:
     print(f"{'stack':>11}  {'d_rtrl':>8} {'choice':>8}  bytes of both; what; seconds")
     for kind in options.kinds or KINDS:
         for layers in options.layers:
-            row = cosines(kind, layers)
+            row = cosines(kind, layers, options.length)
             print(shown(row), flush=True)
             if options.out:
                 options.out.write_text(json.dumps(row))
