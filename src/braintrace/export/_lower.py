@@ -77,7 +77,7 @@ class Lowerer:
             return self.complex(eqn, values)
         if eqn.name in TABLE:
             return TABLE[eqn.name](self, eqn, values)
-        if formula(eqn.name, str(eqn.inputs[0].dtype)) is None:
+        if not eqn.inputs or formula(eqn.name, str(eqn.inputs[0].dtype)) is None:
             raise refused(eqn, *_NO_FORMULA)
         return [self.nodes.map(eqn.name, eqn.outputs[0].dtype, values)]
 
@@ -266,6 +266,13 @@ def _bitcast(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Valu
         why = f"it reads the bits of {a.dtype} as {dtype}, of another size"
         raise refused(eqn, why, "use types of one size")
     return [to.nodes.map("bits", dtype, [a])]
+
+
+def _empty(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
+    """An array that is filled later: zeros, as on a CPU."""
+    (out,) = eqn.outputs
+    zero = to.nodes.const(np.dtype(out.dtype).type(0))
+    return [to.nodes.broadcast(zero, out.shape, ())]
 
 
 def _alike(to: Lowerer, eqn: Equation, values: Sequence[Any]) -> Sequence[Value]:
@@ -605,6 +612,7 @@ TABLE: dict[str, Lowering] = {
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "dot_general": _dot_general,
+    **dict.fromkeys(("empty", "empty2"), _empty),  # what the gradient of a scan fills
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
     "gather": _gather,
