@@ -39,7 +39,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     net = network()
     learner = bt.online(net, "d_rtrl", None, images[0, :100])
-    train = learner.train(loss, torch.optim.Adam(net.parameters(), 2e-3), update_every=25)
+    train = learner.train(loss, torch.optim.Adam(net.parameters(), 1e-3), update_every=25)
     for epoch in range(EPOCHS):
         for chosen in torch.randperm(1400).split(100):
             learner.reset(None, images[0, chosen])

@@ -23,6 +23,7 @@ OPTIONS = {
     "otpe": {"leak": 0.8},
     "osttp": {"B_list": [jnp.cos(jnp.arange(2.0 * cells.H)).reshape(cells.OUT, cells.H)]},
     "decolle": {"n_target": cells.OUT, "key": 1},
+    "tess": {"n_target": cells.OUT},
     "r_stdp": {"post": lambda state: state[..., 0] > 0.1},
 }
 MIXTURE = {"cell.weight_hh": ("snap", {"n": 2}), "out.*": "no_trace", "*": "d_rtrl"}

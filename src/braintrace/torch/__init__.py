@@ -7,7 +7,7 @@ try:
 except ModuleNotFoundError as _missing:
     raise MissingExtra("braintrace.torch", "PyTorch", "torch") from _missing
 
+from ._choose import choose as choose
 from ._learner import Learner as Learner
-from ._learner import choose as choose
 from ._learner import online as online
 from ._tracing import register as register

@@ -12,20 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 import torch
 from torch import nn
 
 from .. import _online
 from .._errors import (
     CompilationError,
-    NotSupportedError,
     message,
-    not_supported,
     type_error,
     value_error,
 )
-from .._online import Carry, Choice, Online, RunInfo
+from .._online import Carry, Online, RunInfo
 from ..export import ExportedC
 from ..program import PyTree
 from ..report import Advice, CompilationReport
@@ -44,11 +41,12 @@ from ._arrays import (
     tensors_of,
 )
 from ._checkpoint import dict_of, loaded
-from ._functions import tracing
+from ._checks import check_ends, check_optimizer
+from ._loss import of_arrays
 from ._module import Contents, Mode, check_call
 from ._parameters import Parameters
-from ._step import Inner, State, Step, Weights, inner_of, start_of, unwrapped, wrapped
-from ._tracing import Refused, tensors_in
+from ._step import Inner, State, Step, Weights, inner_of, start_of
+from ._tracing import tensors_in
 
 _STATELESS = message(
     "{} has no state.",
@@ -237,7 +235,7 @@ class Learner:
             `backward()` does, and returns the losses of the steps, or `(losses, aux)`. `xs` is as
             for `scan`, targets have a leading axis of time, `mask` (T,) weighs the losses.
         """
-        gradient = self.online.grad(_of_arrays(loss), has_aux=has_aux, **options)
+        gradient = self.online.grad(of_arrays(loss), has_aux=has_aux, **options)
 
         def of_sequence(
             xs: PyTree, *targets: PyTree, mask: torch.Tensor | None = None, **extra: PyTree
@@ -279,7 +277,7 @@ class Learner:
             `f(xs, *targets, mask=None, **extra)`, which returns the losses of the steps.
         """
         every = check_count("update_every", update_every, "steps")
-        _check_optimizer(optimizer, self._step.contents)
+        check_optimizer(optimizer, self._step.contents)
         gradient = self.grad(loss, block_size=block_size, memory_budget=memory_budget)
 
         def train(
@@ -360,7 +358,7 @@ class Learner:
             arrays, extra = self._arrays(((x, *targets), options.pop("extra", None)))
             given = self._weights(), self._carry, *arrays
             how = {"optimizer": optimizer, "path": path, "extra": extra, **options}
-            return self.online.export_c(*given, loss=_of_arrays(loss), **how)
+            return self.online.export_c(*given, loss=of_arrays(loss), **how)
 
     # --------------------------------------------------------------------------------- arrays
 
@@ -388,7 +386,7 @@ class Learner:
     def _arrays(self, tree: PyTree, convert: Callable[..., Array] = array_of) -> PyTree:
         """What a call is given, as arrays."""
         check_device(tree, self._device)
-        _check_ends(tree)
+        check_ends(tree)
         return arrays_of(tree, convert)
 
     def _start(self) -> None:
@@ -448,36 +446,6 @@ class Learner:
                 self._written[name] = [(t, t._version) for t in tensors_in(inner.place.value)]
 
 
-def choose(
-    net: nn.Module,
-    state: PyTree,
-    xs: PyTree,
-    ys: PyTree,
-    loss: Callable[..., Any],
-    **limits: Any,
-) -> Choice:
-    """The rule for each parameter of a module whose gradient is closest to BPTT's, within limits.
-
-    Args:
-        net: as for `online`.
-        state: the state before the first step, None for a module that keeps its state inside.
-        xs: the inputs of all steps, with a leading axis of time; a tuple if there are several.
-        ys: the targets, likewise.
-        loss: `loss(out, *targets)`, of one step, a function of torch or of JAX.
-        **limits: `memory`, `time`, `stream`, `progress`, as for `braintrace.choose`.
-
-    Returns:
-        The choice: `rule`, to be passed to `online`, and the table of what was tried.
-    """
-    first = jax.tree.map(lambda a: a[0], xs if type(xs) is tuple else (xs,))
-    learner = online(net, "no_trace", state, *first)
-    with learner._on():
-        weights, begin = learner._weights(), learner._carry.state
-        xs, ys = learner._arrays((xs, ys))
-        step = learner._step
-        return _online.choose(step, weights, begin, xs, ys, _of_arrays(loss), **limits)
-
-
 def _advised(device: torch.device, advise: Callable[[], Advice]) -> Advice:
     """Advice analyses the step again, with its types."""
     with on(device):
@@ -491,81 +459,3 @@ def _kept(inner: Inner, tensors: list[torch.Tensor]) -> PyTree:
     buffer = inner.place.value
     with torch.no_grad():
         return buffer.copy_(tensors[0])
-
-
-_NUMBERS = (torch.Tensor, Array, np.ndarray, np.generic, bool, int, float, complex)
-
-
-def _check_ends(tree: PyTree) -> None:
-    """Refuse what is no tensor, or has a gradient of its own, which would stop here and be none."""
-    for a in jax.tree.leaves(tree):
-        if not isinstance(a, _NUMBERS):
-            raise type_error(
-                f"a state or an input has a part of type {type(a).__name__}.",
-                why="they are tensors in tuples, lists, dicts and named tuples",
-                do="pass such; a dataclass is one after jax.tree_util.register_dataclass(it)",
-            )
-        learns = isinstance(a, nn.Parameter) and a.requires_grad
-        if isinstance(a, torch.Tensor) and (a.grad_fn is not None or learns):
-            raise value_error(
-                "a tensor that is passed to the learner was computed with a gradient."
-                if a.grad_fn is not None
-                else "a parameter is passed to the learner as an input or a state.",
-                why="the learner has the gradient of the parameters of its module; at inputs, "
-                "targets and the initial state it ends, and nothing before them would learn",
-                do="make what computes it a part of the module; or pass x.detach()",
-            )
-
-
-def _of_arrays(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of tensors as one of arrays; one that torch cannot run is a function of JAX."""
-    if not callable(loss):
-        raise type_error(
-            f"the loss has type {type(loss).__name__}.",
-            why="it is a function loss(out, *targets), of one step",
-            do="pass a function, torch.nn.functional.mse_loss",
-        )
-
-    @functools.wraps(loss, updated=())
-    def of_arrays(out: PyTree, *targets: PyTree) -> PyTree:
-        refused = Refused()
-        try:
-            with tracing(refused):
-                result = loss(wrapped(out), *wrapped(targets))
-        except (NotSupportedError, CompilationError):
-            raise
-        except Exception as of_torch:
-            try:
-                return loss(out, *targets)
-            except Exception as of_jax:
-                of_torch.add_note(
-                    f"the loss is a function of tensors or of arrays; of arrays it raised "
-                    f"{type(of_jax).__name__}: {of_jax}"
-                )
-                raise of_torch from None
-        refused.check()
-        return unwrapped(result)
-
-    return of_arrays
-
-
-def _check_optimizer(optimizer: Any, contents: Contents) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise type_error(
-            f"optimizer has type {type(optimizer).__name__}.",
-            why="it changes the parameters of the module, by their p.grad",
-            do="pass one of torch.optim, torch.optim.Adam(net.parameters())",
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise not_supported(
-            "LBFGS cannot train step by step.",
-            why="it evaluates the losses of the same steps many times for one update",
-            do="pass torch.optim.Adam or another that takes one gradient",
-        )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not held.intersection(map(id, contents.trained.values())):
-        raise value_error(
-            "the optimizer has no parameter of the module.",
-            why="it would change nothing that is learned",
-            do="make it of the same module, torch.optim.Adam(net.parameters())",
-        )
