@@ -50,6 +50,7 @@ def expanded(step: Step, consts: Sequence[Any]) -> Step:
 
     def rewrite(program: Program, around: Around) -> Program:
         equations: list[Equation] = []
+        same_as: dict[Atom, Atom] = {}
 
         def known(atom: Atom) -> np.ndarray | None:
             cone = prune(replace(program, equations=tuple(equations)), [atom])
@@ -64,28 +65,50 @@ def expanded(step: Step, consts: Sequence[Any]) -> Step:
 
         for eqn in program.equations:
             plain = eqn.name == "shard_map" and not any(bits_of(a, trained) for a in eqn.inputs)
-            equations += [eqn] if plain else _written_out(eqn, known)
-        same = equations == list(program.equations)
-        return program if same else replace(program, equations=tuple(equations))
+            eqn = _reading(eqn, same_as)
+            equations += [eqn] if plain else _written_out(eqn, known, same_as)
+        if equations == list(program.equations):
+            return program
+        outputs = tuple(same_as.get(a, a) for a in program.outputs)
+        return replace(program, equations=tuple(equations), outputs=outputs)
 
     return rewritten(step, rewrite)
 
 
-def _written_out(eqn: Equation, known: Known) -> list[Equation]:
-    """The equations that an equation stands for; the same one if it is of another kind."""
+def _reading(eqn: Equation, same_as: dict[Atom, Atom]) -> Equation:
+    """The equation with what its inputs are the same as."""
+    inputs = tuple(same_as.get(a, a) for a in eqn.inputs)
+    return eqn if inputs == eqn.inputs else replace(eqn, inputs=inputs)
+
+
+def _written_out(eqn: Equation, known: Known, same_as: dict[Atom, Atom]) -> list[Equation]:
+    """The equations that an equation stands for; the same one if it is of another kind.
+
+    An output that is one of its inputs, such as the entries of a transposed matrix, is noted in
+    `same_as`: no equation computes it.
+    """
     write = _FORMS.get(eqn.name)
     function = None if write is None else write(eqn, known)
     if function is None:
         return [eqn]
     inner = close(*trace(function, *map(shape_of, eqn.inputs)))
+    inside: dict[Atom, Atom] = {}
+    equations = [
+        e for one in inner.equations for e in _written_out(_reading(one, inside), known, inside)
+    ]
+    computed = {v for e in equations for v in e.outputs}
     new: dict[Atom, Any] = dict(zip(inner.inputs, eqn.inputs, strict=True))
-    new |= zip(inner.outputs, eqn.outputs, strict=True)
+    for found, output in zip(inner.outputs, eqn.outputs, strict=True):
+        found = inside.get(found, found)
+        if found in computed and found not in new:
+            new[found] = output
+        else:
+            same_as[output] = new.get(found, found)
     renamed = lambda atoms: tuple(new.get(a, a) for a in atoms)
     at_its_line: Any = dict(source=eqn.source, callers=eqn.callers)
     return [
         replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs), **at_its_line)
-        for one in inner.equations
-        for e in _written_out(one, known)
+        for e in equations
     ]
 
 
