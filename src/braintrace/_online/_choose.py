@@ -145,6 +145,8 @@ def choose(
     mixture is made of what was measured, measured itself, and chosen only if it is better than the
     best single rule that fits. The same table gives the same choice.
 
+    A cosine belongs to weights: choose again after some updates, and train with what is close.
+
     Args:
         step: `step(params, state, *inputs) -> (state, out)`, as for `online`.
         params: the parameters.
