@@ -173,8 +173,8 @@ REFUSED = [
         """
         learn(leaky, "three_factor", vjp_method="multi-step")
         """,
-        "`three_factor`, `osttp`, `decolle` and `stllr` have no windows: reverse mode inside a "
-        "window cannot use their signal.",
+        "`three_factor`, `r_stdp`, `reward_eprop`, `osttp`, `decolle`, `stllr` and `tess` have no "
+        "windows: reverse mode inside a window cannot use their signal.",
     ),
     refused(
         "KFRTRL and control flow",
