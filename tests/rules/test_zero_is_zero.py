@@ -184,3 +184,20 @@ def test_what_no_loss_reads_is_not_differentiated(rule, options, order):
     expected = jax.grad(total)(W)
     assert np.isfinite(expected).all() and (expected != 0).any()
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+MIXED = jnp.eye(N) + 0.1 * jax.random.normal(jax.random.key(4), (N, N))
+
+
+def behind_a_cut(w, h, x):
+    h = 0.5 * h + x @ w + jnp.sqrt(jnp.abs(jnp.linalg.solve(MIXED, h.T).T))
+    return h, h
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "stllr"])
+def test_what_follows_a_cut_is_not_evaluated(rule):
+    net = braintrace.online(behind_a_cut, rule)
+    carry = net.init(W, H, XS[0])
+    block, steps = (net.grad(loss, block_size=n)(W, carry, XS)[0] for n in (T, 1))
+    assert np.isfinite(block).all()
+    np.testing.assert_allclose(block, steps, rtol=1e-10)

@@ -45,6 +45,7 @@ from ..program import (
     trace,
     unmarked,
 )
+from ._reach import reach
 from ._sites import Site
 from ._step import Component, Step, components_of, join, split
 
@@ -295,6 +296,8 @@ class Pushed:
             elif joint or not varies:
                 out = bind(eqn, [self._read(a) for a in eqn.inputs])
                 self._primal.update(zip(eqn.outputs, out, strict=True))
+                if eqn in cut and eqn.name != "shard_map":  # there one cannot be told from others
+                    dropped.update(o for o in eqn.outputs if o in _tangents(tangent))
             if varies and eqn not in cut:
                 outs = [eqn.outputs[k] for k in bodies[eqn]] if eqn in bodies else eqn.outputs
                 tangents.update(outs)
@@ -340,6 +343,12 @@ class Pushed:
             pairs = zip(eqn.outputs, outs, strict=True)
             env.update((var, value) for var, value in pairs if var in tangent_outs)
         return [env.get(o) if isinstance(o, Var) else None for o in self._tangent.exits]
+
+
+@lru_cache(maxsize=64)
+def _tangents(tangent: Tangent) -> frozenset[Var]:
+    """The variables of the program that depend on a tangent; other outputs of a body are values."""
+    return frozenset(reach(tangent.program, dict.fromkeys(tangent.sources, 1)))
 
 
 def _zeros(eqn: Equation) -> list[Array]:
