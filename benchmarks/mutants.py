@@ -94,7 +94,10 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def inspected(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a module that run: no annotations, decorators, messages of errors or texts."""
+    """The nodes of a module that run: no annotations, decorators, messages of errors or texts, nor
+    `strict=True`, which only looks for mistakes."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
