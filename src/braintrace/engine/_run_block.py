@@ -485,9 +485,10 @@ def _windows(
     if size == 1:
         one = lambda h, sliced: step(read, h, sliced)[1]
         return map_steps(axes.length, one, starts, per_step)
-    if not _joins_calls(graph):
+    if not (_joins_calls(graph) or graph.effects or graph.unmapped):
         return through_windows(step, size, read, hidden, starts, per_step)
-    # A reverse rule of our own is traced where the axes of a `vmap` have no names any more.
+    # A reverse rule of our own is traced where the axes of a `vmap` have no names any more, and
+    # evaluates its steps at once: side effects would be out of order, some calls have no `vmap`.
     window = lambda h, rest: lax.scan(partial(step, read), h, rest, size)[1]
     all_read = lambda *window_of: with_all_cotangents(window(*window_of))
     return _joined(map_steps(axes.length // size, all_read, starts, _split(per_step, size)))
