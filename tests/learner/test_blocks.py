@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import io_callback
 
 import braintrace as bt
 
@@ -74,9 +76,29 @@ def test_loops_through_the_step_function_run_in_blocks(name):
     around(step, chosen)
 
 
-@pytest.mark.parametrize("kind, chunk", [("debug", None), ("io", None), ("debug", 2)])
-def test_side_effects_happen_once_per_step_and_in_order(kind, chunk):
-    assert said(kind, chunk, None) == [float(x[0]) for x in XS]
+# In blocks the steps are a scan, and JAX drops an ordered `io_callback` without results from the
+# derivative of a scan: such a callback is heard where steps are single.
+@pytest.mark.parametrize(
+    "kind, chunk, size", [("debug", None, None), ("io", None, 1), ("debug", 2, None)]
+)
+def test_side_effects_happen_once_per_step_and_in_order(kind, chunk, size):
+    assert said(kind, chunk, size) == [float(x[0]) for x in XS]
+
+
+def test_jax_drops_an_ordered_callback_from_the_derivative_of_a_scan():
+    """If this fails, callbacks are heard in blocks too: the case above needs no single steps."""
+    heard = []
+
+    def total(w):
+        def body(h, x):
+            io_callback(lambda v: heard.append(float(v)), None, x, ordered=True)
+            return w * h + x, h
+
+        return lax.scan(body, 1.0, jnp.arange(3.0))[1].sum()
+
+    jax.grad(total)(0.5)
+    jax.effects_barrier()
+    assert heard == []
 
 
 # ------------------------------------------------------------------- batches, windows, sequences
