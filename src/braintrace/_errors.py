@@ -103,6 +103,16 @@ value_error, type_error = error(ValueError), error(TypeError)
 not_supported = error(NotSupportedError)
 
 
+def refuse_pytorch(value: Any, what: str) -> None:
+    """A module of PyTorch is no step of JAX; it has an entry point of its own."""
+    if any(c.__module__.split(".")[0] == "torch" for c in type(value).__mro__):
+        raise type_error(
+            f"the {what} is a {type(value).__name__}, a module of PyTorch.",
+            why="its step computes with tensors of PyTorch, and is translated first",
+            do="import braintrace.torch as bt; bt.online(module, rule, state, x)",
+        )
+
+
 def meant(name: str, names: Iterable[str]) -> str | None:
     """The one of these names that a misspelt one may stand for."""
     from difflib import get_close_matches

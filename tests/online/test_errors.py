@@ -1,6 +1,7 @@
 """What a user of `braintrace.online` can get wrong is said in four parts."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -38,6 +39,13 @@ def test_rule_and_options(leaky):
     refuses(TypeError, "the step has type int", braintrace.online, 3)
     refuses(ValueError, "has no windows", braintrace.online, step, "stllr", window=2)
     refuses(ValueError, "window=0", braintrace.online, step, window=0)
+
+
+def test_modules_of_pytorch_are_sent_to_their_own_entry_point(leaky):
+    base = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": leaky.step})
+    cell = type("Cell", (base,), {})()
+    for call in (braintrace.online, partial(braintrace.compile, cell, "d_rtrl")):
+        refuses(TypeError, "is a Cell, a module of PyTorch", call, cell)
 
 
 def test_steps_that_are_none(leaky):

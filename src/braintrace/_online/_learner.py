@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import dotted, message, type_error, value_error
+from .._errors import dotted, message, refuse_pytorch, type_error, value_error
 from ..engine import (
     Engine,
     Placement,
@@ -192,6 +192,7 @@ def online(
             do=f"make the instance the parameters: cell = {step.__name__}(...), "
             "online(lambda cell, h, x: (h := cell(x, h), h)), and init(cell, h, x)",
         )
+    refuse_pytorch(step, "step")
     if not callable(step):
         raise type_error(
             f"the step has type {type(step).__name__}.",

@@ -11,7 +11,14 @@ from typing import Any
 import brainstate
 import jax
 
-from .._errors import dotted, meant, not_supported, type_error, value_error
+from .._errors import (
+    dotted,
+    meant,
+    not_supported,
+    refuse_pytorch,
+    type_error,
+    value_error,
+)
 from .._published import part
 from ..engine import Engine, Placement, check_engine, check_placement
 from ..frontend import StepFunction
@@ -93,6 +100,7 @@ def compile(
         >>> list(whole.param_states)[-1]
         ('readout', 'weight')
     """
+    refuse_pytorch(model, "model")
     if not example_inputs:
         raise value_error(
             "no example inputs.",
