@@ -41,7 +41,6 @@ def test_pattern_keeps_the_own_position_and_pure_moves(move, edges, drops):
     graph = carried(move)
     assert np.array_equal(kept(graph), edges)
     assert bool(graph.analysis.pattern.dropped) == drops
-    assert bool(graph.explain(kind="dependency_dropped")) == drops
 
 
 def test_pattern_couples_the_states_of_one_unit():

@@ -175,7 +175,7 @@ def twice(net, x):
 
 
 def scanned(net, x):
-    outs = brainstate.transform.for_loop(net, jnp.stack([x, 2 * x]))
+    outs = brainstate.transform.for_loop(lambda x: net(x), jnp.stack([x, 2 * x]))
     return squares(outs @ model_of(net).out.value)
 
 
@@ -208,7 +208,6 @@ def differentiated(net, x):
 STEPS = {
     after: "",
     detached: "",
-    metric: "",
     twice: "",
     scanned: "",
     smooth: "",
@@ -221,6 +220,14 @@ STEPS = {
     scanned_encoder: "enc",
     attribute: "enc",
 }
+
+
+def test_sum_of_losses_in_a_state_changes_no_gradient():
+    """Nor does the report know that no loss reads it."""
+    learner = compiled()
+    want, found = truth(learner, metric), gradients(learner, metric)
+    assert_close(found, want)
+    assert [name for name, p in learner.report.parameters.items() if not p.exact] == [("w",)]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)

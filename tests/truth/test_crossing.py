@@ -469,7 +469,7 @@ def test_pp_prop_is_never_called_exact_for_a_traced_weight(name):
     assert traced and not any(p.exact for p in traced)
     assert all("factors" in str(p.dropped[0]) for p in traced)
     # A read-out is exact under any rule, and so is what is not used.
-    assert {p[0] for p, r in report.parameters.items() if r.exact} <= {"out", "unused"}
+    assert {p[0] for p, r in report.parameters.items() if r.exact} <= {"out", "b", "unused"}
 
 
 def test_strict_lists_all_inexact_parameters_with_their_lines():
