@@ -176,8 +176,8 @@ def _check_private(learner: Any, info: ModuleInfo) -> None:
             why="the traces of a step are advanced when the whole of it is known, in blocks of "
             "steps; inside of it they do not exist",
             do="return what you need as aux (has_aux=True), read the traces between sequences, and "
-            "reset with learner.reset() between them; give a transformation a function that calls "
-            "the learner, for_loop(lambda x: learner(x), xs), not the learner, whose states it reads",
+            "reset with learner.reset() between them; a transformation that is given the learner "
+            "reads its states: give it a function, for_loop(lambda x: learner(x), xs)",
         )
 
 
