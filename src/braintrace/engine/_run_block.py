@@ -21,7 +21,7 @@ from jax import lax
 
 from ..graph import Graph, Leaf
 from ..ops import ETPPrimitive, in_use, reading
-from ..program import Equation, Var, deep_equations, inner_equations, is_inexact, reads_named_axis
+from ..program import Equation, Var, is_inexact
 from ._anchor import (
     depending_on,
     floating_of,
@@ -485,7 +485,7 @@ def _windows(
     if size == 1:
         one = lambda h, sliced: step(read, h, sliced)[1]
         return map_steps(axes.length, one, starts, per_step)
-    if not (_joins_calls(graph) or graph.effects or graph.unmapped):
+    if not (graph.joins_calls or graph.effects or graph.unmapped):
         return through_windows(step, size, read, hidden, starts, per_step)
     # A reverse rule of our own is traced where the axes of a `vmap` have no names any more, and
     # evaluates its steps at once: side effects would be out of order, some calls have no `vmap`.
@@ -499,13 +499,6 @@ def _each(backs: Backs | None) -> Iterator[tuple[Equation, int, tuple[Array, boo
     for eqn, operands in (backs or {}).items():
         for i, operand in operands.items():
             yield eqn, i, operand
-
-
-def _joins_calls(graph: Graph) -> bool:
-    """Whether a step reads what a `vmap` around the learner maps."""
-    equations = list(deep_equations(graph.step.program))
-    inner = (e for eqn in equations for e in inner_equations(eqn))
-    return any(map(reads_named_axis, equations)) or any(map(reads_named_axis, inner))
 
 
 def _anchored(

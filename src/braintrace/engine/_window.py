@@ -24,6 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..ops import in_use, reading
 from ..program import is_inexact
+from ._anchor import floating_of
 from ._loops import as_running
 from ._values import map_steps
 
@@ -79,17 +80,17 @@ def _pulled(
 
     def at(values: Any, h: Any, of_step: Any) -> tuple[Any, list[Array]]:
         after, outs = step(values, h, of_step)
-        return _floats(after), [o for o, is_read in zip(outs, read, strict=True) if is_read]
+        return floating_of(after), [o for o, is_read in zip(outs, read, strict=True) if is_read]
 
     def window(hidden: Any, rest: Any, outer: Any) -> tuple[Any, Any]:
         def before(q: Any, sliced: Any) -> tuple[Any, Any]:
             h, of_step, ct = sliced
             _, pull = jax.vjp(
-                lambda floats: at(values, _with_floats(h, floats), of_step), _floats(h)
+                lambda floats: at(values, _with_floats(h, floats), of_step), floating_of(h)
             )
             return pull((q, ct))[0], q
 
-        last = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), _floats(hidden))
+        last = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), floating_of(hidden))
         return lax.scan(before, last, (hidden, rest, outer), reverse=True)
 
     entry, after = map_steps(length // size, window, split(hidden), split(rest), split(outer))
@@ -99,7 +100,7 @@ def _pulled(
         known, steps = _with_floats(values, of_values), _with_floats(rest, of_rest)
         return map_steps(length, lambda h, of_step: at(known, h, of_step), hidden, steps)
 
-    _, pull = jax.vjp(everything, _floats(values), _floats(rest))
+    _, pull = jax.vjp(everything, floating_of(values), floating_of(rest))
     of_values, of_rest = pull((after, outer))
     return (
         _cotangents(values, of_values),
@@ -107,10 +108,6 @@ def _pulled(
         _cotangents(starts, entry),
         _cotangents(rest, of_rest),
     )
-
-
-def _floats(tree: Any) -> list[Array]:
-    return [a for a in jax.tree.leaves(tree) if is_inexact(jnp.result_type(a))]
 
 
 def _with_floats(tree: Any, floats: list[Array]) -> Any:

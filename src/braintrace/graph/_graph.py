@@ -20,9 +20,11 @@ from ..program import (
     cannot_be_mapped,
     deep_equations,
     evaluate,
+    inner_equations,
     is_traced,
     opened,
     quiet,
+    reads_named_axis,
 )
 from ._affine import explicit
 from ._apart import taken_apart
@@ -154,6 +156,13 @@ class Graph:
     def unmapped(self) -> bool:
         """Whether the step calls Python in a way that cannot be mapped over time."""
         return any(map(cannot_be_mapped, self.step.program.equations))
+
+    @property
+    def joins_calls(self) -> bool:
+        """Whether the step joins what a `vmap` with a name around it maps, like `psum`."""
+        equations = list(deep_equations(self.step.program))
+        inner = (e for eqn in equations for e in inner_equations(eqn))
+        return any(map(reads_named_axis, equations)) or any(map(reads_named_axis, inner))
 
     @property
     def influence(self) -> Influence:
