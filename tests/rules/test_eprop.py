@@ -10,6 +10,7 @@ import optax
 import pytest
 import saiunit as u
 from tests.oracle._eprop import Neurons, Rate, eprop_grad
+from tests.rules.spiking import spike
 
 import braintrace
 from braintrace.engine._evaluate import back_operands
@@ -27,14 +28,6 @@ WEIGHTS = {
 FEED = {k: WEIGHTS[k] for k in ("w_in", "w_out")}
 ADAPTING = Neurons(beta=0.6)
 constant = jax.lax.stop_gradient
-
-
-@jax.custom_jvp
-def spike(over):
-    return (over > 0).astype(over.dtype)
-
-
-spike.defjvps(lambda t, z, over: 0.3 * jnp.maximum(0, 1 - jnp.abs(over)) * t)
 
 
 def network(neurons, leaky=True, kappa=None):

@@ -1,11 +1,11 @@
 """Rules whose eligibility waits for a reward, against their equations."""
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.oracle._reward import r_stdp_grad, reward_eprop_grad
+from tests.rules.spiking import neurons
 
 import braintrace
 from braintrace.rules import r_stdp, reward_eprop, three_factor
@@ -30,19 +30,8 @@ RULES = {
 }
 
 
-@jax.custom_jvp
-def spike(over):
-    return (over > 0).astype(over.dtype)
-
-
-spike.defjvps(lambda t, z, over: 0.3 * jnp.maximum(0, 1 - jnp.abs(over)) * t)
-
-
 def step(params, state, x):
-    v, z = state
-    z = jax.lax.stop_gradient(z)
-    v = 0.9 * v + x @ params["w_in"] + z @ params["w_rec"] - z
-    z = spike(v - 1.0)
+    v, z = neurons(params, state, x)
     return (v, z), z @ params["w_out"]
 
 
