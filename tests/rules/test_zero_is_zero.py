@@ -1,11 +1,14 @@
 """States that are zero under functions singular there: finite, and infinite, as BPTT is."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
+from oracle import uoro_step
 
 T, B, I, N = 5, 2, 3, 4
 XS = jax.random.normal(jax.random.key(0), (T, B, I))
@@ -146,13 +149,47 @@ OTHERS = {
     "otpe": {"leak": 0.9},
     "stllr": {},
     "kf_rtrl": {},
+    "uoro": {},
+    "rtrl": {"paths": 1},
 }
 
 
 @pytest.mark.parametrize("rule, options", OTHERS.items())
-@pytest.mark.parametrize("name", ["rooted", "reset"])
+@pytest.mark.parametrize("name", ["normed", "rooted", "reset"])
 def test_rules_that_approximate_are_finite_too(name, rule, options):
     assert np.isfinite(gradient(name, rule, "blocks of 2", **options)).all()
+
+
+def uoro_definitions(w, xs):
+    """UORO of `rooted` with two units, for all signs: a state that no weight moves has none."""
+    found = []
+    for signs in product(product([-1.0, 1.0], repeat=2), repeat=len(xs) - 1):
+        v, s, flat, total = np.zeros(2), np.zeros(2), np.zeros(w.size), 0.0
+        for x, nu in zip(xs, [*signs, (1.0, 1.0)], strict=True):
+            moved = x @ w > 0
+            v = 0.9 * v + np.where(moved, x @ w, 0)
+            slope = np.where(
+                v > 0, np.arange(1.0, 3) / (2 * np.sqrt(np.where(v > 0, v, 1))), np.inf
+            )
+            lam = np.where(s == 0, 0, 0.9 * slope) @ s
+            B = np.where(moved, x[:, None], 0)[..., None] * np.eye(2)  # (inputs, units, states)
+            within = np.where(moved, np.where(moved, slope, 0) * x[:, None], 0)
+            total = total + within + lam * flat.reshape(w.shape)
+            B = B.reshape(w.size, 2).T
+            s, flat = uoro_step(s, flat, np.array(nu) * moved, 0.9 * np.eye(2), B, 1e-12)
+        found.append(total)
+    return found
+
+
+def test_uoro_gives_no_sign_to_a_state_that_no_weight_moves():
+    w, xs = np.array([[1.0, -0.3], [0.5, 0.4]]), np.array([[1.0, 0.2], [0.3, 0.1], [-0.2, 1.0]])
+    truths = uoro_definitions(w, xs)
+    for key in range(4):
+        net = braintrace.online(rooted, "uoro", projection_key=key)
+        weighted = lambda out: (out * jnp.arange(1.0, 3)).sum()
+        got = net.grad(weighted)(jnp.asarray(w), net.init(w, jnp.zeros(2), xs[0]), xs)[0]
+        assert np.isfinite(got).all()
+        assert min(abs(got - truth).max() for truth in truths) < 1e-9
 
 
 @pytest.mark.parametrize("order", ["one block", "blocks of 2"])

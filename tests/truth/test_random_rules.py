@@ -372,6 +372,21 @@ def test_what_uoro_averages_to_is_bptt():
 
 
 @pytest.mark.parametrize("kind", [bt.UORO, bt.KFRTRL])
+def test_the_mean_is_bptt_where_no_weight_has_moved_a_state_under_a_root(kind):
+    def update(m, x):
+        m.v.value = 0.9 * m.v.value + jax.nn.relu(matmul(x, m.w.value))
+        return jnp.sqrt(m.v.value)
+
+    draw = Draw("a root of zero")
+    model = Net(update, {"w": draw(2, 3)}, {"v": jnp.zeros((2, 3))})
+    sequences = draw(4, 2, 2), draw(4, 2, 3)
+    truth = bptt_grad(model, step_fn, *sequences)
+    found = runs_of(estimator(kind, None, model, sequences[0][0]), sequences, 2000)
+    assert np.isfinite(truth["w",]).all() and np.asarray(found["w",]).std(0).max() > 1e-3
+    assert scores(found, truth).max() < 5
+
+
+@pytest.mark.parametrize("kind", [bt.UORO, bt.KFRTRL])
 def test_signs_belong_to_the_key(kind):
     name = {bt.UORO: "projection_key", bt.KFRTRL: "key"}[kind]
     net, sequences, _ = tiny()

@@ -4,9 +4,9 @@
 
 Of every row of dF/dh, how one state depends on all, K keeps what belongs to the same unit (elements
 at one position of states of one shape), and of the others whose derivative is not zero the `paths`
-with the largest of random numbers that are drawn once. dF/dh and dF/dp are read row by row, by one
-cotangent per state, so a step costs states × (a step + parameters × paths), where RTRL costs
-parameters × a step.
+with the largest of random numbers that are drawn once. dF/dh is read by one tangent per state, in
+which zero stays zero, dF/dp by one cotangent per state, so a step costs states × (a step +
+parameters × paths), where RTRL costs parameters × a step.
 
 For three units and one path: K = [[a, b, 0], [0, c, d], [e, 0, f]], say, where dF/dh has nine
 entries.
@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from .._errors import not_supported
-from ..engine import Rule, Values, new_hidden
+from ..engine import Rule, Values, new_hidden, product, pushed
 from ..graph import Graph
 from ._full_influence import Trace, full_influence, over_states
 
@@ -72,18 +72,21 @@ def _pushed(
     if not followed:
         return list(traces)
 
-    def of(params: list[Array], hidden: tuple[Array, ...]) -> Array:
+    def of_params(params: list[Array]) -> Array:
         every = list(values.params)
         for i, p in zip(followed, params, strict=True):
             every[i] = p
-        return _flat(new_hidden(graph, replace(values, params=tuple(every), hidden=hidden)))
+        return _flat(new_hidden(graph, replace(values, params=tuple(every))))
 
-    after, back = jax.vjp(of, [values.params[i] for i in followed], tuple(hidden))
-    of_params, of_hidden = jax.vmap(back)(jnp.eye(after.size, dtype=after.dtype))
-    rows = jnp.concatenate([d.reshape(after.size, -1) for d in of_hidden], axis=1)
+    of_hidden = lambda *hidden: _flat(new_hidden(graph, replace(values, hidden=hidden)))
+    after, back = jax.vjp(of_params, [values.params[i] for i in followed])
+    (deposits,) = jax.vmap(back)(jnp.eye(after.size, dtype=after.dtype))
+    units = jnp.split(np.eye(after.size), np.cumsum([h.size for h in hidden])[:-1], axis=1)
+    tangents = [u.reshape(-1, *h.shape).astype(h.dtype) for u, h in zip(units, hidden, strict=True)]
+    rows = jax.vmap(pushed(graph, of_hidden, *hidden))(*tangents).T
     move = _moves(rows, _units([h.shape for h in hidden]), paths, key)
     new = list(traces)
-    for i, deposit in zip(followed, of_params, strict=True):
+    for i, deposit in zip(followed, deposits, strict=True):
         size = values.params[i].size
         E = move(_joined(traces[i], hidden, size)) + deposit.reshape(after.size, size).T
         new[i] = _parted(E, traces[i], hidden)
@@ -99,7 +102,7 @@ def _moves(rows: Array, units: np.ndarray, paths: int, key: Array) -> Any:
     at = jnp.concatenate([within, others], axis=1)
     kept = jnp.concatenate([np.take_along_axis(own, within, axis=1), score >= 0], axis=1)
     values = jnp.where(kept, jnp.take_along_axis(rows, at, axis=1), 0)
-    return lambda E: sum(values[:, c] * E[:, at[:, c]] for c in range(at.shape[1]))
+    return lambda E: sum(product(values[:, c], E[:, at[:, c]]) for c in range(at.shape[1]))
 
 
 def _units(shapes: Sequence[tuple[int, ...]]) -> np.ndarray:

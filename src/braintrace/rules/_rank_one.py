@@ -5,8 +5,10 @@ E_t = (dF/dh) E_{t-1} + dF/dp is estimated by s w^T. With random signs nu, one p
     d = (dF/dh) s,    p = nu^T dF/dp
     s <- r0 d + r1 nu,    w <- w / r0 + p / r1
 
-for any positive r0, r1; these make both terms of equal length. The trace is one entry per parameter
-leaf, and a last one with s and the number of signs drawn.
+for any positive r0, r1; these make both terms of equal length. A state that no parameter moves in
+a step, a row of zeros in dF/dp, needs no sign; where derivatives may be infinite it has none, so
+that s is zero wherever E is. The trace is one entry per parameter leaf, and a last one with s and
+the number of signs drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from ..engine import (
     new_hidden,
     product,
     pushed,
+    singular,
     zeros_like_traces,
 )
 from ..graph import Graph, leaf_name, seed_of, step_digest
@@ -98,25 +101,38 @@ def _pushed(key: Array, e: float, graph: Graph, values: Values, traces: Sequence
     forward = lambda h: new_hidden(graph, replace(values, hidden=h))
     d = pushed(graph, forward, hidden)(s)
 
-    def of(theta):
+    def at(theta: Sequence[Array]) -> Values:
         rest = iter(theta)
-        full = tuple(next(rest) if t else p for p, t in zip(params, ws, strict=True))
-        outs = evaluate_plain(graph, replace(values, params=full))
+        return replace(values, params=tuple(next(rest) if t else p for p, t in pairs))
+
+    def of(theta: Sequence[Array]) -> list[Array]:
+        outs = evaluate_plain(graph, at(theta))
         return [outs[leaf.output] for leaf in graph.step.hidden]
+
+    pairs = list(zip(params, ws, strict=True))
+    theta = [p for p, t in pairs if t]
+    if theta and singular(graph):
+        # A tangent in a random direction of all parameters is zero where all their derivatives are.
+        along = [
+            jax.random.normal(jax.random.fold_in(key, i), p.shape, p.dtype)
+            for i, p in enumerate(theta)
+        ]
+        moved_now = pushed(graph, lambda theta: new_hidden(graph, at(theta)), theta)(along)
+        nu = [jnp.where(a != 0, n, 0) for a, n in zip(moved_now, nu, strict=True)]
 
     # Why the mean is right: with E[nu nu^T] = 1 and s w^T = E_{t-1} in the mean,
     #
     #     (r0 d + r1 nu)(w / r0 + p / r1)^T = d w^T + nu p^T + r0/r1 d p^T + r1/r0 nu w^T
     #
     # the first two terms have the means (dF/dh) E_{t-1} and nu nu^T dF/dp = dF/dp, and the others
-    # zero, as nu is independent of d and w. r0, r1 make the noise small, they add no bias.
-    theta = [p for p, t in zip(params, ws, strict=True) if t]
+    # zero, as nu is independent of d and w. r0, r1 make the noise small, they add no bias. Without
+    # signs at rows of zeros, E[nu nu^T] is 1 at the others, and nu nu^T dF/dp has the same mean.
     (p,) = jax.vjp(of, theta)[1](list(nu))
     w = [t["w"] for t in ws if t]
     r0 = jnp.sqrt((_length(w) + e) / (_length(d) + e))
     r1 = jnp.sqrt((_length(p) + e) / (_length(nu) + e))
-    pairs = enumerate(zip(d, nu, strict=True))
-    moved = {str(k): (r0 * a + r1 * n).astype(a.dtype) for k, (a, n) in pairs}
+    factors = enumerate(zip(d, nu, strict=True))
+    moved = {str(k): (r0 * a + r1 * n).astype(a.dtype) for k, (a, n) in factors}
     new = iter([(old / r0 + add / r1).astype(old.dtype) for old, add in zip(w, p, strict=True)])
     out: list[Any] = [{"w": next(new)} if t else t for t in ws]
     return [*out, {"s": moved, "draws": last["draws"] + 1}]
