@@ -283,9 +283,11 @@ def _ordered(fusing: _Fusing) -> list[Loop]:
             n.nbytes for n in sources[loop] if left[n] == {loop} and n not in fusing.kept
         )
 
-    ready, order = [loop for loop in reversed(loops) if not waits[loop]], []
+    # Of equals the last one, so that a program is the same text every time.
+    place = {loop: -i for i, loop in enumerate(loops)}
+    ready, order = [loop for loop in loops if not waits[loop]], []
     while ready:
-        loop = min(ready, key=taken)
+        loop = min(ready, key=lambda loop: (taken(loop), place[loop]))
         ready.remove(loop)
         order.append(loop)
         for node in sources[loop]:
