@@ -14,7 +14,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST := -m pytest -q -n 2 --dist worksteal
 
 .PHONY: help demo demo-export live boards quick test test-most test-all costs mutants coverage test-browser check lint types docs docs-serve test-jax package sweep \
-  bench bench-export bench-gpu compare bench-compile pictures notebooks clean
+  bench bench-export bench-gpu compare bench-compile pictures gallery notebooks clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -106,8 +106,11 @@ compare: $(VENV)/.dev  ## the tables of docs/compare.md, hours in all: make comp
 bench-compile: $(VENV)/.dev  ## compile time against the number of equations
 	$(BIN)/python benchmarks/compile_time.py
 
-pictures: $(VENV)/.browser chromium  ## draw the pictures of the documents again
+pictures: $(VENV)/.dev  ## draw the pictures of the documents again
 	$(BIN)/python docs/pictures.py
+
+gallery: $(VENV)/.dev  ## run the examples that have no record, and draw all of them: docs/gallery/
+	$(BIN)/python docs/gallery.py
 
 notebooks: $(VENV)/.dev  ## write the notebooks of the tutorials again
 	$(BIN)/python docs/notebooks.py

@@ -24,7 +24,7 @@ from compiled import COMPILERS  # noqa: E402
 LIMITS = {"double": 1e-10, "float": 1e-5}
 
 
-def check(out: Path, minutes: float) -> int:
+def check(out: Path, minutes: float, record: Path | None) -> int:
     """Judge what a file does not have yet, a line of JSON each; 1 if anything of it is wrong."""
     brainstate.environ.set(precision=64)
     jax.config.update("jax_enable_x64", True)
@@ -45,6 +45,9 @@ def check(out: Path, minutes: float) -> int:
         gc.collect()
     found = summary(rows)
     print(json.dumps(found, indent=1))
+    if record:
+        pairs = sorted(f"{row['cell']} {row['rule']}" for row in rows)
+        record.write_text(json.dumps({**found, "judged_pairs": pairs}, indent=1) + "\n")
     return int(bool(found["wrong"]))
 
 

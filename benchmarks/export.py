@@ -4,6 +4,7 @@
     python benchmarks/export.py --units 128 --updates 3000
     python benchmarks/export.py --record docs/results/export.json
     python benchmarks/export.py --check --minutes 8   # goes on with benchmarks/results/export.jsonl
+    python benchmarks/export.py --check --record docs/results/export_check.json
 
 Both do the same 16 inputs, forward step, trace, gradient and SGD update in float32. Updates of the
 two alternate in one process, so that what else the machine does falls on both. Needs gcc. RAM and
@@ -193,7 +194,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=int, default=64)
     parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--record", type=Path, help="write the rows here")
+    parser.add_argument("--record", type=Path, help="write the rows, or what --check found")
     parser.add_argument("--check", action="store_true", help="every cell under every rule")
     parser.add_argument("--minutes", type=float, default=600, help="of --check")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "export.jsonl")
@@ -202,7 +203,7 @@ def main():
         os.environ["XLA_FLAGS"] = QUICK  # programs run once
         from _export_check import check
 
-        sys.exit(check(options.out, options.minutes))
+        sys.exit(check(options.out, options.minutes, options.record))
     rows = [measure(n, network, options.updates) for n, network in networks(options.units).items()]
     if options.record:
         options.record.write_text(

@@ -1,4 +1,4 @@
-"""Writes `notebooks/` from the tutorials: `make notebooks`.
+"""Writes `notebooks/` from the tutorials, with what the cells print: `make notebooks`.
 
 A tutorial is the only source: its text and its blocks of Python become cells. Pictures are left
 out, since the cells draw them. The first cell installs the package where it is missing (Colab).
@@ -7,7 +7,9 @@ out, since the cells draw them. The first cell installs the package where it is 
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("own-model", "first-network", "long-sequences", "ei-network")
@@ -22,6 +24,9 @@ if not [*distributions(name="braintrace-online")]:
     %pip install --quiet "{package}[plot,tasks]" brainpy
 """
 
+_KERNEL = re.compile(
+    r"[\w./-]*ipykernel_\d+/\d+\.py"
+)  # how a cell is called, another one every time
 _CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 _PICTURE = re.compile(r"^!\[.*?\]\(.*?\)\n+", re.MULTILINE)
@@ -64,7 +69,42 @@ def _cell(number: int, kind: str, text: str) -> dict:
     return {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": lines, **code}
 
 
+def executed(text: str) -> Any:
+    """A notebook after a kernel has run it, with what its cells print and draw."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    page = nbformat.reads(text, as_version=4)
+    NotebookClient(page, timeout=600, kernel_name="python3", record_timing=False).execute()
+    page.metadata = json.loads(text)["metadata"]  # not the version of this kernel
+    for cell in page.cells:
+        if cell.cell_type == "code":
+            told = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [_anywhere(output) for output in told]
+    return page
+
+
+def _anywhere(output: Any) -> Any:
+    """An output in which cells are called `cell`."""
+    if output.output_type == "stream":
+        output.text = _KERNEL.sub("cell", output.text)
+    elif "data" in output and "text/plain" in output.data:
+        output.data["text/plain"] = _KERNEL.sub("cell", output.data["text/plain"])
+    return output
+
+
+def without_outputs(text: str) -> str:
+    """A notebook as it was before it ran."""
+    page = json.loads(text)
+    for cell in page["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"execution_count": None, "outputs": []}
+    return json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
+    import nbformat
+
     (ROOT / "notebooks").mkdir(exist_ok=True)
-    for name in NAMES:
-        (ROOT / "notebooks" / f"{name}.ipynb").write_text(notebook(name), "utf-8")
+    for name in sys.argv[1:] or NAMES:
+        nbformat.write(executed(notebook(name)), ROOT / "notebooks" / f"{name}.ipynb")

@@ -1,26 +1,28 @@
-"""Draws graph.png, bench.svg, show.svg and ei.svg beside this file: `make pictures`."""
+"""Draws the pictures of the documents beside this file: `make pictures`."""
 
 import json
-import os
 import re
-import shutil
+import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit as u
 import svg
 from matplotlib.figure import Figure
-from playwright.sync_api import sync_playwright
 
 import braintrace
 from braintrace.lab.cli._bench import Point, Result
 from braintrace.lab.cli._figures import draw_bench
 from braintrace.lab.comparison._rules import parse
+from braintrace.report._layout import NARROW
+from braintrace.report._svg import svg as drawing
 
 HERE = Path(__file__).parent
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+SVG = "http://www.w3.org/2000/svg"
 
 
 @jax.custom_jvp
@@ -75,19 +77,64 @@ class Network(brainstate.nn.Module):
 """
 
 
+# Colours of how a parameter stands that can be read on a light and on a dark page.
+KINDS = {
+    "exact": "#0f9d6e",
+    "step": "#4a7fe8",
+    "untouched": "#80868f",
+    "approximate": "#d9730d",
+    "short": "#bf4fd1",
+    "silent": "#e5484d",
+}
+MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+LETTERS = {
+    "head": {"font-size": "12", "opacity": "0.75"},
+    "line": {"font-size": "11", "font-family": MONO},
+    "note": {"font-size": "10.5"},
+}
+
+
 def graph(path: Path) -> None:
     names: dict = {}
     exec(compile(NETWORK, "net.py", "exec"), names)  # so that lines are those of net.py
     x = jnp.zeros((16, 3))
     report = braintrace.compile(names["Network"](), "d_rtrl", x, batch_size=16).report
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or "google-chrome"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1180, "height": 700}, device_scale_factor=1.5)
-        page.set_content(report.to_html())
-        page.locator("details").evaluate("(e) => e.remove()")
-        page.locator(".braintrace-picture").screenshot(path=path)
-        browser.close()
+    ElementTree.register_namespace("", SVG)
+    root = ElementTree.fromstring(drawing(report.picture, NARROW))
+    coloured(root, "currentColor")
+    root.set("font-family", "system-ui, sans-serif")
+    text = ElementTree.tostring(root, "unicode")
+    path.write_text(re.sub(r"(<svg[^>]*>)", r"\1" + svg.OF_A_FILE, text, count=1), "utf-8")
+
+
+def coloured(element: ElementTree.Element, kind: str) -> None:
+    """Colours and letters as attributes: a picture has no style for the classes of a report."""
+    words = element.attrib.pop("class", "").split()
+    for name in [
+        k for k in element.attrib if k.split("-")[0] in ("aria", "data", "role", "tabindex")
+    ]:
+        del element.attrib[name]
+    kind = next((KINDS[w] for w in words if w in KINDS), kind)
+    tag = element.tag.removeprefix(f"{{{SVG}}}")
+    if tag == "text":
+        (name,) = words
+        fill = kind if name == "note" else "currentColor"
+        element.attrib |= {"fill": fill, **LETTERS[name]}
+    elif "box" in words:
+        faint = {"fill-opacity": "0.05", "stroke-opacity": "0.3"}
+        element.attrib |= {"fill": "currentColor", "stroke": "currentColor", **faint}
+    elif "bar" in words or "tip" in words:
+        element.set("fill", kind)
+    elif "line" in words:
+        element.attrib |= {"fill": "none", "stroke": kind, "stroke-width": "1.6"}
+    dashed = "left-out" in words
+    for child in list(element):
+        if child.tag.endswith("title"):
+            element.remove(child)
+            continue
+        coloured(child, kind)
+        if dashed and child.get("stroke"):
+            child.set("stroke-dasharray", "5 4")
 
 
 def show(path: Path) -> None:
@@ -121,6 +168,39 @@ def bench(record: Path, path: Path) -> None:
     svg.write(draw_bench(result, svg.WIDTH), path)
 
 
+def connectome(path: Path) -> None:
+    """Rates of the neurons that the example trains, before and after."""
+    example = runpy.run_path(str(HERE.parent / "examples" / "connectome.py"))
+    brainstate.environ.set(dt=1.0 * u.ms)
+    network = example["Connectome"](example["random_edges"](0.01))
+    learner = braintrace.compile(network, "d_rtrl", jnp.zeros(example["CHANNELS"]))
+    some = jnp.arange(0, network.n, 10)
+    target = jax.random.uniform(jax.random.key(1), some.shape, minval=5, maxval=20)
+
+    @brainstate.transform.jit
+    def rates(key):
+        def step(x):
+            network(x)
+            return network.spikes()[some]
+
+        xs = jax.random.uniform(key, (500, example["CHANNELS"]))
+        return 1000 * brainstate.transform.for_loop(step, xs).mean(0)
+
+    before = rates(jax.random.key(2))
+    example["train"](learner, some, target, 101)
+    after = rates(jax.random.key(2))
+    figure = Figure(figsize=(svg.WIDTH, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(target, before, "o", mfc="none", ms=4, color="0.55", label="before")
+    axes.plot(target, after, "o", ms=4, color="C0", label="after")
+    axes.axline((5, 5), slope=1, color="k", lw=0.5)
+    axes.set(xlabel="target (Hz)", ylabel="rate (Hz)")
+    axes.legend(frameon=False)
+    svg.write(figure, path)
+    off = lambda now: float(jnp.sqrt(jnp.mean((now - target) ** 2)))
+    print(f"{network.n} neurons, {len(some)} trained: {off(before):.1f} Hz, {off(after):.1f} Hz")
+
+
 def tutorial(name: str, path: Path) -> None:
     """The figure that the blocks of a tutorial draw."""
     text, names = (HERE / "tutorials" / f"{name}.md").read_text("utf-8"), {}
@@ -131,7 +211,8 @@ def tutorial(name: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    graph(HERE / "graph.png")
+    graph(HERE / "graph.svg")
     bench(HERE / "results" / "bench.json", HERE / "bench.svg")
     show(HERE / "show.svg")
     tutorial("ei-network", HERE / "ei.svg")
+    connectome(HERE / "connectome.svg")

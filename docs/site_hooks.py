@@ -1,10 +1,11 @@
 """Hooks of the site: documents of the root, lists of public names, formulas, and checks.
 
 README, CONTRIBUTING and CHANGELOG stay at the root of the repository; the site has a copy with
-rewritten links, and a tutorial leads to its notebook. A comment `<!-- members of braintrace.nn -->`
-expands to one entry per re-exported name that no page lists explicitly. LaTeX becomes MathML, and
-the site carries the font for it, so that formulas need neither a script nor the network. After the
-build every public name must have an entry, and no page may load anything from another host.
+rewritten links. A tutorial leads to its notebook, and every example has a page (`gallery.py`). A
+comment `<!-- members of braintrace.nn -->` expands to one entry per re-exported name that no page
+lists explicitly. LaTeX becomes MathML, and the site carries the font for it, so that formulas need
+neither a script nor the network. After the build every public name must have an entry, and no page
+may load anything from another host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
+import gallery  # noqa: E402
 import svg  # noqa: E402
 
 PAGES = {
@@ -159,7 +161,7 @@ def loads(pages: dict[str, str]) -> list[str]:
 
 
 def on_files(files, config):
-    """Add the documents of the root and the font of the formulas."""
+    """Add the documents of the root, the gallery, and the font of the formulas."""
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
@@ -167,6 +169,10 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=text))
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
+    pages = {"gallery.md": gallery.page()}
+    pages |= {f"examples/{name}.md": gallery.page_of(name) for name in gallery.examples()}
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
     font = math_font()
     files.append(File.generated(config, f"css/{font.name}", abs_src_path=str(font)))
     return files

@@ -8,6 +8,7 @@ picture is part of the page (`inlined`), and follows its switch.
 from __future__ import annotations
 
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def inlined(page: str, folder: Path) -> str:
     """The HTML of a page in which SVG pictures are elements and follow its colours."""
 
     def element(match: re.Match[str]) -> str:
-        picture = (folder / match["path"]).read_text("utf-8").replace(OF_A_FILE, "")
+        path = Path(os.path.normpath(folder / match["path"]))  # the page's folder may not exist
+        picture = path.read_text("utf-8").replace(OF_A_FILE, "")
         label = f'class="figure" role="img" aria-label="{match["alt"]}"'
         return picture.replace("<svg ", f"<svg {label} ", 1)
 

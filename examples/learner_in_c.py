@@ -59,7 +59,7 @@ def main():
         subprocess.run(command, cwd=folder, check=True)
         ran = subprocess.run([folder / "learner"], capture_output=True, text=True, check=True)
         lines = ran.stdout.splitlines()
-        print(*lines[:2], "...", lines[-1], sep="\n")
+        print(*lines[::4], lines[-1], sep="\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_links_of_a_document_lead_to_files_of_the_repository(path):
     "text, home, expected",
     [
         ("[r](docs/rules.md)", "", "[r](rules.md)"),
-        ("![m](docs/memory.png)", "", "![m](memory.png)"),
+        ("![m](docs/bench.svg)", "", "![m](bench.svg)"),
         ("[c](CONTRIBUTING.md#layers)", "", "[c](contributing.md#layers)"),
         ("[r](../README.md)", "docs", "[r](readme.md)"),
         ("[c](../../CONTRIBUTING.md)", "docs/how-to", "[c](../contributing.md)"),

@@ -31,7 +31,7 @@ from ._reset import check_batch_size
 
 
 def compile(
-    model: Any,
+    model: Callable[..., PyTree],
     algorithm: str | LearningRule | ETraceConfig | type[Learner] | Mapping[str, Any],
     *example_inputs: PyTree,
     batch_size: int | None = None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from .._errors import value_error
 from ..graph import RateLoss
@@ -59,7 +61,7 @@ def d_rtrl(*, trace_dtype: TraceDtype = None, couple_axis: int | None = None) ->
 
 
 @stated
-def pp_prop(decay_or_rank: Any, *, trace_dtype: TraceDtype = None) -> LearningRule:
+def pp_prop(decay_or_rank: float, *, trace_dtype: TraceDtype = None) -> LearningRule:
     """Two low-pass factors per operator: memory O(inputs + outputs), not O(weights).
 
     Args:
@@ -81,8 +83,8 @@ def pp_prop(decay_or_rank: Any, *, trace_dtype: TraceDtype = None) -> LearningRu
 @stated
 def eprop(
     feedback: str = "symmetric",
-    kappa_filter_decay: Any = 0.0,
-    random_feedback_key: Any = 0,
+    kappa_filter_decay: float | str | Sequence[float] = 0.0,
+    random_feedback_key: int | Array = 0,
     *,
     filtered: str = "trace",
     c_reg: float = 0.0,
@@ -173,7 +175,7 @@ def _decays(kappa: Any) -> Any:
 @stated
 def rflo(
     leak: float | None = None,
-    random_feedback_key: Any = 0,
+    random_feedback_key: int | Array = 0,
     *,
     feedback_scale: float = 1.0,
     trace_dtype: TraceDtype = None,
@@ -255,7 +257,9 @@ def ostl_recurrent(
 
 
 @stated
-def ostl_feedforward(decay_or_rank: Any = 1e-6, *, trace_dtype: TraceDtype = None) -> LearningRule:
+def ostl_feedforward(
+    decay_or_rank: float = 1e-6, *, trace_dtype: TraceDtype = None
+) -> LearningRule:
     """Online spatio-temporal learning without recurrent connections: `pp_prop`, little memory.
 
     Args:
@@ -345,7 +349,7 @@ def rtrl(
     memory_limit: int | None = MEMORY_LIMIT,
     at_once: int = 4096,
     paths: int | None = None,
-    path_key: Any = 0,
+    path_key: int | Array = 0,
 ) -> LearningRule:
     """Real-time recurrent learning: the whole influence of every parameter on every state.
 
@@ -366,7 +370,7 @@ def rtrl(
 
 
 @stated
-def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> LearningRule:
+def uoro(projection_key: int | Array = 42, *, projection_eps: float = 1e-12) -> LearningRule:
     """The influence of all parameters on all states, as one random outer product.
 
     Args:
@@ -379,7 +383,7 @@ def uoro(projection_key: Any = 42, *, projection_eps: float = 1e-12) -> Learning
 
 
 @stated
-def kf_rtrl(key: Any = 42, *, eps: float = 1e-12) -> LearningRule:
+def kf_rtrl(key: int | Array = 42, *, eps: float = 1e-12) -> LearningRule:
     """Kronecker-factored RTRL: per operator one random product of inputs and outputs.
 
     Args:

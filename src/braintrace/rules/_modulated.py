@@ -83,7 +83,7 @@ def osttp(
 @stated
 def decolle(
     n_target: int,
-    key: Any = 0,
+    key: int | Array = 0,
     readouts: Sequence[Any] | None = None,
     local_loss: Callable[[Array, Array], Array] | None = None,
     observe: Callable[[Array], Array] | None = None,
