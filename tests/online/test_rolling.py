@@ -42,28 +42,28 @@ def start(net):
 
 
 class Written:
-    """The definition: a second network, K - 1 steps behind, that the stored inputs are fed to."""
+    """The definition: the stored inputs again, from the state that the network had before them."""
 
     def __init__(self, window):
-        self.window, self.past, self.behind = window, [], STATE
+        self.window, self.past, self.state = window, [], STATE
 
     def gradient(self, params, xs, ys, mask):
         """The gradient of the losses of a call, and what it stores after that."""
-        steps = [*self.past, *xs]
+        steps, first = list(self.past), len(self.past)
+        for x in xs:
+            steps.append((self.state, x))
+            self.state, _ = step(params, self.state, x)
 
         def total(params):
-            at, value = self.behind, 0.0
-            for i, x in enumerate(steps):
+            at, value = steps[0][0], 0.0
+            for i, (_, x) in enumerate(steps):
                 at, out = step(params, at, x)
-                j = i - len(self.past)
+                j = i - first
                 value += mask[j] * loss(out, ys[j]) if j >= 0 and mask[j] else 0.0
             return value
 
-        found = jax.grad(total)(params)
-        while len(steps) >= self.window:
-            self.behind, _ = step(params, self.behind, steps.pop(0))
-        self.past = steps
-        return found
+        self.past = steps[max(0, len(steps) - self.window + 1) :]
+        return jax.grad(total)(params)
 
 
 def written(window, every, mask, rate):
@@ -171,7 +171,7 @@ def test_certificate_says_how_far_it_goes_back():
     reports = net.report.parameters
     assert "exact for those at most 4 steps back" in str(reports["w",])
     assert reports["out",].exact and not reports["w",].exact
-    stored = (K - 1) * XS[0].nbytes + STATE[0].nbytes + 8 + 4
+    stored = (K - 1) * (XS[0].nbytes + STATE[0].nbytes + 8) + 4
     assert net.memory == sum(a.nbytes for a in jax.tree.leaves(carry.traces)) == stored
 
 

@@ -154,13 +154,14 @@ def run_block(
         after = rule.advance(graph, block, before, observed, fresh)
         after = after if placement is None else pinned(after, places)
     memory = _Memory(graph, rule, before, observed, fresh, behind)
-    twice = rule.replay is not None or substitute is not None
-    flat = _all_results(memory.without_adjoints() if twice else memory, values, block, None)
-    if rule.replay is not None:
-        flat = with_derivative(lax.stop_gradient(_as_they_are(graph, block)), flat)
+    once = memory if substitute is None else memory.without_adjoints()
+    flat = _all_results(once, values, block, None)
     outs, new = after_step(graph, values, flat)
+    if rule.replay is not None:  # its states are those of another run: the network keeps its own
+        states = with_derivative(lax.stop_gradient(_as_they_are(graph, block)), flat)
+        new = after_step(graph, values, states)[1]
     credited = outs, new
-    if twice:
+    if substitute is not None:
         credited = after_step(graph, values, _all_results(memory, values, block, substitute))
     if graph.step.penalised:
         *_, penalty, other = flat

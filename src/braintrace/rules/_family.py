@@ -202,11 +202,13 @@ def rflo(
 def rolling(window: int = 8) -> LearningRule:
     """The last inputs again with the weights of now: truncated BPTT that ends at the present.
 
-    Made for streams, in which weights change at every step. While they do not it takes windows,
-    each with the steps before it.
+    Made for streams, in which weights change at every step: outputs are what the present weights
+    make of the last inputs. While weights do not change it takes windows, each with the steps
+    before it.
 
     Args:
-        window: steps that the gradient of a loss goes back at least; so many inputs are stored.
+        window: steps that the gradient of a loss goes back at least; so many inputs and states are
+            stored.
     """
     steps = check_count("window", window, "the steps that a gradient goes back")
     config = ETraceConfig("none")

@@ -90,7 +90,7 @@ ROWS = (
     Row("tess", modulated.tess, None, "as `STLLR`", "a local loss per layer",
         "Apolinario, Roy and Frenkel, *TESS: a scalable temporally and spatially local learning "
         "rule for spiking neural networks*, 2025"),
-    Row("rolling", family.rolling, None, "the last inputs, and the state before them", _LOSS,
+    Row("rolling", family.rolling, None, "the last inputs, and the states before them", _LOSS,
         "Williams and Peng, *An efficient gradient-based algorithm for on-line training of "
         "recurrent network trajectories*, 1990"),
     # What it learns besides the model is a brainstate module.

@@ -77,16 +77,16 @@ def test_rolling_replays_with_the_weights_of_now(rule, window):
     found = Stream(method, TASK, sgd, 1)(MODEL.params, sgd.init(MODEL.params), BATCH, 0.1)[0]
 
     # The state before the oldest input, the weights of now, one loss: clipped to norm 1, a step.
-    params, behind = PARAMS, jnp.zeros((2, UNITS))
+    params, visited = PARAMS, [jnp.zeros((2, UNITS))]
     for t in range(LENGTH):
         first = max(0, t + 1 - window)
 
-        def replayed(params, t=t, first=first, h=behind):
+        def replayed(params, t=t, first=first, h=visited[first]):
             for s in range(first, t + 1):
                 h, out = step(params, h, XS[s])
             return ((out - YS[t]) ** 2).mean()
 
-        behind = behind if t + 1 < window else step(params, behind, XS[first])[0]
+        visited.append(step(params, visited[t], XS[t])[0])
         if Sum.mask[t]:
             grads = jax.jit(jax.grad(replayed))(params)
             norm = jnp.sqrt(sum((g**2).sum() for g in grads.values()))
