@@ -195,9 +195,10 @@ def page_of(name: str) -> str:
     first, rest = told(name)
     code = (EXAMPLES / f"{name}.py").read_text("utf-8")
     code = code[code.index('"""', 3) + 3 :].strip()
+    output = REPORT.sub("", printed(name)).strip("\n")
     return (
         f"# {first.rstrip('.')}\n\n{rest}\n\n![{first}](../gallery/{name}.svg)\n\n"
-        f"## What it printed\n\n```text\n{REPORT.sub('', printed(name)).strip()}\n```\n\n"
+        f"## What it printed\n\n```text\n{output}\n```\n\n"
         f"## The program\n\nRun by `python examples/{name}.py`.\n\n```python\n{code}\n```\n\n"
         "[All examples](../gallery.md)\n"
     )

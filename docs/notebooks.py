@@ -1,7 +1,7 @@
 """Writes `notebooks/` from the tutorials, with what the cells print: `make notebooks`.
 
-A tutorial is the only source: its text and its blocks of Python become cells. Pictures are left
-out, since the cells draw them. The first cell installs the package where it is missing (Colab).
+A tutorial is the only source: its text and its blocks of Python become cells. Pictures and outputs
+are left out, since the cells make them. The first cell installs the package where it is missing.
 """
 
 import json
@@ -24,12 +24,12 @@ if not [*distributions(name="braintrace-online")]:
     %pip install --quiet "{package}[plot,tasks]" brainpy
 """
 
-_KERNEL = re.compile(
-    r"[\w./-]*ipykernel_\d+/\d+\.py"
-)  # how a cell is called, another one every time
+# How a cell is called, another name every time.
+_KERNEL = re.compile(r"(?:[\w./-]*ipykernel_\d+/)?\b\d{6,}\.py(?=:\d)")
 _CODE = re.compile(r"(?<!<!-- no-run -->\n)^```python\n(.*?)\n^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 _PICTURE = re.compile(r"^!\[.*?\]\(.*?\)\n+", re.MULTILINE)
+_SHOWN = re.compile(r"^<!-- output -->\n```text\n.*?^```\n+", re.MULTILINE | re.DOTALL)
 _FORMULA = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def source(name: str) -> Path:
 def notebook(name: str) -> str:
     """The notebook of a tutorial, as JSON."""
     moved = lambda m: _moved(m[1])
-    text = _PICTURE.sub("", source(name).read_text("utf-8"))
+    text = _SHOWN.sub("", _PICTURE.sub("", source(name).read_text("utf-8")))
     text = _LINK.sub(moved, _FORMULA.sub(r"$$\n\1$$", text))
     parts = _CODE.split(text)  # text and code in turn
     kinds = [("code", INSTALL)]

@@ -58,7 +58,8 @@ def test_a_notebook_runs_in_a_fresh_kernel():
 def test_text_code_and_links_of_a_tutorial_become_cells(monkeypatch, tmp_path):
     text = (
         "# T\n\n[f](first-network.md#a) [r](../rules.md)\n\n```python\na = 1\n```\n\n"
-        "![p](../p.png)\n\n<!-- no-run -->\n```python\nb\n```\n\n```math\nx\n```\n"
+        "![p](../p.png)\n\n<!-- output -->\n```text\n1\n```\n\n"
+        "<!-- no-run -->\n```python\nb\n```\n\n```math\nx\n```\n"
     )
     (tmp_path / "t.md").write_text(text, "utf-8")
     monkeypatch.setattr(notebooks, "source", lambda name: tmp_path / f"{name}.md")
