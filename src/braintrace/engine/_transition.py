@@ -14,14 +14,17 @@ state is h' = sqrt(where(done, 0, h)) + w x,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-_WRITTEN_OUT = 4  # products of matrices up to this size are sums of products of arrays
+_WRITTEN_OUT = 4  # maps of up to so many slots are sums of products of arrays
 
 
 class Width(Enum):
@@ -32,15 +35,21 @@ class Width(Enum):
     TABLE = auto()
 
 
+Cells = tuple[tuple[Array, ...], ...]
+Vector = Any  # an array; of a few slots a tuple of one for each
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """Maps from slots to slots: (*lead, *places), or with two axes of slots behind, (to, from).
 
-    `singular` says that entries may be infinite. Vectors are (*lead, *places), with an axis of
-    slots behind where there is more than one: a loop need not copy an axis of one into place.
+    Of a few slots `array` is a tuple of such rows, and a vector a tuple of arrays (*lead, *places):
+    what a loop reads and writes has no axis of two behind that of the units, which a CPU would go
+    along. Vectors of many slots have an axis of slots behind. `singular` says that entries may be
+    infinite.
     """
 
-    array: Array
+    array: Array | Cells
     width: Width
     singular: bool
 
@@ -49,70 +58,103 @@ class Transition:
         """From an array with both axes of slots; `table` if there are many."""
         if jacobian.shape[-1] == 1:
             return Transition(jacobian[..., 0, 0], Width.ONE, singular)
-        return Transition(jacobian, Width.TABLE if table else Width.FEW, singular)
+        if table or jacobian.shape[-1] > _WRITTEN_OUT:
+            return Transition(jacobian, Width.TABLE, singular)
+        # Unstacked: of D that was stacked of its entries the compiler then sees the entries.
+        cells = tuple(jnp.unstack(row, axis=-1) for row in jnp.unstack(jacobian, axis=-2))
+        return Transition(cells, Width.FEW, singular)
 
     @property
     def jacobian(self) -> Array:
         """The array with both axes of slots."""
-        return self.array[..., None, None] if self.width is Width.ONE else self.array
+        if self.width is Width.FEW:
+            return jnp.stack([jnp.stack(row, -1) for row in self.array], -2)
+        return self._array[..., None, None] if self.width is Width.ONE else self._array
 
-    def vector(self, array: Array) -> Array:
+    @property
+    def _array(self) -> Array:
+        assert not isinstance(self.array, tuple)
+        return self.array
+
+    def vector(self, array: Array) -> Vector:
         """An array with an axis of slots as a vector of this map."""
+        if self.width is Width.FEW:
+            return jnp.unstack(array, axis=-1)
         return array.reshape(array.shape[:-1]) if self.width is Width.ONE else array
 
-    def slots(self, vector: Array) -> Array:
+    def vector_of(self, slots: Sequence[Array]) -> Vector:
+        """A vector from arrays slot by slot, which may repeat."""
+        each = jnp.broadcast_arrays(*slots)
+        if self.width is Width.FEW:
+            return tuple(each)
+        return each[0] if self.width is Width.ONE else jnp.stack(each, -1)
+
+    def slots(self, vector: Vector) -> Array:
         """The inverse of `vector`."""
+        if self.width is Width.FEW:
+            return jnp.stack(vector, -1)
         return vector[..., None] if self.width is Width.ONE else vector
 
-    def places(self, array: Array) -> tuple[int, ...]:
-        """The axes of places of an array like this one."""
-        return array.shape if self.width is Width.ONE else array.shape[:-2]
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The axes of steps and places."""
+        first = jax.tree.leaves(self)[0]
+        return first.shape[:-2] if self.width is Width.TABLE else first.shape
 
     def identity(self, places: tuple[int, ...]) -> Transition:
         """The map that leaves everything as it is, at these places."""
+        dtype = jax.tree.leaves(self)[0].dtype
         if self.width is Width.ONE:
-            return replace(self, array=jnp.ones(places, self.array.dtype))
-        n = self.array.shape[-1]
-        eye = jnp.eye(n, dtype=self.array.dtype)
+            return replace(self, array=jnp.ones(places, dtype))
+        if self.width is Width.FEW:
+            one, zero = jnp.ones(places, dtype), jnp.zeros(places, dtype)
+            each = range(len(self.array))
+            cells = tuple(tuple(one if k == j else zero for j in each) for k in each)
+            return replace(self, array=cells)
+        n = self._array.shape[-1]
+        eye = jnp.eye(n, dtype=dtype)
         return replace(self, array=jnp.broadcast_to(eye, (*places, n, n)))
 
-    def apply(self, vector: Array) -> Array:
+    def apply(self, vector: Vector) -> Vector:
         """D v. Axes of places with one entry in D repeat; they may have more in v."""
-        D = self.array
         if self.width is Width.ONE:
-            return self._product(D, vector)
+            return self._product(self._array, vector)
         if self.width is Width.FEW:
-            n = D.shape[-1]
-            return _sum([self._product(D[..., j], vector[..., j : j + 1]) for j in range(n)])
+            return tuple(_sum(list(map(self._product, row, vector))) for row in self.array)
+        D = self._array
         if self.singular:
             once = tuple(a for a in range(vector.ndim - 1) if D.shape[a] == 1)
             D = jnp.where((vector != 0).any(once, keepdims=True)[..., None, :], D, 0)
         return _contracted(D, vector)
 
-    def transpose(self, vector: Array, masked: bool = False) -> Array:
+    def transpose(self, vector: Vector, masked: bool = False) -> Vector:
         """D^T q; if `masked`, a q of zero counts as zero whatever it meets."""
-        D, q = self.array, vector
         if self.width is Width.ONE:
-            return self._product(q, D, masked)
-        if self.width is Width.FEW:  # transposed slot by slot: D of all steps would be copied
-            n = D.shape[-1]
-            out = _sum([self._product(q[..., k : k + 1], D[..., k, :]) for k in range(n)])
-        else:
-            out = _contracted(jnp.swapaxes(D, -1, -2), q)
-            out = jnp.where((D == 0).all(-2), 0, out) if self.singular else out
+            return self._product(vector, self._array, masked)
+        if self.width is Width.FEW:
+            columns = zip(*self.array, strict=True)
+            each = tuple(_sum(list(map(self._product, vector, column))) for column in columns)
+            if not masked:
+                return each
+            none = reduce(jnp.logical_and, [q == 0 for q in vector])
+            return tuple(jnp.where(none, 0, a) for a in each)
+        D, q = self._array, vector
+        out = _contracted(jnp.swapaxes(D, -1, -2), q)
+        out = jnp.where((D == 0).all(-2), 0, out) if self.singular else out
         return jnp.where((q == 0).all(-1, keepdims=True), 0, out) if masked else out
 
     def compose(self, earlier: Transition) -> Transition:
         """This map after an earlier one."""
-        P, D = self.array, earlier.array
         if self.width is Width.ONE:
-            return replace(self, array=self._product(P, D))
-        n = D.shape[-1]
-        if n > _WRITTEN_OUT:
-            out = P @ D
-            out = jnp.where((D == 0).all(-2, keepdims=True), 0, out) if self.singular else out
-        else:
-            out = _sum([self._product(P[..., m : m + 1], D[..., m : m + 1, :]) for m in range(n)])
+            return replace(self, array=self._product(self._array, earlier._array))
+        if self.width is Width.FEW:
+            columns = list(zip(*earlier.array, strict=True))
+            cell = lambda row, column: _sum(list(map(self._product, row, column)))
+            rows = tuple(tuple(cell(row, column) for column in columns) for row in self.array)
+            return replace(self, array=rows)
+        D = earlier._array
+        out = self._array @ D
+        out = jnp.where((D == 0).all(-2, keepdims=True), 0, out) if self.singular else out
         return replace(self, array=out)
 
     def _product(self, later: Array, earlier: Array, masked: bool = False) -> Array:

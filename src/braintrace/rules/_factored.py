@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.tree_util import tree_map
 
 from ..engine import (
     COUNTED,
@@ -160,7 +161,8 @@ def _tails(decay: float, gain: float, blocks: Blocks) -> list[tuple[Array, Array
         tails, varying = now
         each = zip(blocks, olds, tails, maps.at(varying), strict=True)
         moved = [(old, f, each_iteration(b.relation, d, old)) for b, old, f, d in each]
-        return [(decay * new + gain * f).astype(old.dtype) for old, f, new in moved], olds
+        new = lambda old, f, new: (decay * new + gain * f).astype(old.dtype)
+        return [tree_map(new, *of) for of in moved], olds
 
     pairs = list(zip(D, blocks, strict=True))
     start = [d.vector(b.trace["f"].astype(b.steps.f.dtype)) for d, b in pairs]

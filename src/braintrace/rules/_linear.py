@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import tree_map
 
 from ..engine import Signals, Transition, kernels_allowed, product
 from ..graph import HiddenParamOpRelation as Relation
@@ -69,10 +70,10 @@ def _run(array: Array, r: Relation, behind: int) -> Array:
     return array
 
 
-def _repeated(array: Array, r: Relation, behind: int) -> Array:
+def _repeated(array: Array, r: Relation) -> Array:
     """The inverse of `_run`; an axis along which all is the same stays one entry."""
     s = r.slots
-    front = array.ndim - behind - len(s.y_shape)
+    front = array.ndim - len(s.y_shape)
     for axis, ((start, stop), n) in enumerate(zip(s.runs, s.y_shape, strict=True), front):
         length = stop - start
         if 1 < length < n and array.shape[axis] == length:
@@ -86,7 +87,12 @@ def _repeated(array: Array, r: Relation, behind: int) -> Array:
 def _from_run(array: Array, old: Relation, new: Relation, behind: int) -> Array:
     """An array at the run of one relation at all slots of another one, of the same space."""
     before, after = (r.slots.run[0] for r in (old, new))
-    return _repeated(_shaped(array, before, after, behind), new, behind)
+    if before == after == new.slots.shape:
+        return array
+    if behind:  # slot by slot, as in `_shaped`
+        each = [_from_run(a, old, new, behind - 1) for a in jnp.unstack(array, axis=-behind)]
+        return jnp.stack(each, -behind)
+    return _repeated(_shaped(array, before, after, 0), new)
 
 
 class Steady(NamedTuple):
@@ -102,7 +108,7 @@ class Steady(NamedTuple):
 
 def steady(maps: Sequence[Transition]) -> Steady:
     """Apart, by whether they have one entry along the steps."""
-    once = [len(d.array) == 1 for d in maps]
+    once = [d.places[0] == 1 for d in maps]
     same = [jax.tree.map(lambda a: a[0], d) if o else None for d, o in zip(maps, once, strict=True)]
     return Steady(same, [None if o else d for d, o in zip(maps, once, strict=True)])
 
@@ -188,14 +194,14 @@ def adjoints(
 
     def back(qs, now):
         varying, lam, exits = now
-        qs = [q if e is None else q + e for q, e in zip(qs, exits, strict=True)]
-        each = zip(qs, maps.at(varying), lam, strict=True)
-        return [l + d.transpose(q, masked).astype(q.dtype) for q, d, l in each], qs
+        qs = [q if e is None else tree_map(jnp.add, q, e) for q, e in zip(qs, exits, strict=True)]
+        pulled = [d.transpose(q, masked) for d, q in zip(maps.at(varying), qs, strict=True)]
+        return tree_map(lambda l, a: l + a.astype(l.dtype), lam, pulled), qs
 
-    start = [jnp.zeros(l.shape[1:], l.dtype) for l in lam]
+    start = tree_map(lambda l: jnp.zeros(l.shape[1:], l.dtype), lam)
     if after is not None:
-        given = zip(D, after, start, strict=True)
-        start = [d.vector(a).astype(zero.dtype) for d, a, zero in given]
+        given = [d.vector(a) for d, a in zip(D, after, strict=True)]
+        start = tree_map(lambda a, zero: a.astype(zero.dtype), given, start)
     ends = scan(back, start, (maps.varying, lam, exits), length, reverse=True)
     before, each = ([d.slots(a) for a, d in zip(of, D, strict=True)] for of in ends)
     return Adjoints(before, _at_relations([b.relation for b in blocks], each, 1))
@@ -270,7 +276,7 @@ def _products_of_all(
     def back(products, varying):
         return [p.compose(d) for p, d in zip(products, maps.at(varying), strict=True)], products
 
-    start = [d.identity(d.places(d.array)[1:]) for d in D]
+    start = [d.identity(d.places[1:]) for d in D]
     if after is not None:
         start = [b.map(a) for b, a in zip(firsts.values(), after, strict=True)]
     ends = scan(back, start, maps.varying, length, reverse=True)
@@ -299,7 +305,7 @@ def _products_to_end(blocks: Blocks, add_up: bool, small: bool) -> list[tuple[Ar
     def move(products, tails):
         out = []
         for b, i, parts in zip(blocks, numbers, tails, strict=True):
-            f = parts[0] if len(parts) == 1 else jnp.stack(jnp.broadcast_arrays(*parts), -1)
+            f = parts[0] if len(parts) == 1 else products[i].vector_of(parts)
             out.append(each_iteration(b.relation, products[i], f))
         return out
 
@@ -309,19 +315,21 @@ def _products_to_end(blocks: Blocks, add_up: bool, small: bool) -> list[tuple[Ar
         both = zip(f_same, tails, strict=True)
         parts = [[b if a is None else a for a, b in zip(*pair, strict=True)] for pair in both]
         moved = move(products, parts)
-        totals = [t + v if s else t for t, v, s in zip(totals, moved, sums, strict=True)]
+        added = zip(totals, moved, sums, strict=True)
+        totals = [tree_map(jnp.add, t, v) if s else t for t, v, s in added]
         return (new, totals), [None if s else v for v, s in zip(moved, sums, strict=True)]
 
     start = []
     for i, (b, d) in enumerate(zip(firsts.values(), D, strict=True)):
-        places = d.places(d.array)[1:]
+        places = d.places[1:]
         if b.relation.slots.table is None:
             tails = [a for n, parts in zip(numbers, f, strict=True) if n == i for a in parts]
             shapes = [a.shape[1:] for a in tails]
             places = np.broadcast_shapes(places, *shapes) if small else b.relation.slots.shape
         start.append(d.identity(places))
     like = jax.eval_shape(move, start, [[a[0] for a in parts] for parts in f])
-    zeros = [jnp.zeros(v.shape, v.dtype) if s else None for v, s in zip(like, sums, strict=True)]
+    zero = lambda v: tree_map(lambda a: jnp.zeros(a.shape, a.dtype), v)
+    zeros = [zero(v) if s else None for v, s in zip(like, sums, strict=True)]
     (products, totals), moved = scan(
         back, (start, zeros), (maps.varying, f_varying), length, reverse=True
     )
@@ -330,7 +338,7 @@ def _products_to_end(blocks: Blocks, add_up: bool, small: bool) -> list[tuple[Ar
         matrix = products[i].jacobian
         if r.slots.table is None:
             matrix = jnp.broadcast_to(matrix, (*r.slots.shape, *matrix.shape[-2:]))
-        v = D[i].slots(v if total is None else total[None])
+        v = D[i].slots(v if total is None else tree_map(lambda a: a[None], total))
         before, after = r.slots.shape, b.relation.slots.shape
         out.append((_shaped(matrix, before, after, 2), _shaped(v, before, after, 1)))
     return out
@@ -358,6 +366,7 @@ def at_output(b: RelationBlock, f: Array, q: Array, masked: bool) -> Array:
     if n > 8:
         out = product(q, f, *how).sum(-1)
     else:  # a few slots are added up: XLA's CPU reduction is far slower than that
-        terms = [product(q[..., k], f[..., k], *how) for k in range(n)]
+        pairs = zip(jnp.unstack(q, axis=-1), jnp.unstack(f, axis=-1), strict=True)
+        terms = [product(a, b, *how) for a, b in pairs]
         out = sum(terms[1:], terms[0])
     return out.sum(lane) if r.slots.lanes else out
