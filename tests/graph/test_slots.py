@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace.graph import looked_up
 
 from .step_models import Model, compiled, driven, normal
 
@@ -43,6 +44,28 @@ def test_slots_of_a_mixing_tail_do_not_exist():
     assert graph.hidden_param_op_relations == ()
     (record,) = graph.explain(kind="relation_excluded_shape_mismatch")
     assert record.weight_path == ("w",)
+
+
+@pytest.mark.parametrize(
+    "index, gathers",
+    [
+        (np.arange(5, 11).reshape(3, 2).T, 0),
+        (np.arange(4).reshape(2, 2)[:, None] + 5, 0),
+        (np.broadcast_to(np.arange(6, 9)[:, None], (3, 4)), 0),
+        (np.arange(5, 11).reshape(3, 2).T.reshape(6, 1), 0),
+        (np.array([4, 4, 0, 1]), 1),
+        (np.array([[0, -1], [10, 3]]), 1),
+        (np.array([2, 3]), 0),
+    ],
+)
+def test_elements_are_looked_up_in_a_table_only_if_they_must_be(index, gathers):
+    first, last = jnp.arange(2.0) + 1, jnp.arange(6.0).reshape(2, 3) + 10
+    full = np.r_[first, 0, 0, 0, np.ravel(last), 0]
+    read = lambda a, c: looked_up([a, None, c], [2, 3, 6], index, float)
+    np.testing.assert_array_equal(read(first, last), full[index])
+    names = [e.primitive.name for e in jax.make_jaxpr(read)(first, last).eqns]
+    names += [e.primitive.name for e in jax.make_jaxpr(jax.jit(read))(first, last).eqns]
+    assert sum(n == "gather" for n in names) == gathers
 
 
 def delay(m, x):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..graph import Graph, HiddenParamOpRelation, Pushed, TapPattern, bind_reversible
+from ..graph import (
+    NONE,
+    Graph,
+    HiddenParamOpRelation,
+    Pushed,
+    Table,
+    TapPattern,
+    bind_reversible,
+    looked_up,
+)
 from ..program import Atom, Equation, Var, trace
 from ._evaluate import inputs_of
 from ._recurrence import StepValues, evaluate_all_steps
@@ -120,13 +131,44 @@ def _pushed(graph: Graph, k: int, consts, inputs, outputs: Mapping | None = None
 Derivative = list[Array | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Derivatives:
+    """Derivatives by number, and those that were computed at once: their numbers and arrays."""
+
+    each: list[Derivative]
+    at_once: list[tuple[list[int], list[Array | None]]]
+
+    def read(self, table: Table, components: Sequence[Var], dtype: Any) -> Array:
+        """Elements, counted through one derivative after another."""
+        # Of derivatives 0 and [1, 2] at once, with components of 3 and 5 elements, the arrays are
+        # 0a (3), 0b (5), 12a (2, 3) and 12b (2, 5). Element 1 * 8 + 2 is 12a[0, 2], 2 * 8 + 4 is
+        # 12b[1, 1]: the 8th of the first 8 + 6, and the 8 + 6 + 5 + 1 = 20th of all.
+        sizes = np.array([v.size for v in components])
+        ends = np.cumsum(sizes)
+        starts, n = ends - sizes, int(ends[-1])
+        alone = [
+            ([i], d) for i, d in enumerate(self.each) if not any(i in g for g, _ in self.at_once)
+        ]
+        groups = [*alone, *self.at_once]
+        group, place = np.zeros((2, len(self.each)), np.int64)
+        for g, (numbers, _) in enumerate(groups):
+            group[numbers], place[numbers] = g, np.arange(len(numbers))
+        lengths = np.outer([len(numbers) for numbers, _ in groups], sizes)
+        before = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        number, element = np.divmod(np.maximum(table.index, 0), n)
+        k = np.searchsorted(ends, element, side="right")
+        index = before[group[number], k] + place[number] * sizes[k] + element - starts[k]
+        index = np.where(table.index == NONE, NONE, index)
+        arrays = [a for _, own in groups for a in own]
+        return looked_up(arrays, lengths.reshape(-1).tolist(), index, dtype)
+
+
 class _States:
     """The derivatives of the exits by the entries, as many as the colouring asks for."""
 
     def __init__(self, graph: Graph, view: int, pushed: Pushed):
-        self._graph = graph
+        self._entries = entries = graph.tangent.entries
         c, offsets = graph.views[view].pattern.colouring, graph.influence.offsets
-        entries = graph.tangent.entries
         parts = [slice(int(offsets[k]), int(offsets[k + 1])) for k in range(len(entries))]
         ahead = [
             {v: _seed(c.sources[p] == i, v) for v, p in zip(entries, parts, strict=True)}
@@ -141,17 +183,17 @@ class _States:
             sources = sorted({s for e, s in c.backward if seeds[e] is not None})
             (pulled,) = _pull(pushed, [entries[k] for k in sources], [seeds])
             by_entry = dict(zip(sources, pulled, strict=True))
-            self.derivatives.append([by_entry.get(k) for k in range(len(entries))])
+            self.derivatives.each.append([by_entry.get(k) for k in range(len(entries))])
 
     def transition(self, relation: HiddenParamOpRelation) -> Array:
         slots = relation.slots
         if slots.table is not None:
-            return slots.table(self.stacked(slots.dtype), slots.dtype)
+            return self.derivatives.read(slots.table, self._entries, slots.dtype)
         rows = [
             jnp.stack(
                 [
                     _total(
-                        [p(self.derivatives[c], slots.dtype) for c, p in cell],
+                        [p(self.derivatives.each[c], slots.dtype) for c, p in cell],
                         slots.shape,
                         slots.dtype,
                     )
@@ -163,26 +205,14 @@ class _States:
         ]
         return jnp.stack(rows, -2)
 
-    def stacked(self, dtype) -> Array:
-        return _stacked(self._graph.tangent.entries, self.derivatives, dtype)
 
-
-def _stacked(entries: Sequence[Var], derivatives: Sequence[Derivative], dtype: Any) -> Array:
-    """Derivatives as one array, (derivatives, state elements)."""
-    flat = lambda a, v: (jnp.zeros(v.shape, dtype) if a is None else a.astype(dtype)).reshape(-1)
-    rows = [
-        jnp.concatenate([flat(a, v) for a, v in zip(derivative, entries, strict=True)])
-        for derivative in derivatives
-    ]
-    return jnp.stack(rows)
-
-
-def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[Derivative]:
+def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> _Derivatives:
     """Tangents at the exits, one per set of seeds; those of the same variables at once."""
     alike: dict[tuple[Var, ...], list[int]] = {}
     for i, one in enumerate(seeds):
         alike.setdefault(tuple(v for v, s in one.items() if s is not None), []).append(i)
     out: dict[int, Derivative] = {}
+    at_once = []
     seeded = lambda variables, *arrays: pushed.push(dict(zip(variables, arrays, strict=True)))
     for variables, numbers in alike.items():
         push = partial(seeded, variables)
@@ -192,8 +222,9 @@ def _push(pushed: Pushed, seeds: Sequence[Mapping[Var, Array | None]]) -> list[D
             out |= {i: push(*row) for i, row in zip(numbers, rows, strict=True)}
             continue
         stacked = jax.vmap(push)(*map(jnp.stack, columns))
+        at_once.append((numbers, stacked))
         out |= {i: [None if a is None else a[k] for a in stacked] for k, i in enumerate(numbers)}
-    return [out[i] for i in range(len(seeds))]
+    return _Derivatives([out[i] for i in range(len(seeds))], at_once)
 
 
 def _pull(pushed: Pushed, sources: Sequence[Var], seeds: list[list[Array | None]]) -> list:
@@ -230,9 +261,10 @@ def _tail(
     entries, offsets = graph.tangent.entries, graph.influence.offsets
     shape = slots.shape if site.iterations is None else (site.iterations, *slots.shape)
     derivatives: dict[tuple[int, int, bool], Derivative] = {}
+    ahead: list[_Derivatives] = []
     for p, (var, c) in enumerate(zip(parts, tap.colourings, strict=True)):
-        ahead = [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]
-        for i, d in enumerate(_push(pushed, ahead)):
+        ahead.append(_push(pushed, [{var: _seed(c.sources == i, var)} for i in range(c.n_sources)]))
+        for i, d in enumerate(ahead[p].each):
             derivatives[p, i, False] = d
         back = [
             [
@@ -261,14 +293,13 @@ def _tail(
     def all_picked(part: int) -> Array:
         tails, c, terms = slots.tails[part], tap.colourings[part], []
         if tails.ahead is not None:
-            ahead = [derivatives[part, i, False] for i in range(c.n_sources)]
-            terms.append(tails.ahead(_stacked(entries, ahead, slots.dtype), slots.dtype))
+            terms.append(ahead[part].read(tails.ahead, entries, slots.dtype))
         if tails.back is not None:
             behind: list[Any] = [derivatives[part, i, True][0] for i in range(c.n_exits)]
-            back = jnp.stack(behind)
-            read = lambda back: tails.back(back, slots.dtype)
+            size, index = math.prod(slots.y_shape), tails.back.index
+            read = lambda *of: looked_up(of, [size] * len(of), index, slots.dtype)
             in_loop = site.iterations is not None
-            terms.append(jax.vmap(read, in_axes=1)(back) if in_loop else read(back))
+            terms.append(jax.vmap(read)(*behind) if in_loop else read(*behind))
         return _total(terms, (*shape, slots.width), slots.dtype)
 
     if slots.table is None:
@@ -281,6 +312,16 @@ def _tail(
     return [jax.lax.complex(re, -im) for re, im in zip(*by_part, strict=True)]
 
 
+def _stacked(entries: Sequence[Var], derivatives: Sequence[Derivative], dtype: Any) -> Array:
+    """Derivatives as one array, (derivatives, state elements)."""
+    flat = lambda a, v: _or_zeros(a, v).astype(dtype).reshape(-1)
+    rows = [
+        jnp.concatenate([flat(a, v) for a, v in zip(derivative, entries, strict=True)])
+        for derivative in derivatives
+    ]
+    return jnp.stack(rows)
+
+
 def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Array]) -> list[Array]:
     """Per hidden group the kept Jacobian within a unit, (*varshape, S, S) in real components."""
     states = _States(graph, 0, _pushed(graph, 0, consts, inputs))
@@ -291,7 +332,7 @@ def group_jacobians(graph: Graph, consts: Sequence[Array], inputs: Sequence[Arra
     out = []
     for g in graph.groups:
         dtype = jnp.result_type(*(graph.tangent.entries[k].dtype for k in g.components))
-        derivatives = states.stacked(dtype)
+        derivatives = _stacked(graph.tangent.entries, states.derivatives.each, dtype)
         units = np.arange(np.prod(g.varshape, dtype=np.int64))
         rows = []
         for to in g.components:

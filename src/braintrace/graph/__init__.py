@@ -42,9 +42,12 @@ from ._reach import reach as reach
 from ._reach import strongly_connected as strongly_connected
 from ._relations import HiddenParamOpRelation as HiddenParamOpRelation
 from ._relations import PathClassification as PathClassification
+from ._sets import NONE as NONE
 from ._sites import Site as Site
 from ._slots import MOST_ENTRIES as MOST_ENTRIES
 from ._slots import Slots as Slots
+from ._slots import Table as Table
+from ._slots import looked_up as looked_up
 from ._step import Leaf as Leaf
 from ._step import Path as Path
 from ._step import Step as Step

@@ -104,20 +104,95 @@ class Pick:
             return jnp.zeros(self.shape, dtype)
         if self.parts is not None:
             return self.parts(arrays, self.shape, dtype)
-        flat = [
-            jnp.zeros(n, dtype) if a is None else a.reshape(-1).astype(dtype)
-            for a, n in zip(arrays, self.sizes, strict=True)
-        ]
-        return _looked_up(jnp.concatenate(flat), self.index)
+        return looked_up(arrays, self.sizes, self.index, dtype)
 
 
-def _looked_up(values: Array, index: np.ndarray) -> Array:
-    """`values[index]`, zero for NONE: a zero is appended, since a mask would be a constant more."""
+def looked_up(
+    arrays: Sequence[Array | None], sizes: Sequence[int], index: np.ndarray, dtype: Any
+) -> Array:
+    """Elements, counted through all arrays in order; zero for NONE, and of an array that is None.
+
+    Arrays of which nothing is read are not touched.
+    """
+    # Arrays a of 2, None of 3 and c of 2 elements, index [6, 0, 3, NONE]: a and c are read, joined
+    # as [a0, a1, c0, c1], at [3, 0, NONE, NONE].
+    ends = np.cumsum(sizes)
+    block = np.searchsorted(ends, index, side="right")
+    read = [k for k in distinct(block[index != NONE], len(ends)).tolist() if arrays[k] is not None]
+    if not read:
+        return jnp.zeros(index.shape, dtype)
+    shift, here, start = np.zeros(len(ends), np.int64), np.zeros(len(ends), bool), 0
+    for k in read:
+        shift[k], here[k] = start - (ends[k] - sizes[k]), True
+        start += sizes[k]
+    moved = np.where((index != NONE) & here[block], index + shift[block], NONE)
+    flat: list[Any] = [arrays[k] for k in read]
+    flat = [a.reshape(-1).astype(dtype) for a in flat]
+    return _elements(flat[0] if len(flat) == 1 else jnp.concatenate(flat), moved)
+
+
+def _elements(values: Array, index: np.ndarray) -> Array:
+    """`values[index]`, zero for NONE."""
+    view = _view(index)
+    if view is not None:
+        start, shape, order, once = view
+        part = lax.slice_in_dim(values, start, start + prod(shape))
+        return jnp.broadcast_to(part.reshape(shape).transpose(order).reshape(once), index.shape)
     missing = index == NONE
     if not missing.any():
         return values[index]
+    # A zero is appended, since a mask would be a constant more.
     values = jnp.concatenate([values, jnp.zeros(1, values.dtype)])
     return values[np.where(missing, len(values) - 1, index)]
+
+
+_View = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _view(index: np.ndarray) -> _View | None:
+    """How to read neighbours in another order, without a table of indices.
+
+    The first of them, the shape that they have in memory, the order of its axes, and the shape
+    before axes along which all is the same are repeated; None if that is not what is read.
+    """
+    # [[3, 5, 7], [4, 6, 8]] goes on by 1 and 2 along its axes: 3, shape (3, 2), order (1, 0).
+    # [0, 1, 4, 5, 2, 3, 6, 7] does so as (2, 2, 2), by 2, 4 and 1.
+    if not index.size or (index == NONE).any():
+        return None
+    first, sizes, steps = int(index.flat[0]), list[int](), list[int]()
+    for k in range(index.ndim):
+        along = np.moveaxis(index, k, 0).reshape(index.shape[k], -1)[:, 0]
+        for n, step in _even(along):
+            sizes.append(n)
+            steps.append(step)
+    inner = tuple(n if step else 1 for n, step in zip(sizes, steps, strict=True))
+    axes = sorted(range(len(sizes)), key=lambda k: -steps[k])
+    shape, order = tuple(inner[k] for k in axes), tuple(axes.index(k) for k in range(len(axes)))
+    read = np.arange(first, first + prod(shape)).reshape(shape).transpose(order)
+    once = tuple(index.shape[k] if _moves(index, k) else 1 for k in range(index.ndim))
+    same = read.size == prod(once) and np.array_equal(
+        np.broadcast_to(read.reshape(once), index.shape), index
+    )
+    return (first, shape, order, once) if same else None
+
+
+def _moves(index: np.ndarray, axis: int) -> bool:
+    """Whether anything changes along an axis."""
+    return not np.array_equal(index.take([0], axis), index.take([-1], axis))
+
+
+def _even(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Loops that count these numbers from the first on, the outermost first: (turns, step)."""
+    out, n = [], len(numbers)
+    while n > 1:
+        step = int(numbers[1] - numbers[0])
+        uneven = np.flatnonzero(np.diff(numbers) != step)
+        turns = int(uneven[0]) + 1 if len(uneven) else n
+        if n % turns:
+            return [(n, step)]  # of no loops
+        out.append((turns, step))
+        numbers, n = numbers[::turns], n // turns
+    return out[::-1]
 
 
 def pick(index: np.ndarray, offsets: np.ndarray) -> Pick:
@@ -176,13 +251,9 @@ def _slice(piece: np.ndarray, axis: int, offsets: np.ndarray) -> Part | None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """Many Picks at once, from the values of many derivatives: an array of flat indices."""
+    """Many Picks at once: indices of elements, counted through one derivative after another."""
 
     index: np.ndarray
-
-    def __call__(self, stacked: Array, dtype) -> Array:
-        """Read from (derivatives, elements)."""
-        return _looked_up(stacked.reshape(-1), self.index).astype(dtype)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
