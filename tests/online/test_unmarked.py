@@ -49,6 +49,34 @@ def close(got, want, tolerance=1e-9):
     jax.tree.map(leaf, got, want)
 
 
+SUMS = {
+    "alone": (lambda x, h, b, c: x + (h + b + c), 3),  # a product has one bias
+    "last": (lambda x, h, b, c: x + h + (b + c), 2),
+    "one after the other": (lambda x, h, b, c: x + h + b + c, 2),
+    "first": (lambda x, h, b, c: c + (b + (x + h)), 2),
+    "behind a sum that is read": (lambda x, h, b, c: (s := x + h) + b + c + 0 * s, 4),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_bias_behind_a_sum_of_products_is_that_of_a_product(name):
+    def stepping(total):
+        def step(p, h, x):
+            h = jnp.tanh(total(x @ p["w"], h @ p["r"], p["b"], p["c"]))
+            return h, h
+
+        return step
+
+    weights = {"w": normal(1, I, N), "r": normal(2, N, N)}
+    params = weights | {"b": normal(3, N), "c": normal(4, N)}
+    total, operators = SUMS[name]
+    args = (params, normal(5, B, N), XS)
+    got, net = gradient(stepping(total), "d_rtrl", *args)
+    assert len(net._last.graph.relations) == operators
+    close(got, gradient(stepping(SUMS["alone"][0]), "d_rtrl", *args)[0])
+    close(gradient(stepping(total), "d_rtrl", *args, window=T)[0], bptt(stepping(total), *args))
+
+
 def recurrent(mm=jnp.matmul, elem=lambda a: a):
     """A leaky recurrent layer in plain JAX, or with operators."""
 

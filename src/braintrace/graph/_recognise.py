@@ -3,7 +3,8 @@
 A program in, a program out, before the sites are found:
 
     y = dot_general(W, x)            is        y = operator(x, W)
-    z = add(y, b)                    is        y = operator(x, W, b), if only z reads y
+    z = add(y, b)                    is        z = operator(x, W, b), if only z reads y
+    z = add(add(y, u), b)            is        z = add(operator(x, W, b), u), likewise
     h' = mul(a, h)                   is        a' = element_wise(a);  h' = mul(a', h)
     e = gather(table, i)             is        e = operator(i, table)
 
@@ -37,6 +38,7 @@ from ._sites import Around, flow_of
 from ._step import Leaf, Step
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
+_SUMS = ("add", "add_any")
 
 
 def recognise(step: Step, unsteady: int, fold: bool) -> Step:
@@ -215,7 +217,7 @@ def _turned_once(program: Program) -> Program:
 
 
 def _with_biases(program: Program) -> Program:
-    """Products with what is added to them, and to nothing else, as their bias."""
+    """Products with what is added to them, or to a sum with them, as their bias."""
     producer = producers(program)
     uses = _uses(program)
 
@@ -241,16 +243,38 @@ def _with_biases(program: Program) -> Program:
             value = source
         return value
 
+    def absorbed(atom: Atom, b: Atom, out: Var) -> list[Equation] | None:
+        """What computes a sum as `out`, with `b` as the bias of a product in it."""
+        eqn = for_one_use(atom)
+        if eqn is None:
+            return None
+        if eqn.name not in _SUMS:
+            static = with_bias(eqn, b)
+            if static is None:
+                return None
+            return [replace(eqn, inputs=(*eqn.inputs, b), params=static, outputs=(out,))]
+        for i, term in enumerate(eqn.inputs):
+            part = Var(term.shape, term.dtype)
+            before = absorbed(term, b, part)
+            if before is not None:
+                inputs = (*eqn.inputs[:i], part, *eqn.inputs[i + 1 :])
+                return [*before, replace(eqn, inputs=inputs, outputs=(out,))]
+        return None
+
+    # `y = x @ W;  z = h @ R;  s = y + z;  a = s + b` is `y' = x @ W + b;  z = h @ R;  a = y' + z`.
+    # The new equations stand where the bias was added, behind all that they read.
     equations: list[Equation] = []
     for eqn in program.equations:
-        if eqn.name in ("add", "add_any"):
-            for at in (0, 1):
-                y, b = for_one_use(eqn.inputs[at]), bias(eqn.inputs[1 - at])
-                static = None if y is None or b is None else with_bias(y, b)
-                if y is not None and b is not None and static is not None:
-                    eqn = replace(y, inputs=(*y.inputs, b), params=static, outputs=eqn.outputs)
-                    break
-        equations.append(eqn)
+        new = None
+        for at in (0, 1) if eqn.name in _SUMS else ():
+            b = bias(eqn.inputs[1 - at])
+            new = None if b is None else absorbed(eqn.inputs[at], b, eqn.outputs[0])
+            if new is not None:
+                break
+        for e in new or ():
+            producer[e.outputs[0]] = e
+            uses[e.outputs[0]] = uses[e.outputs[0]] or 1
+        equations += new or [eqn]
     return replace(program, equations=tuple(equations))
 
 
