@@ -271,14 +271,17 @@ def _greedy(exits: np.ndarray, sources: np.ndarray, n_sources: int) -> tuple[np.
     readers: dict[int, list[int]] = {}
     for e, s in zip(exits.tolist(), sources.tolist(), strict=True):
         readers.setdefault(s, []).append(e)
-    taken: dict[int, set[int]] = {}
+    # Colours that an exit reads already are the bits of a number; the first free one is added.
+    taken = [0] * (int(exits.max(initial=-1)) + 1)
     colours = np.zeros(n_sources, int)
     for s, es in readers.items():
-        forbidden = set().union(*(taken.setdefault(e, set()) for e in es))
-        c = next(k for k in range(len(forbidden) + 1) if k not in forbidden)
-        colours[s] = c
+        forbidden = 0
         for e in es:
-            taken[e].add(c)
+            forbidden |= taken[e]
+        free = ~forbidden & (forbidden + 1)
+        colours[s] = free.bit_length() - 1
+        for e in es:
+            taken[e] |= free
     return colours, int(colours[sources].max(initial=-1)) + 1
 
 
