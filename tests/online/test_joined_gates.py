@@ -9,6 +9,8 @@ import pytest
 from jax.nn import sigmoid, tanh
 
 import braintrace
+from braintrace.ops import ETPPrimitive
+from braintrace.program._flatten import inner_jaxprs
 from interpret import computed
 
 T, B, I, N = 6, 2, 3, 4
@@ -144,3 +146,25 @@ def test_what_is_read_otherwise_has_the_same_gradient(read):
     got, _ = net.grad(lambda out: out**2)(w, net.init(w, jnp.zeros(()), xs[0]), xs)
     loss = lambda w: jnp.sum(jax.lax.scan(lambda h, x: step(w, h, x), jnp.zeros(()), xs)[1] ** 2)
     np.testing.assert_allclose(got, jax.grad(loss)(w), rtol=1e-9)
+
+
+def products(jaxpr, in_loop=False):
+    """The products in loops of a program."""
+    for eqn in jaxpr.eqns:
+        if in_loop and (isinstance(eqn.primitive, ETPPrimitive) or "dot" in eqn.primitive.name):
+            yield eqn
+        for inner in inner_jaxprs(eqn.params):
+            yield from products(inner, in_loop or eqn.primitive.name == "scan")
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("form", [0, 2], ids=["joined", "apart"])
+def test_states_take_one_product_per_step_for_all_gates(name, form):
+    steps, joined, apart, state = case(name)
+    step, params = steps[form], (joined, apart)[form // 2]
+    xs = jnp.ones((T, B, I))
+    net = braintrace.online(step)
+    carry = net.init(params, state, xs[0])
+    grad = net.grad(lambda out: jnp.sum(out**2), keep_traces=False)
+    program = jax.make_jaxpr(lambda p: grad(p, carry, xs)[0])(params)
+    assert len(list(products(program.jaxpr))) == 1

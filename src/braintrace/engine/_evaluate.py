@@ -19,6 +19,7 @@ from ..graph import Graph, bind_reversible, bits_of, reach, seed_of, site_names
 from ..ops import ETPPrimitive
 from ..program import Apply, Equation, Var, bind, bind_quietly, prune, run
 from ._detached import variants_of
+from ._joined import Joined, products_joined
 from ._loops import kernels_allowed
 from ._rule import ExitCotangents, Feedback
 from ._values import Values
@@ -80,9 +81,15 @@ def evaluate_window(
     backs: Backs | None = None,
 ) -> list[Array]:
     """The program's outputs, nothing cut; operators as in `evaluate_single`."""
-    apply = _applied(graph, taps, (ys, {}), backs)
+    program, constant = graph.step.program, [graph.step.entry(leaf) for leaf in graph.step.params]
+    # Of a joined product all weights are tapped; random operands belong to each by itself.
+    sites = [r.site for r in graph.relations if r.index in taps and all(r.site.leaves.values())]
+    tapped = [] if backs else [site.equation for site in sites]
+    joined = products_joined(program.equations, {*program.consts, *constant}, tapped)
+    program = replace(program, equations=tuple(joined.equations))
+    apply = _applied(graph, taps, (ys, {}), backs, joined)
     inputs = inputs_of(graph, values)
-    return run(graph.step.program, values.consts, inputs, apply, graph.inner, dict(taps))[0]
+    return run(program, values.consts, inputs, apply, graph.inner, dict(taps))[0]
 
 
 def evaluate_single(
@@ -106,7 +113,7 @@ def evaluate_single(
         exit_cotangents: which cotangents they get.
         backs: operands for the reverse pass through operators.
     """
-    apply = _applied(graph, taps, computed, backs)
+    apply = _applied(graph, taps, computed, backs, Joined([]))
     variants = variants_of(graph, apply, exits, exit_cotangents)
     return variants.start(values.consts, inputs_of(graph, values), dict(taps))
 
@@ -140,18 +147,27 @@ def _same(graph: Graph, var: Var) -> list[Equation]:
 
 
 def _applied(
-    graph: Graph, taps: Mapping[int, Array], computed: Computed, backs: Backs | None
+    graph: Graph,
+    taps: Mapping[int, Array],
+    computed: Computed,
+    backs: Backs | None,
+    joined: Joined,
 ) -> Apply:
     """How to apply an equation: a tapped operator passes no gradient to its weights."""
-    relation_of = {r.site.equation: r for r in graph.relations if r.index in taps}
+    at = joined.place_of
+    relation_of = {at(r.site.equation): r for r in graph.relations if r.index in taps}
     ys, new = computed
     exits = stored_exits(graph) if new else {}
     output_of = {e: h for i, h in new.items() for e in _same(graph, exits[i])}
-    output_of |= {graph.sites[i].equation: y for i, y in ys.items()}
+    output_of |= {at(graph.sites[i].equation): y for i, y in ys.items()}
 
     def apply(eqn: Equation, operands: list[Array], feed: Any) -> tuple[list[Array], dict]:
+        if eqn in joined.products:
+            x = eqn.primitive.x_invar_index
+            stopped = [v if i == x else lax.stop_gradient(v) for i, v in enumerate(operands)]
+            return bind(eqn, stopped), {}
         r = relation_of.get(eqn)
-        if r is not None:
+        if r is not None and eqn is r.site.equation:
             weights = [i for k, i in r.operator.positions.items() if r.site.leaves[k]]
             operands = [lax.stop_gradient(v) if i in weights else v for i, v in enumerate(operands)]
         detour: Any = 0

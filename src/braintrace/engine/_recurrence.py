@@ -33,6 +33,7 @@ from ..program import (
     cannot_be_mapped,
     prune,
 )
+from ._joined import products_joined
 from ._loops import kernels_allowed, scan_time
 from ._values import map_steps
 
@@ -134,7 +135,7 @@ def _run_group(
     # Nothing here is differentiated: the states before every step are all that is wanted.
     entries = {v for v, _ in pairs}
     targets = [new for _, new in pairs]
-    equations = needed(program, targets, values)
+    equations = products_joined(needed(program, targets, values), values.shared).equations
     varying = {v for v, bit in _depends(equations, dict.fromkeys(entries, 1)).items() if bit}
     inside = [e for e in equations if varying & set(e.outputs)]
     outside = [e for e in equations if not varying & set(e.outputs)]

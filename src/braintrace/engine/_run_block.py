@@ -39,6 +39,7 @@ from ._evaluate import (
     evaluate_window,
     stored_exits,
 )
+from ._joined import products_joined
 from ._loops import as_running, running_placement
 from ._mixture import passes_of
 from ._placement import pinned
@@ -287,7 +288,8 @@ def _at_states(graph: Graph, values: Values, axes: TimeAxes, states: States) -> 
         for leaf, array in zip(leaves, arrays, strict=True):
             env.add(step.entry(leaf), array, _varies(graph, leaf))
     outputs = _outputs(graph)
-    evaluate_all_steps(needed(program, list(outputs.values()), env), env, axes.length)
+    joined = products_joined(needed(program, list(outputs.values()), env), env.shared)
+    evaluate_all_steps(joined.equations, env, axes.length)
     ys = {i: env.timed[y] for i, y in outputs.items() if y in env.timed}
     return Block(_path(graph, env, values, axes), axes, ys)
 

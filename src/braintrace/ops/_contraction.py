@@ -156,7 +156,14 @@ def _part(
     return lax.slice_in_dim(weights["weight"], start, stop, axis=form.w.index(letter))
 
 
-_RULES = Rules(features=_features, pull=_pull, part=_part, of_part=_contract)
+def _joint(*, equation: str, **how: Any) -> dict[str, int] | None:
+    form = Contraction.parse(equation)
+    specs = {"weight": form.w, "y": form.y} | ({} if form.bias is None else {"bias": form.bias})
+    letters = [l for l in form.y if l not in form.x and all(l in s for s in specs.values())]
+    return {k: spec.index(letters[-1]) for k, spec in specs.items()} if letters else None
+
+
+_RULES = Rules(features=_features, pull=_pull, part=_part, of_part=_contract, joint=_joint)
 
 
 def contraction(name: str, batched: ETPPrimitive | None = None) -> ETPPrimitive:

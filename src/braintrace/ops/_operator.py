@@ -60,6 +60,8 @@ class Rules:
         part: `(weights, axis, start, stop, **static) -> rows`, the weights that a part of the
             input meets (from `start` to `stop` along `axis`), or None to decline; with it,
             `of_part(x, rows, **static) -> y` of that part alone, without a bias.
+        joint: `(**static) -> axes`, the axis of every weight and of "y" along which weights that
+            meet the same input may be joined, and their results are; or None to decline.
     """
 
     effective: Callable[..., Weights] | None = None
@@ -72,6 +74,7 @@ class Rules:
     sum_steps: Callable[..., Array | None] | None = None
     part: Callable[..., Array | None] | None = None
     of_part: Callable[..., Array] | None = None
+    joint: Callable[..., dict[str, int] | None] | None = None
 
 
 class ETPPrimitive(DerivedPrimitive):
@@ -333,6 +336,11 @@ class Operator:
     def of_part(self, x: Array, rows: Array) -> Array:
         """y of a part of the input alone, without a bias."""
         return self._rule("of_part")(x, rows)
+
+    @property
+    def joint(self) -> dict[str, int] | None:
+        """The axes along which weights that meet the same input may be joined, and their y are."""
+        return self._rule("joint")()
 
     def without_input(self, weights: Weights) -> Array:
         """y of no part of the input: the bias of an operator that has parts."""

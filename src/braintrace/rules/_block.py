@@ -83,6 +83,47 @@ def pull(r: Relation, x: Any, c: Array, weights: Grads) -> Grads:
     return r.operator.pull_all(gathered(r, x), gathered(r, c), weights, r.keys)
 
 
+def pull_each(items: Sequence[tuple[Relation, Any, Array, Grads]], whole: bool) -> list[Grads]:
+    """`pull` of several relations; one product for those that read the same input, on a CPU.
+
+    `whole` says that inputs are those of all steps, whatever counts.
+    """
+    # i = x @ W_i and f = x @ W_f with the cotangents c_i and c_f:  x^T [c_i, c_f] = [W_i', W_f'].
+    alike: dict[Any, list[int]] = {}
+    for n, item in enumerate(items):
+        alike.setdefault((_joint_key(*item[:3]) if whole else None) or n, []).append(n)
+    out: list[Grads] = [{} for _ in items]
+    for numbers in alike.values():
+        r, x, c, weights = items[numbers[0]]
+        axes = r.operator.joint
+        if len(numbers) == 1 or axes is None:
+            out[numbers[0]] = pull(r, x, c, weights)
+            continue
+        parts = [items[n][2] for n in numbers]
+        axis = axes["y"] - r.operator.y.ndim
+        grads = pull(r, x, jnp.concatenate(parts, axis), weights)
+        ends = np.cumsum([a.shape[axis] for a in parts])[:-1].tolist()
+        each = {k: jnp.split(g, ends, axes[k]) for k, g in grads.items()}
+        for i, n in enumerate(numbers):
+            out[n] = {k: of[i] for k, of in each.items()}
+    return out
+
+
+def _joint_key(r: Relation, x: Any, c: Array) -> Any:
+    """Equal for relations whose products may be joined; None if that is none."""
+    op, site = r.operator, r.site
+    if op.joint is None or site.x is None or site.levels or x is None:
+        return None
+    if jax.default_backend() != "cpu" or running_placement() is not None:
+        return None
+    shapes = {**op.shapes, "y": op.y}
+    other = tuple(
+        (k, s.dtype, np.delete(s.shape, op.joint[k]).tobytes()) for k, s in shapes.items()
+    )
+    static = tuple(sorted(op.params.items()))
+    return op.primitive, static, other, site.x, c.shape[0], c.dtype, tuple(r.keys)
+
+
 Finish = Callable[[Array], Array]  # how a trace is stored: its precision, and its bound
 
 

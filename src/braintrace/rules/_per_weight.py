@@ -34,7 +34,7 @@ from ._block import (
     folded,
     gathered,
     iterations,
-    pull,
+    pull_each,
     storage,
     summed_by_parts,
     taken,
@@ -174,34 +174,38 @@ class _Read(NamedTuple):
     c: Array
     trace: Grads
     at_trace: Array
-
-    def deposits(self, x: Any, c: Array) -> Grads:
-        """The gradient of what the steps have deposited."""
-        w, slopes = self.block.weights, self.block.slopes
-        grads = pull(self.block.relation, x, c, w)
-        grads |= {k: grads[k] * slope for k, slope in slopes.items()}
-        return {k: g.astype(w[k].dtype) for k, g in grads.items()}
+    masked: bool = False  # whether some inputs were replaced, as their step does not count
 
     def both(self, x: Any, c: Array, trace: Grads, at_trace: Array) -> Grads:
         """The whole gradient."""
         past = contract([self.block], [trace], [at_trace])[0]
-        return jax.tree.map(jnp.add, self.deposits(x, c), past)
+        return jax.tree.map(jnp.add, _deposited([self._replace(x=x, c=c)])[0], past)
+
+
+def _deposited(reads: Sequence[_Read]) -> list[Grads]:
+    """The gradients of what the steps have deposited."""
+    out = []
+    items = [(b.relation, x, c, b.weights) for b, x, c, *_ in reads]
+    pulled = pull_each(items, not any(read.masked for read in reads))
+    for (b, *_), grads in zip(reads, pulled, strict=True):
+        grads = grads | {k: grads[k] * slope for k, slope in b.slopes.items()}
+        out.append({k: g.astype(b.weights[k].dtype) for k, g in grads.items()})
+    return out
 
 
 def _gradients(reads: Sequence[_Read], fresh: Fresh) -> list[Grads]:
     """The gradients of all relations; traces that are zero are not read."""
-    now: list[Grads] = []
-    past: list[int] = []  # relations whose traces are still to be read
-    for i, read in enumerate(reads):
-        grads, (b, *arrays) = None, read
-        if fresh is not True:
-            pairs = zip(arrays, (1, 1, 0, 0), strict=True)
-            grads = summed_by_parts(b.relation, read.both, *pairs)
-        past += [i] if grads is None else []
-        now.append(read.deposits(read.x, read.c) if grads is None else grads)
+    whole: list[Grads | None] = [None for _ in reads]
+    for i, read in enumerate(reads if fresh is not True else ()):
+        b, *arrays, _ = read
+        pairs = zip(arrays, (1, 1, 0, 0), strict=True)
+        whole[i] = summed_by_parts(b.relation, read.both, *pairs)
+    past = [i for i, grads in enumerate(whole) if grads is None]  # whose traces are to be read
+    deposited = iter(_deposited([reads[i] for i in past]))
+    now = [next(deposited) if grads is None else grads for grads in whole]
 
     def with_past() -> list[Grads]:
-        blocks, _, _, traces, signals = zip(*(reads[i] for i in past), strict=True)
+        blocks, _, _, traces, signals, _ = zip(*(reads[i] for i in past), strict=True)
         total = list(now)
         for i, grads in zip(past, contract(blocks, traces, signals), strict=True):
             total[i] = jax.tree.map(jnp.add, now[i], grads)
@@ -222,7 +226,8 @@ def _reads(
         # One product for both ways from a loss to the weight at step s: ct_s, within the step, and
         # f_s q_s, through the states after it. `x_s (ct_s + f_s q_s)`, summed over s, is `pull`.
         c = folded(r, got.ct + at_output(b, s.f, q, got.masked))
-        reads.append(_Read(b, taken(r, folded(r, s.x), got.masked, c), c, b.trace, at_entry))
+        x = taken(r, folded(r, s.x), got.masked, c)
+        reads.append(_Read(b, x, c, b.trace, at_entry, got.masked))
     return reads, found.before
 
 
@@ -340,7 +345,7 @@ def _credit_waiting(placed: Callable[[Signals], Signals]):
             x = _waiting_inputs(r, {**p, **_recorded(p, s.x)}, c, got.masked)
             moved = b.map(p["M"])
             at_base = moved.slots(moved.transpose(moved.vector(at_entry)))
-            reads.append(_Read(b, x, c, p["base"], at_base))
+            reads.append(_Read(b, x, c, p["base"], at_base, got.masked))
         return _gradients(reads, None)
 
     return credit
