@@ -90,7 +90,7 @@ def run(closed: Any, args: Sequence[Any]) -> list[Any]:
 def _apply(eqn: Any, values: list[Any]) -> list[Any]:
     p = eqn.params
     match eqn.primitive.name:
-        case "jit" | "pjit" | "closed_call" | "core_call":
+        case "jit" | "pjit" | "closed_call" | "core_call" | "in_parts":
             return run(p.get("jaxpr") or p["call_jaxpr"], values)
         case "checkpoint" | "remat" | "remat2":
             return run(core.ClosedJaxpr(p["jaxpr"], ()), values)

@@ -10,6 +10,8 @@ import pytest
 from online_cases import BATCH, N_IN, SEQUENCE, N, T, drawn, error
 
 import braintrace
+from braintrace._online import _calls
+from braintrace.program._flatten import inner_jaxprs
 
 TIGHT = 1e-9
 
@@ -75,6 +77,63 @@ def test_vmap_over_seeds_is_a_loop(net, recurrent):
     for i in range(3):
         one = jax.tree.map(lambda a, i=i: a[i], several)
         assert error(jax.tree.map(lambda a, i=i: a[i], mapped), run(one)) < TIGHT
+
+
+def scans(jaxpr):
+    """The lengths of all loops of a program."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            yield eqn.params["length"]
+        for inner in inner_jaxprs(eqn.params):
+            yield from scans(inner)
+
+
+@pytest.mark.parametrize(("at_once", "lots"), [(1, 4), (2, 2), (3, 2), (4, None)])
+def test_vmap_takes_as_many_samples_at_once_as_fit_the_caches(
+    net, recurrent, monkeypatch, at_once, lots
+):
+    case = recurrent
+    several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a, -a, 2 * a]), case.params)
+    carry = net.init(case.params, case.state, case.xs[0])
+    gradient = net.grad(case.loss)
+    run = lambda params: gradient(params, carry, case.xs, case.ys)
+    size = _calls.samples_at_once
+    monkeypatch.setattr(_calls, "samples_at_once", lambda *args: size(*args) * 0 + at_once)
+    mapped = jax.make_jaxpr(jax.vmap(run))(several)
+    assert [n for n in scans(mapped) if n in (2, 4)] == [lots] * (lots is not None)
+    grads, (_, losses) = jax.vmap(run)(several)
+    for i in range(4):
+        one = jax.tree.map(lambda a, i=i: a[i], several)
+        want, (_, of_one) = run(one)
+        assert error(jax.tree.map(lambda a, i=i: a[i], grads), want) < TIGHT
+        np.testing.assert_allclose(losses[i], of_one)
+    inputs = jnp.stack([case.xs, 2 * case.xs])
+    both = jax.vmap(lambda xs: jax.vmap(lambda p: gradient(p, carry, xs, case.ys)[0])(several))
+    want = gradient(jax.tree.map(lambda a: a[3], several), carry, inputs[1], case.ys)[0]
+    assert error(jax.tree.map(lambda a: a[1, 3], both(inputs)), want) < TIGHT
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap])
+def test_a_mapped_or_traced_gradient_is_not_differentiated(net, recurrent, around):
+    case = recurrent
+    carry = net.init(case.params, case.state, case.xs[0])
+    gradient = net.grad(case.loss)
+    second = lambda p: gradient(p, carry, case.xs, case.ys)[0]["up"].sum()
+    params = jax.tree.map(lambda a: a[None], case.params) if around is jax.vmap else case.params
+    with pytest.raises(braintrace.NotSupportedError, match="differentiated once more"):
+        around(jax.grad(second))(params)
+
+
+def test_a_loss_may_meet_the_other_samples(net, recurrent):
+    case = recurrent
+    several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), case.params)
+    carry = net.init(case.params, case.state, case.xs[0])
+    apart = lambda out, y: case.loss(out - jax.lax.pmean(out, "seeds"), y)
+    gradient = net.grad(apart)
+    run = lambda params: gradient(params, carry, case.xs, case.ys)[1][1]
+    losses = jax.vmap(run, axis_name="seeds")(several)
+    alike = jax.vmap(run, axis_name="seeds")(jax.tree.map(lambda a: a[:1], several))
+    assert not np.allclose(losses[0], alike[0])
 
 
 def test_a_cotangent_may_come_later(net, recurrent):

@@ -29,6 +29,7 @@ from ._loop import (
     run_gradient,
     run_outputs,
     run_updates,
+    samples_at_once,
 )
 from ._on_update import OnUpdate, run_reported
 from ._plan import Plan
@@ -51,15 +52,26 @@ class Call:
     donate: bool = False
 
     def _run(
-        self, owner: Callable, key: Hashable, loop: Callable[..., PyTree], own: PyTree = None
+        self,
+        owner: Callable,
+        key: Hashable,
+        loop: Callable[..., PyTree],
+        own: PyTree = None,
+        most: Callable[[Position, Stream], int] | None = None,
     ) -> tuple[PyTree, RunInfo]:
-        """Compile `loop(weights, at, stream, own)` once, and run it."""
+        """Compile `loop(weights, at, stream, own)` once, and run it.
+
+        `most` is how many samples of a `vmap` it runs for at once.
+        """
 
         def run(weights: Weights, at: Position, stream: Stream, own: PyTree, traces: PyTree):
             return loop(weights, replace(at, traces=traces), stream, own)
 
         donated = DONATED if self.donate else None
-        call: Any = self.plan.compile(owner, (key, donated), run, donated)
+        at_once: Any = None
+        if most is not None:
+            at_once = lambda _, at, stream, own, traces: most(replace(at, traces=traces), stream)
+        call: Any = self.plan.compile(owner, (key, donated), run, donated, at_once)
         at = replace(self.at, traces=None)
         with named_errors():
             results = call(self.weights, at, self.stream, own, self.at.traces)
@@ -113,7 +125,10 @@ class Call:
             grads, at, results = run_gradient(bodies, weights, at, stream, options)
             return grads, at if options.keep else ended(plan, at), results
 
-        (grads, at, results), info = self._run(owner, options, run)
+        def most(at: Position, stream: Stream) -> int:
+            return samples_at_once(bodies_of(plan, loss, stream), options, at, stream)
+
+        (grads, at, results), info = self._run(owner, options, run, most=most)
         return grads, at, results, info
 
     def train(

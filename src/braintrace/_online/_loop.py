@@ -19,10 +19,12 @@ from ..engine import COUNTED, Behind, Deposits, Fresh, States, TimeLoop, left_at
 from ..program import PyTree
 from ..rules import Rule, in_parts
 from ._blocks import (
+    CACHED,
     Segments,
     calls_per_block,
     calls_per_segment,
     joined,
+    nbytes,
     scan_blocks,
 )
 from ._finite import guarded
@@ -209,7 +211,7 @@ def run_outputs(
     out = []
     for part, window in _parts(stream, options.window):
         body = bodies(window)
-        size = _calls(body, part, window, at, options)
+        size = _calls(body, part.length, window, at, options)
         at, results = scan_blocks(partial(block, body), at, part, part.length, size)
         out.append(_in_time(results, window, options))
     return at, joined(out)
@@ -233,7 +235,7 @@ def run_gradient(
             part = _depending_on(at.count, part)
         body = bodies(window)
         rule = body.record if record is None else record
-        size = _calls(body, part, window, at, options, rule)
+        size = _calls(body, part.length, window, at, options, rule)
         cut = _segments(body, rule, part, size, window, at, options)
         single = len(parts) == 1 and cut.calls >= part.length
         if not single and not totals:
@@ -569,20 +571,28 @@ def _in_time(results: PyTree, window: int | None, options: Options) -> PyTree:
 
 def _calls(
     body: Body,
-    part: Stream,
+    count: int,
     window: int | None,
     at: Position,
     options: Options,
     record: Rule | None = None,
 ) -> int:
-    """How many calls make a block; `record` is the rule of a gradient."""
+    """How many of so many calls make a block; `record` is the rule of a gradient."""
     if body.one_by_one:
         return 1
     placement = running_placement()
     shards = 1 if placement is None else placement.parts
     backward = record is not None and _goes_back(body, record)
     sizes = (options.block_size, options.memory_budget, options.keep, shards, backward)
-    return calls_per_block(body.step_bytes, window or 1, part.length, at.traces, *sizes)
+    return calls_per_block(body.step_bytes, window or 1, count, at.traces, *sizes)
+
+
+def samples_at_once(bodies: Bodies, options: Options, at: Position, stream: Stream) -> int:
+    """Of how many samples of a `vmap` a CPU's caches hold a block and the traces."""
+    body, window = bodies(options.window), options.window
+    count = max(1, stream.length // body.steps)
+    steps = body.steps * _calls(body, count, window, at, options, body.record)
+    return CACHED // max(1, steps * body.step_bytes.stored + nbytes(at.traces))
 
 
 def _goes_back(body: Body, record: Rule) -> bool:

@@ -34,6 +34,7 @@ from ..graph import (
 from ..ops import compiled as jitted
 from ..program import (
     Atom,
+    InParts,
     Program,
     PyTree,
     evaluate,
@@ -154,16 +155,24 @@ class Plan:
         return not any(is_traced(c) for c in self.consts)
 
     def compile(
-        self, owner: Callable, key: Hashable, function: Callable, donate: int | None = None
+        self,
+        owner: Callable,
+        key: Hashable,
+        function: Callable,
+        donate: int | None = None,
+        most: Callable[..., int] | None = None,
     ) -> Callable:
         """`function`, compiled once for equal keys, for as long as its owner is held.
 
-        It may reuse the memory of argument `donate`.
+        It may reuse the memory of argument `donate`. Under `vmap` it is evaluated for `most`
+        samples at once, which follows from its arguments.
         """
         compiled = self.compiled.setdefault(owner, {})
         if key not in compiled:
             run = recorded(function, self.engine, self.placement)
-            compiled[key] = jitted(run, self.graph.structures, donate)
+            call = jitted(run, self.graph.structures, donate)
+            alone = jax.default_backend() == "cpu" and jax.device_count() == 1
+            compiled[key] = InParts(call, most) if most is not None and alone else call
         return compiled[key]
 
     def report(self) -> CompilationReport:

@@ -43,6 +43,7 @@ from ._flatten import prune as prune
 from ._flatten import reads_named_axis as reads_named_axis
 from ._flatten import section as section
 from ._flatten import trace as trace
+from ._in_parts import InParts as InParts
 from ._jax import Jaxpr as Jaxpr
 from ._jax import JaxprEqn as JaxprEqn
 from ._jax import JaxVar as JaxVar

@@ -71,7 +71,7 @@ STRUCTURAL = (
 CONTROL = frozenset(("cond", "scan", "while"))
 CANONICAL = ELEMENTWISE | STRUCTURAL | CONTROL
 # Calls that mean nothing beyond the equations inside them.
-INLINED = frozenset("jit pjit closed_call core_call remat remat2 checkpoint".split())
+INLINED = frozenset("jit pjit closed_call core_call remat remat2 checkpoint in_parts".split())
 
 
 @dataclass(slots=True)
