@@ -6,9 +6,14 @@ A relation has n trace elements, y output elements and K slots, its D differs at
 trace is touched once in a block of T steps:
 
     forward and reverse pass             3 F
-    D, from c tangents or cotangents     2 F c
-    the traces of an operator            2 (n + n K / T + y K^2), and 2 p K^3 for the products of D
-    rtrl, for each parameter element     2 (F + size of the parameter)
+    D, from c tangents or cotangents     0.2 F c
+    the traces of an operator            2 (n + n K / T + y K^2), and 4 p K^3 for the products of D
+    rtrl, for each parameter element     0.8 (F + size of the parameter)
+    a step, whatever it computes         80,000
+
+Many tangents at once are matrix products, and take less time than as many forward passes; products
+of small matrices take more, and so does a step of few operations. `benchmarks/advice.py` measures
+the factors.
 """
 
 from __future__ import annotations
@@ -60,6 +65,8 @@ MOST_ORDER = 8  # of snap
 MOST_OPERATIONS = 1 << 24  # of a step: the analysis for snap follows each of them
 MOST_ELEMENTS = 2048  # of the states of a sample: it follows the pairs of them
 MOST_ENTRIES = 1 << 24  # of the D of one operator: a larger one takes minutes to compile
+# Operations by how long they take: see above.
+OF_STEP, OF_TANGENT, OF_PRODUCT, OF_INFLUENCE = 80_000.0, 0.2, 4.0, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,8 @@ def advise(problem: Problem, rule: LearningRule) -> Advice:
     stored = varying_bytes(step.program, {step.entry(leaf) for leaf in step.params})
     followed = frozenset[Path]().union(*(c.exact or () for c in (present, *others)))
     nothing = "in one window over the whole sequence nothing is left out"
-    window = RuleCost("no_trace", no_trace(), followed, max(1, stored), 3 * own.forward, nothing)
+    pass_ = _both_passes(own.forward)
+    window = RuleCost("no_trace", no_trace(), followed, max(1, stored), pass_, nothing)
     *costs, window = (replace(c, time=c.time / time) for c in (present, *others, window))
     inexact = tuple(path for path, p in reports.items() if not p.exact)
     hints = dict.fromkeys(d.do for p in reports.values() for d in p.dropped if d.do)
@@ -335,7 +343,7 @@ def _coupling(estimates: _Estimates, diagonal: RuleCost) -> list[int]:
 
 def price(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:
     """Operations of a rule, relative to those of BPTT; `forward` are those of a step."""
-    return _time(graph, record, shapes, forward) / (3 * forward)
+    return _time(graph, record, shapes, forward) / _both_passes(forward)
 
 
 def _exact(reports: Reports) -> frozenset[Path]:
@@ -361,23 +369,27 @@ def _time(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> f
     rules = [part.rule for part in record.parts]
     passes = len(shared_passes(graph, record, any(p.windowed for p in record.parts)))
     parts = zip(graph.parts, rules, split_traces(rules, graph, shapes), strict=True)
-    own = sum(_operations(*part_of, forward) - 3 * forward for part_of in parts)
-    return (1 + 2 * passes) * forward + own
+    own = sum(_operations(*of, forward) - _both_passes(forward) for of in parts)
+    return _both_passes(forward) + 2 * (passes - 1) * forward + own
+
+
+def _both_passes(forward: float) -> float:
+    """Operations of a step and its reverse pass."""
+    return OF_STEP + 3 * forward
 
 
 def _operations(graph: Graph, record: Rule, shapes: list[PyTree], forward: float) -> float:
     """Operations of one step of a rule, see the equations above."""
-    total = 3 * forward
+    total = _both_passes(forward)
     if record.complete and record.approximates is not None:  # one random tangent
         return total + 2 * forward
     if record.complete:
         sizes = [graph.step.entry(leaf).size for leaf in graph.step.params]
         traced = [n for n, trace in zip(sizes, shapes, strict=True) if trace]
-        return total + 2 * sum(n * (forward + n) for n in traced)
+        return total + OF_INFLUENCE * sum(n * (forward + n) for n in traced)
     # x @ W of 128 x 128 and h @ R into the same 128 units, one slot, per sample: a trace of n =
     # 16,384 numbers each, read and multiplied with the signal once a step (2 n), written once per
-    # block of MOST_STEPS; D of the space counts once for both; each colour is one more tangent, 2
-    # forward.
+    # block of MOST_STEPS; D of the space counts once for both; each colour is one more tangent.
     spaces: dict[bytes, int] = {}
     for relation, trace in zip(graph.relations, shapes, strict=True):
         s = relation.slots
@@ -389,7 +401,7 @@ def _operations(graph: Graph, record: Rule, shapes: list[PyTree], forward: float
         spaces[s.destination.tobytes()] = places * k**3 if k > 1 else 0
         total += 2 * (n + n * k / MOST_STEPS + y * k**2)
     colours = [c.n_sources + c.n_exits for c in (v.pattern.colouring for v in graph.views)]
-    return total + 2 * sum(spaces.values()) + 2 * forward * sum(colours)
+    return total + OF_PRODUCT * sum(spaces.values()) + OF_TANGENT * forward * sum(colours)
 
 
 def _shape(var: Any) -> jax.ShapeDtypeStruct:
