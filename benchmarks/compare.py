@@ -66,12 +66,15 @@ class Part:
     optimizers: tuple[str, ...] = ("adam",)
 
 
+# e-prop as its paper has it, and its published form; they are equal where units do not spike.
+PAPER_EPROP = "eprop:filtered=eligibility,kappa_filter_decay=0.5"
 RULES = (
     Rows(0, "ostl_recurrent"),
     Rows(1, "rolling:window=8"),
     Rows(2, "bptt no_trace d_rtrl pp_prop osttp three_factor decolle dni"),
     Rows(3, "tbptt d_rtrl:window=8"),
-    Rows(5, "eprop:kappa_filter_decay=0.5 rflo pp_prop:decay_or_rank=0.99"),
+    Rows(4, "auto"),
+    Rows(5, f"{PAPER_EPROP} eprop:kappa_filter_decay=0.5 rflo pp_prop:decay_or_rank=0.99"),
     Rows(8, "ottt otpe ostl_feedforward"),
     Rows(9, "stllr uoro"),
     Rows(10, "kf_rtrl"),
