@@ -266,20 +266,26 @@ def example(code: Code, name: str, initial: bool) -> str:
 def readme(code: Code, name: str, about: str, initial: bool) -> str:
     """A page of ten lines, for someone who has a C compiler."""
     s, (step, learn) = code.sizes, _calls(code)
-    arrays = [f"`{x.name}` {list(x.value.shape)}" for x in (*code.inputs, *code.targets)]
-    arrays += [f"`{out}` {list(node.shape)}" for out, node in code.outputs]
+    told = [(x.name, x.value.dtype, x.value.shape) for x in (*code.inputs, *code.targets)]
+    arrays = [_declared(*a) for a in (*told, *((o, n.dtype, n.shape) for o, n in code.outputs))]
     file = "" if initial else f" First values are in `{name}.bin`, which `main.c` loads."
     return f"""# {name}
 
 {about}. C99, no allocation. Build and run: `cc -O3 {name}.c main.c -lm && ./a.out`{file}
 All memory is one struct that you own: `static {name} l; {name}_init(&l);`. Then, at every step,
-`{name}_step({step})` computes outputs from inputs, and `{name}_learn({learn})` is told what they
-should have been, learns it, and returns the error; without it nothing is learned.
-`{name}_reset` begins a new sequence; `{name}_save` and `{name}_load` keep what was learned.
-Arrays: {", ".join(arrays)}.
+`{name}_step({step})` computes outputs from inputs, and `{name}_learn({learn})` takes what they
+should have been, learns from it and returns the error. Without that call nothing is learned.
+`{name}_reset` begins a new sequence; `{name}_save` writes what was learned as bytes, which
+`{name}_load` reads. Arrays, row by row: {", ".join(arrays)}.
 Bytes: {s.parameters:,} parameters, {s.optimizer:,} optimizer, {s.carry:,} state and traces,
 {s.inputs:,} inputs, {s.scratch:,} scratch ({s.live:,} at one time), {s.tables:,} constant.
 """
+
+
+def _declared(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    """An array as C declares it, with its shape if it has rows."""
+    rows = f" ({' x '.join(map(str, shape))})" if len(shape) > 1 else ""
+    return f"`{ctype(dtype)} {name}[{size_of(shape)}]`{rows}"
 
 
 def _calls(code: Code) -> tuple[str, str]:
