@@ -57,9 +57,13 @@ def leaked(running: Callable[[], Any]) -> Any:
     def tracers() -> list[Any]:
         return [t for t in gc.get_referrers(running()) if is_traced(t)]
 
+    # What is held by reference cycles only is not held. Most cycles are young: to look among all
+    # objects for who holds the trace, and for all cycles, takes a second in a large program.
+    if running() is not None:
+        gc.collect(1)
     if running() is None or not tracers():
         return None
-    gc.collect()  # what is held by reference cycles only is not held
+    gc.collect()
     left = tracers() if running() is not None else []
     held = {id(t) for t in left}
     for t in left:
