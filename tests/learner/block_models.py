@@ -8,11 +8,12 @@ import models
 from jax import lax
 
 import braintrace as bt
+from small import net, small
 
 EXTRA = {}
 
 
-case, net = functools.partial(models.case, EXTRA), models.net
+case = functools.partial(models.case, EXTRA)
 
 
 matmul, element_wise = bt.matmul, bt.element_wise
@@ -42,28 +43,22 @@ def spikes_with_reset_beyond_zero(draw):
 
 
 @case()
-def operator_in_a_branch(draw):
-    @net({"w": draw(3, 4), "u": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        far = lambda x: matmul(jnp.log(x[0]) + x, m.w.value)  # not a number where not taken
-        y = lax.cond(x[0] > 0, far, lambda x: 0.3 * matmul(x, m.u.value), x)
-        m.h.value = jnp.tanh(0.8 * m.h.value + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "u": (3, 4)}, {"h": 4}, x=(3,))
+def operator_in_a_branch(m, x):
+    far = lambda x: matmul(jnp.log(x[0]) + x, m.w.value)  # not a number where not taken
+    y = lax.cond(x[0] > 0, far, lambda x: 0.3 * matmul(x, m.u.value), x)
+    m.h.value = jnp.tanh(0.8 * m.h.value + y)
+    return m.h.value
 
 
 @case()
-def while_loop_of_dynamics(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        go_on = lambda c: (c[0] < 4) & (jnp.abs(c[1]).max() < 5)
-        turn = lambda c: (c[0] + 1, c[1] + 0.2 * (y - jnp.tanh(c[1])))
-        m.h.value = lax.while_loop(go_on, turn, (0, m.h.value))[1]
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def while_loop_of_dynamics(m, x):
+    y = matmul(x, m.w.value)
+    go_on = lambda c: (c[0] < 4) & (jnp.abs(c[1]).max() < 5)
+    turn = lambda c: (c[0] + 1, c[1] + 0.2 * (y - jnp.tanh(c[1])))
+    m.h.value = lax.while_loop(go_on, turn, (0, m.h.value))[1]
+    return m.h.value
 
 
 @case()
@@ -87,17 +82,14 @@ def ring_buffer(draw):
 
 
 @case()
-def branch_in_the_turns_of_a_scan(draw):
-    @net({"w": draw(3, 4), "g": draw(4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        def turn(h, scale):
-            y = lax.cond(scale > 1, lambda: matmul(scale * x, m.w.value), lambda: 0.1 * h)
-            return 0.8 * h + y * element_wise(m.g.value), h.sum()
+@small({"w": (3, 4), "g": 4}, {"h": (2, 4)}, x=(2, 3))
+def branch_in_the_turns_of_a_scan(m, x):
+    def turn(h, scale):
+        y = lax.cond(scale > 1, lambda: matmul(scale * x, m.w.value), lambda: 0.1 * h)
+        return 0.8 * h + y * element_wise(m.g.value), h.sum()
 
-        m.h.value, sums = lax.scan(turn, m.h.value, jnp.arange(1.0, 4.0))
-        return m.h.value + sums.mean()
-
-    return model, (2, 3)
+    m.h.value, sums = lax.scan(turn, m.h.value, jnp.arange(1.0, 4.0))
+    return m.h.value + sums.mean()
 
 
 CASES = {

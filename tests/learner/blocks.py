@@ -13,7 +13,7 @@ import braintrace as bt
 from interpret import program
 
 from .block_models import CASES
-from .reference import Leaky, assert_close, normal, squares
+from .reference import Recurrent, assert_close, normal, squares
 from .reference import values as values_of
 
 XS = normal(7, 7, 2)
@@ -32,20 +32,6 @@ WINDOWS = {
     for chunk in {"d_rtrl": (1, 2, 3), "pp_prop": (2, 3), "snap2": (2,), "rtrl": (3,)}.get(name, ())
 }
 RULES = SINGLE | WINDOWS
-
-
-class Recurrent(Leaky):
-    """A recurrent operator besides the leak."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.r = brainstate.ParamState(0.5 * normal(4, self.n, self.n))
-
-    def update(self, x):
-        h = self.h.value
-        y = bt.matmul(x, self.w.value, self.b.value) + bt.matmul(h, self.r.value)
-        self.h.value = 0.9 * jnp.tanh(h) + y
-        return self.h.value @ self.v.value
 
 
 def learner(rule="d_rtrl", model=Recurrent, x=XS[0], batch=None, **options):

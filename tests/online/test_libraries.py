@@ -1,5 +1,7 @@
 """Unmodified cells: every parameter is traced, or the report says why not."""
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,20 +21,31 @@ def each(test):
     return pytest.mark.parametrize("batch", [2, 1])(pytest.mark.parametrize("name", CASES)(test))
 
 
+built = cache(lambda name, batch: CASES[name](batch))
+
+
+@cache
+def d_rtrl(name, batch):
+    return gradient(built(name, batch), "d_rtrl")
+
+
+@cache
+def truth(name, batch):
+    return bptt(built(name, batch))
+
+
 @each
 def test_d_rtrl_is_exact_where_it_says_so_and_nowhere_else(name, batch):
-    case = CASES[name](batch)
-    got, net = gradient(case, "d_rtrl")
-    for a, b, p in zip(got, bptt(case), net.report.parameters.values(), strict=True):
+    got, net = d_rtrl(name, batch)
+    for a, b, p in zip(got, truth(name, batch), net.report.parameters.values(), strict=True):
         assert p.how == "trace" or p.exact or p.dropped
         assert p.exact != differ(a, b), p
 
 
 @each
 def test_rtrl_is_bptt(name, batch):
-    case = CASES[name](batch)
-    got, net = gradient(case, "rtrl")
-    close(got, bptt(case))
+    got, net = gradient(built(name, batch), "rtrl")
+    close(got, truth(name, batch))
     assert all(p.exact for p in net.report.parameters.values())
 
 
@@ -43,17 +56,17 @@ PACKED = ("ALIF", "CuBaLIF", "adaptive network")
 @pytest.mark.parametrize("batch", [2, 1])
 @pytest.mark.parametrize("name", [n for n in CASES if not n.endswith(PACKED)])
 def test_d_rtrl_is_its_definition(name, batch):
-    case = CASES[name](batch)
-    got, net = gradient(case, "d_rtrl")
-    close(got, definition(case, net))
+    got, net = d_rtrl(name, batch)
+    close(got, definition(built(name, batch), net))
 
 
 @each
 def test_blocks_are_steps_are_the_gradient_of_a_scan(name, batch):
-    case = CASES[name](batch)
+    case = built(name, batch)
     _, params, _, xs = case
     want, net = gradient(case, "d_rtrl", 1)
     close(gradient(case, "d_rtrl", T)[0], want)
+    close(d_rtrl(name, batch)[0], want)
     carry = learner(case, "d_rtrl")[1]
 
     def total(params):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from braintrace.program import Equation
 from braintrace.verify._sequence import Path, StepFn, at, unvector, vector
 from interpret import program
 
 from ._derivatives import DenseStep, at_exits, derivatives, elements
-from ._sharing import readers, sharing
+from ._sharing import group_of, readers, sharing
 from ._structure import Structure
 from ._variants import Feedback, Variants
 
@@ -74,7 +75,7 @@ def dense(
     """
     step = Structure(model, step_fn, at(sequences, 0), folds)
     variants, sets = Variants(step, _resolved(step, feedback or {})), sharing(step)
-    one = program(lambda *a: derivatives(variants, sets, *a))
+    one = program(lambda *a: derivatives(variants, *a))
     h = vector([leaf.value for leaf in step.hidden])
     others = [leaf.value for leaf in step.others]
     steps, starts = [], []
@@ -84,13 +85,13 @@ def dense(
         h = derived.h
         steps.append(jax.tree.map(np.asarray, derived))
 
-    @cache
-    def exits(sets: tuple[frozenset[int], ...]) -> list[Any]:
-        uncut = [()] * len(sets)
-        at_step = program(lambda *a: at_exits(variants, sets, uncut, *a))
+    def exits(sets: Sequence[frozenset[int]], cut: Sequence[Collection[Equation]]) -> list[Any]:
+        at_step = program(lambda *a: at_exits(variants, sets, cut, *a))
         return [jax.tree.map(np.asarray, at_step(*start)) for start in starts]
 
-    return Dense(step, tuple(steps), exits)
+    own = cache(lambda: exits(sets, [step.cut[i] for i in group_of(step)]))
+    steps = [s._replace(exits=lambda t=t: own()[t]) for t, s in enumerate(steps)]
+    return Dense(step, tuple(steps), cache(lambda sets: exits(sets, [()] * len(sets))))
 
 
 def _resolved(step: Structure, feedback: Mapping[Any, Any]) -> Feedback:

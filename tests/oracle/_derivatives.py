@@ -8,7 +8,7 @@ what mixes, are held constant. Letters as in `_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -33,8 +33,9 @@ class DenseStep(NamedTuple):
     `A` = dh'/dh, `B` = dh'/dθ, `F` = dh'/dy exact; `D` = dh'/dh along the paths D-RTRL keeps;
     `f` = dh'/dy along the same paths; `Y` = dy/dθ with the operators' inputs held constant;
     `lam` = dL/dh with recurrent entries cut; `rest` = dL/dθ but for the traced operators' operands;
+    `h` = h' itself. What few rules read is computed when they do: `exits()` of these two.
     `l_set` = dL/dh' of a state where it and those it shares a trace with are inputs of their own,
-    and `mu` = `lam` beside these; `h` = h' itself.
+    and `mu` = `lam` beside these.
     """
 
     g: Array
@@ -48,9 +49,16 @@ class DenseStep(NamedTuple):
     Y: list[Array]
     lam: Array
     rest: Array
-    l_set: Array
-    mu: Array
     h: Array
+    exits: Callable[[], tuple[Array, Array]] | None = None
+
+    @property
+    def l_set(self) -> Array:
+        return self.exits()[0]
+
+    @property
+    def mu(self) -> Array:
+        return self.exits()[1]
 
 
 def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=None, sealed=None):
@@ -93,9 +101,9 @@ def run_step(step: Structure, theta, h, taps, others, args, apply=bind, exits=No
 
 
 def derivatives(
-    variants: Variants, sets: Sequence[frozenset[int]], h: Array, others: list[Any], args: list[Any]
+    variants: Variants, h: Array, others: list[Any], args: list[Any]
 ) -> tuple[DenseStep, list[Any]]:
-    """All derivatives of one step, and its other states; `sets` are those of `sharing`."""
+    """All derivatives of one step but those at its exits, and its other states."""
     step, jacobian = variants.step, variants.jacobian
     theta = vector([leaf.value for leaf in step.params])
     taps = [jnp.zeros(o.y.size * (2 if o.y.is_complex else 1)) for o in step.steady]
@@ -105,9 +113,13 @@ def derivatives(
         return run_step(step, theta, h, taps, others, args, apply)
 
     without_inputs = variants.without_input([o.equation for o in step.operators])
-    _, new, next_others, _ = run()
-    g, l, ct = jacobian(lambda *a: run(*a)[0], (0, 1, 2))(theta, h, taps)
-    B, A, F = jacobian(lambda *a: run(*a)[1], (0, 1, 2))(theta, h, taps)
+
+    def whole(*a):
+        loss, new, next_others, _ = run(*a)
+        return (loss, new), (new, next_others)
+
+    found, (new, next_others) = jacobian(whole, (0, 1, 2), has_aux=True)(theta, h, taps)
+    (g, l, ct), (B, A, F) = found
     D, f = jacobian(lambda h, taps: run(theta, h, taps, variants.kept)[1], (0, 1))(h, taps[:n])
     Y = jacobian(lambda v: run(v, apply=without_inputs)[3])(theta) if taps else []
     rest = jacobian(lambda v: run(v, apply=variants.without_operands)[0])(theta)
@@ -117,7 +129,6 @@ def derivatives(
     for i, equations in enumerate(step.cut):
         cut = jacobian(lambda v, e=equations: run(h=v, apply=variants.without_input(e))[0])(h)
         lam = jnp.where(group[step.leaf_of()[element]] == i, cut, lam)
-    l_set, mu = at_exits(variants, sets, [step.cut[i] for i in group], h, others, args)
     D = [jnp.where(step.kept[np.ix_(element, element)], D, 0)] * n
     if step.channels:  # nothing is cut of these but operators
         outside = lambda h, taps: run(theta, h, taps, variants.outside_operators)[1]
@@ -125,7 +136,7 @@ def derivatives(
         for k, o in enumerate(step.traced):
             if o in step.channels:
                 D[k], f[k] = all_D, all_f[k]
-    return DenseStep(g, l, ct[:n], A, B, F, D, f, Y, lam, rest, l_set, mu, new), next_others
+    return DenseStep(g, l, ct[:n], A, B, F, D, f, Y, lam, rest, new), next_others
 
 
 def at_exits(

@@ -21,10 +21,14 @@ import scipy.sparse
 from jax import lax
 
 import braintrace as bt
+from braintrace.verify._compare import comparison
+from gradients import bptt_grad
 from oracle import dense
+from small import Draw, net, small, spike
+from small import Net as Net
 
 T = 5
-
+TIGHT = 1e-9
 
 matmul, element_wise, sigmoid = bt.matmul, bt.element_wise, jax.nn.sigmoid
 
@@ -47,35 +51,7 @@ def step_fn(net: Any, x: Any, target: Any) -> jax.Array:
     return 0.5 * jnp.sum((net(x) - target) ** 2)
 
 
-class Net(brainstate.nn.Module):
-    """A step function over named parameters and states."""
-
-    def __init__(self, update: Callable, params: dict[str, Any], states: dict[str, Any]):
-        super().__init__()
-        self._update = update
-        for name, value in params.items():
-            setattr(self, name, brainstate.ParamState(value))
-        for name, value in states.items():
-            made = value if isinstance(value, brainstate.State) else brainstate.HiddenState(value)
-            setattr(self, name, made)
-
-    def update(self, x: Any) -> Any:
-        return self._update(self, x)
-
-
-class Draw:
-    """Random numbers of a case, the same in every run."""
-
-    def __init__(self, name: str):
-        self.rng = np.random.default_rng(zlib.crc32(name.encode()))
-
-    def __call__(self, *shape: int, scale: float = 0.7) -> jax.Array:
-        return jnp.asarray(scale * self.rng.normal(size=shape))
-
-    def complex(self, *shape: int) -> jax.Array:
-        return self(*shape) + 1j * self(*shape)
-
-
+MODELS: dict[str, Callable[[], Case]] = {}  # of all registries
 EXACT: dict[str, Callable[[], Case]] = {}
 RECURRENT: dict[str, Callable[[], Case]] = {}
 OPERATORS: dict[str, Callable[[], Case]] = {}
@@ -94,7 +70,8 @@ def case(registry: dict, name: str | None = None):
             first = jax.tree.map(lambda a: a[0], xs)
             return Case(label, model, (xs, draw(T, *_shape(model, first), scale=1.0)))
 
-        registry[label] = build
+        assert label not in MODELS, f"there are two models {label}"
+        registry[label] = MODELS[label] = build
         return maker
 
     return register
@@ -105,65 +82,37 @@ def _shape(model: Any, x: Any) -> tuple[int, ...]:
     return stateful.make_jaxpr(x).get_out_shapes(x)[0].shape
 
 
-def net(params: dict, states: dict):
-    """Decorator: a step function made into a model."""
-    return lambda update: Net(update, params, states)
-
-
 # ---------------------------------------------------------------------- one layer, element-wise
 
 
 @case(EXACT)
-def leaky(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = 0.9 * m.h.value + matmul(x, m.w.value)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def leaky(m, x):
+    m.h.value = 0.9 * m.h.value + matmul(x, m.w.value)
+    return m.h.value
 
 
 @case(EXACT)
-def tanh_leaky_batched(draw):
-    @net({"w": draw(3, 4), "b": draw(4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value, m.b.value))
-        return m.h.value
-
-    return model, (2, 3)
+@small({"w": (3, 4), "b": 4}, {"h": (2, 4)}, x=(2, 3))
+def tanh_leaky_batched(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value, m.b.value))
+    return m.h.value
 
 
 @case(EXACT)
-def learnable_decay(draw):
-    @net({"w": draw(3, 4), "tau": draw(4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        a = element_wise(m.tau.value, sigmoid)
-        m.h.value = a * m.h.value + (1 - a) * matmul(x, m.w.value)
-        return m.h.value
-
-    return model, (2, 3)
+@small({"w": (3, 4), "tau": 4}, {"h": (2, 4)}, x=(2, 3))
+def learnable_decay(m, x):
+    a = element_wise(m.tau.value, sigmoid)
+    m.h.value = a * m.h.value + (1 - a) * matmul(x, m.w.value)
+    return m.h.value
 
 
 @case(EXACT)
-def min_gru(draw):
-    @net({"wz": draw(3, 4), "wh": draw(3, 4), "b": draw(4)}, {"h": draw(4)})
-    def model(m, x):
-        z = sigmoid(matmul(x, m.wz.value, m.b.value))
-        m.h.value = (1 - z) * m.h.value + z * matmul(x, m.wh.value)
-        return m.h.value
-
-    return model, (3,)
-
-
-@jax.custom_jvp
-def spike(v):
-    return (v > 0).astype(v.dtype)
-
-
-@spike.defjvp
-def _(primals, tangents):
-    (v,), (dv,) = primals, tangents
-    return spike(v), dv / (1 + jnp.abs(3 * v)) ** 2
+@small({"wz": (3, 4), "wh": (3, 4), "b": 4}, {"h": 4}, x=(3,))
+def min_gru(m, x):
+    z = sigmoid(matmul(x, m.wz.value, m.b.value))
+    m.h.value = (1 - z) * m.h.value + z * matmul(x, m.wh.value)
+    return m.h.value
 
 
 @jax.custom_vjp
@@ -199,15 +148,12 @@ def adaptive_spikes_custom_vjp(draw):
 
 
 @case(EXACT)
-def three_states(draw):
-    @net({"w": draw(3, 4), "u": draw(3, 4)}, {"s": draw(2, 4), "v": draw(2, 4), "r": draw(2, 4)})
-    def model(m, x):
-        m.s.value = 0.7 * m.s.value + matmul(x, m.w.value)
-        m.v.value = jnp.tanh(0.8 * m.v.value + m.s.value - m.r.value + matmul(x, m.u.value))
-        m.r.value = 0.6 * m.r.value + sigmoid(m.v.value) * m.s.value
-        return m.v.value * m.r.value
-
-    return model, (2, 3)
+@small({"w": (3, 4), "u": (3, 4)}, {"s": (2, 4), "v": (2, 4), "r": (2, 4)}, x=(2, 3))
+def three_states(m, x):
+    m.s.value = 0.7 * m.s.value + matmul(x, m.w.value)
+    m.v.value = jnp.tanh(0.8 * m.v.value + m.s.value - m.r.value + matmul(x, m.u.value))
+    m.r.value = 0.6 * m.r.value + sigmoid(m.v.value) * m.s.value
+    return m.v.value * m.r.value
 
 
 @case(EXACT)
@@ -247,94 +193,70 @@ def hidden_group_state(draw):
 
 
 @case(EXACT)
-def fused_gates(draw):
-    @net({"w": draw(3, 12), "b": draw(12)}, {"c": draw(2, 4), "h": draw(2, 4)})
-    def model(m, x):
-        f, i, o = jnp.split(matmul(x, m.w.value, m.b.value), 3, axis=-1)
-        m.c.value = sigmoid(f) * m.c.value + jnp.tanh(i)
-        m.h.value = sigmoid(o) * jnp.tanh(m.c.value) + 0.1 * m.h.value
-        return m.h.value
-
-    return model, (2, 3)
+@small({"w": (3, 12), "b": 12}, {"c": (2, 4), "h": (2, 4)}, x=(2, 3))
+def fused_gates(m, x):
+    f, i, o = jnp.split(matmul(x, m.w.value, m.b.value), 3, axis=-1)
+    m.c.value = sigmoid(f) * m.c.value + jnp.tanh(i)
+    m.h.value = sigmoid(o) * jnp.tanh(m.c.value) + 0.1 * m.h.value
+    return m.h.value
 
 
 @case(EXACT)
-def sliced_output(draw):
-    @net({"w": draw(3, 6)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + y[1:5] * y[2:6])
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 6)}, {"h": 4}, x=(3,))
+def sliced_output(m, x):
+    y = matmul(x, m.w.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + y[1:5] * y[2:6])
+    return m.h.value
 
 
 @case(EXACT)
-def transposed_state(draw):
-    @net({"w": draw(3, 6)}, {"h": draw(3, 2)})
-    def model(m, x):
-        y = matmul(x, m.w.value).reshape(2, 3)
-        m.h.value = jnp.sin(0.8 * m.h.value + y.T)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 6)}, {"h": (3, 2)}, x=(3,))
+def transposed_state(m, x):
+    y = matmul(x, m.w.value).reshape(2, 3)
+    m.h.value = jnp.sin(0.8 * m.h.value + y.T)
+    return m.h.value
 
 
 @case(EXACT)
-def concatenated_operators(draw):
-    @net({"w": draw(3, 2), "u": draw(3, 2)}, {"h": draw(4)})
-    def model(m, x):
-        y = jnp.concatenate([matmul(x, m.w.value), jnp.tanh(matmul(x, m.u.value))])
-        m.h.value = jnp.tanh(0.8 * m.h.value + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 2), "u": (3, 2)}, {"h": 4}, x=(3,))
+def concatenated_operators(m, x):
+    y = jnp.concatenate([matmul(x, m.w.value), jnp.tanh(matmul(x, m.u.value))])
+    m.h.value = jnp.tanh(0.8 * m.h.value + y)
+    return m.h.value
 
 
 @case(EXACT)
-def delay_line(draw):
-    @net({"w": draw(3, 4)}, {"line": draw(3, 4), "v": draw(4)})
-    def model(m, x):
-        y = jnp.tanh(matmul(x, m.w.value))
-        m.v.value = 0.9 * m.v.value + jnp.sin(m.line.value[-1])
-        m.line.value = jnp.concatenate([y[None], m.line.value[:-1]])
-        return m.v.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"line": (3, 4), "v": 4}, x=(3,))
+def delay_line(m, x):
+    y = jnp.tanh(matmul(x, m.w.value))
+    m.v.value = 0.9 * m.v.value + jnp.sin(m.line.value[-1])
+    m.line.value = jnp.concatenate([y[None], m.line.value[:-1]])
+    return m.v.value
 
 
 @case(EXACT)
-def rolled_state(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = 0.9 * jnp.roll(jnp.sin(m.h.value), 1) + matmul(x, m.w.value)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def rolled_state(m, x):
+    m.h.value = 0.9 * jnp.roll(jnp.sin(m.h.value), 1) + matmul(x, m.w.value)
+    return m.h.value
 
 
 @case(EXACT)
-def broadcast_output(draw):
-    @net({"w": draw(3, 2), "g": draw(4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)[:, None] * element_wise(m.g.value)
-        m.h.value = jnp.tanh(0.9 * m.h.value + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 2), "g": 4}, {"h": (2, 4)}, x=(3,))
+def broadcast_output(m, x):
+    y = matmul(x, m.w.value)[:, None] * element_wise(m.g.value)
+    m.h.value = jnp.tanh(0.9 * m.h.value + y)
+    return m.h.value
 
 
 @case(EXACT)
-def loss_reads_before_reset(draw):
-    @net({"w": draw(3, 4)}, {"v": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        v = 0.9 * m.v.value + y
-        old = m.v.value
-        m.v.value = v * (1 - sigmoid(4 * v))
-        return jnp.sin(v) + 0.3 * old * y
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"v": 4}, x=(3,))
+def loss_reads_before_reset(m, x):
+    y = matmul(x, m.w.value)
+    v = 0.9 * m.v.value + y
+    old = m.v.value
+    m.v.value = v * (1 - sigmoid(4 * v))
+    return jnp.sin(v) + 0.3 * old * y
 
 
 @case(EXACT)
@@ -356,23 +278,17 @@ def lif_with_units(draw):
 
 
 @case(EXACT)
-def plain_readout(draw):
-    @net({"w": draw(3, 4), "out": draw(4, 2), "b": draw(2)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
-        return m.h.value @ m.out.value + m.b.value
-
-    return model, (3,)
+@small({"w": (3, 4), "out": (4, 2), "b": 2}, {"h": 4}, x=(3,))
+def plain_readout(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
+    return m.h.value @ m.out.value + m.b.value
 
 
 @case(EXACT)
-def operator_readout(draw):
-    @net({"w": draw(3, 4), "out": draw(4, 2), "unused": draw(2)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
-        return matmul(m.h.value, m.out.value)
-
-    return model, (3,)
+@small({"w": (3, 4), "out": (4, 2), "unused": 2}, {"h": 4}, x=(3,))
+def operator_readout(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
+    return matmul(m.h.value, m.out.value)
 
 
 # ------------------------------------------------------------------------- operands of a weight
@@ -396,14 +312,11 @@ def operand_expressions(draw):
 
 
 @case(EXACT)
-def weight_used_twice(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4), "k": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
-        m.k.value = 0.7 * m.k.value + matmul(x**2, jnp.sin(m.w.value)) * m.h.value
-        return m.k.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4, "k": 4}, x=(3,))
+def weight_used_twice(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value))
+    m.k.value = 0.7 * m.k.value + matmul(x**2, jnp.sin(m.w.value)) * m.h.value
+    return m.k.value
 
 
 # ------------------------------------------------------------------------------- recurrence
@@ -464,45 +377,33 @@ def excitation_inhibition(draw):
 
 
 @case(RECURRENT)
-def plain_input_weight(draw):
-    @net({"w": draw(2, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.5 * m.h.value + x @ m.w.value + matmul(m.h.value, m.r.value))
-        return m.h.value
-
-    return model, (2,)
+@small({"w": (2, 4), "r": (4, 4)}, {"h": 4}, x=(2,))
+def plain_input_weight(m, x):
+    m.h.value = jnp.tanh(0.5 * m.h.value + x @ m.w.value + matmul(m.h.value, m.r.value))
+    return m.h.value
 
 
 @case(RECURRENT)
-def plain_recurrent_weight(draw):
-    @net({"w": draw(2, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.5 * m.h.value + matmul(x, m.w.value) + m.h.value @ m.r.value)
-        return m.h.value
-
-    return model, (2,)
+@small({"w": (2, 4), "r": (4, 4)}, {"h": 4}, x=(2,))
+def plain_recurrent_weight(m, x):
+    m.h.value = jnp.tanh(0.5 * m.h.value + matmul(x, m.w.value) + m.h.value @ m.r.value)
+    return m.h.value
 
 
 @case(RECURRENT)
-def neighbours(draw):
-    @net({"w": draw(2, 4)}, {"h": draw(4)})
-    def model(m, x):
-        h = m.h.value
-        m.h.value = jnp.tanh(0.5 * h + 0.3 * jnp.roll(h, 1) + matmul(x, m.w.value))
-        return m.h.value
-
-    return model, (2,)
+@small({"w": (2, 4)}, {"h": 4}, x=(2,))
+def neighbours(m, x):
+    h = m.h.value
+    m.h.value = jnp.tanh(0.5 * h + 0.3 * jnp.roll(h, 1) + matmul(x, m.w.value))
+    return m.h.value
 
 
 @case(RECURRENT)
-def layer_norm(draw):
-    @net({"w": draw(2, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = 0.7 * m.h.value + matmul(x, m.w.value)
-        m.h.value = jnp.tanh((y - y.mean()) / jnp.sqrt(y.var() + 0.1))
-        return m.h.value
-
-    return model, (2,)
+@small({"w": (2, 4)}, {"h": 4}, x=(2,))
+def layer_norm(m, x):
+    y = 0.7 * m.h.value + matmul(x, m.w.value)
+    m.h.value = jnp.tanh((y - y.mean()) / jnp.sqrt(y.var() + 0.1))
+    return m.h.value
 
 
 @case(RECURRENT)
@@ -521,66 +422,51 @@ def spiking_recurrent(draw):
 
 
 @case(RECURRENT)
-def weight_behind_weight(draw):
-    @net({"w": draw(2, 3), "u": draw(3, 4), "c": draw(2, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = jnp.tanh(matmul(x, m.w.value))
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(y, m.u.value) + matmul(x, m.c.value))
-        return m.h.value + y.sum()
-
-    return model, (2,)
+@small({"w": (2, 3), "u": (3, 4), "c": (2, 4)}, {"h": 4}, x=(2,))
+def weight_behind_weight(m, x):
+    y = jnp.tanh(matmul(x, m.w.value))
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(y, m.u.value) + matmul(x, m.c.value))
+    return m.h.value + y.sum()
 
 
 # ------------------------------------------------------------------------------- odd but legal
 
 
 @case(EXACT)
-def swapped_states(draw):
-    @net({"w": draw(3, 4)}, {"a": draw(4), "b": draw(4)})
-    def model(m, x):
-        a = m.a.value
-        m.a.value = m.b.value
-        m.b.value = jnp.sin(a) + matmul(x, m.w.value)
-        return m.a.value * m.b.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"a": 4, "b": 4}, x=(3,))
+def swapped_states(m, x):
+    a = m.a.value
+    m.a.value = m.b.value
+    m.b.value = jnp.sin(a) + matmul(x, m.w.value)
+    return m.a.value * m.b.value
 
 
 @case(EXACT)
-def one_value_in_two_states(draw):
-    @net({"w": draw(3, 4)}, {"a": draw(4), "b": draw(4), "seen": draw(3), "still": draw(4)})
-    def model(m, x):
-        new = jnp.tanh(0.6 * m.a.value - 0.4 * m.b.value + matmul(x, m.w.value)) + m.still.value
-        m.a.value = m.b.value = new
-        m.still.value = jnp.zeros(4)
-        m.seen.value = x
-        return new + m.seen.value.sum()
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"a": 4, "b": 4, "seen": 3, "still": 4}, x=(3,))
+def one_value_in_two_states(m, x):
+    new = jnp.tanh(0.6 * m.a.value - 0.4 * m.b.value + matmul(x, m.w.value)) + m.still.value
+    m.a.value = m.b.value = new
+    m.still.value = jnp.zeros(4)
+    m.seen.value = x
+    return new + m.seen.value.sum()
 
 
 @case(EXACT)
-def scalar_state(draw):
-    @net({"w": draw(3, 1), "b": draw()}, {"h": draw(), "k": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value)[0] + element_wise(m.b.value))
-        m.k.value = 0.7 * m.k.value + jnp.arange(4) * m.h.value
-        return m.k.value
-
-    return model, (3,)
+@small({"w": (3, 1), "b": ()}, {"h": (), "k": 4}, x=(3,))
+def scalar_state(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value)[0] + element_wise(m.b.value))
+    m.k.value = 0.7 * m.k.value + jnp.arange(4) * m.h.value
+    return m.k.value
 
 
 @case(EXACT)
-def uneven_destinations(draw):
-    @net({"w": draw(3, 6)}, {"a": draw(4), "b": draw(2), "c": draw(2, 2)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.a.value = 0.8 * m.a.value + y[:4]
-        m.b.value = jnp.tanh(0.7 * m.b.value + m.a.value[1:3] * y[4:])
-        m.c.value = 0.6 * m.c.value + jnp.stack([y[1:3], m.b.value])
-        return jnp.concatenate([m.a.value[:1], m.b.value, m.c.value[0]])
-
-    return model, (3,)
+@small({"w": (3, 6)}, {"a": 4, "b": 2, "c": (2, 2)}, x=(3,))
+def uneven_destinations(m, x):
+    y = matmul(x, m.w.value)
+    m.a.value = 0.8 * m.a.value + y[:4]
+    m.b.value = jnp.tanh(0.7 * m.b.value + m.a.value[1:3] * y[4:])
+    m.c.value = 0.6 * m.c.value + jnp.stack([y[1:3], m.b.value])
+    return jnp.concatenate([m.a.value[:1], m.b.value, m.c.value[0]])
 
 
 @case(EXACT)
@@ -597,14 +483,11 @@ def scattered_output(draw):
 
 
 @case(EXACT)
-def batch_rolled(draw):
-    @net({"w": draw(3, 2), "g": draw(2)}, {"h": draw(3, 2)})
-    def model(m, x):
-        into = matmul(x, m.w.value) + element_wise(m.g.value)
-        m.h.value = jnp.tanh(0.9 * jnp.roll(m.h.value, 1, axis=0) + into)
-        return m.h.value
-
-    return model, (3, 3)
+@small({"w": (3, 2), "g": 2}, {"h": (3, 2)}, x=(3, 3))
+def batch_rolled(m, x):
+    into = matmul(x, m.w.value) + element_wise(m.g.value)
+    m.h.value = jnp.tanh(0.9 * jnp.roll(m.h.value, 1, axis=0) + into)
+    return m.h.value
 
 
 @case(EXACT)
@@ -634,27 +517,21 @@ def trained_bias_on_fixed_weight(draw):
 
 
 @case(EXACT)
-def weight_also_used_plainly(draw):
-    @net({"w": draw(3, 4), "v": draw(4, 3)}, {"h": draw(4)})
-    def model(m, x):
-        w = jnp.tanh(m.w.value) @ (m.v.value @ m.w.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
-        return m.h.value + (x @ m.w.value) * m.v.value.sum()
-
-    return model, (3,)
+@small({"w": (3, 4), "v": (4, 3)}, {"h": 4}, x=(3,))
+def weight_also_used_plainly(m, x):
+    w = jnp.tanh(m.w.value) @ (m.v.value @ m.w.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, w))
+    return m.h.value + (x @ m.w.value) * m.v.value.sum()
 
 
 @case(EXACT)
-def calls_and_checkpoints(draw):
-    @net({"w": draw(3, 4), "g": draw(4)}, {"h": draw(4)})
-    def model(m, x):
-        leak = jax.checkpoint(lambda h, y: jnp.tanh(0.8 * h + y))
-        y = jax.jit(lambda x, w: matmul(x, w))(x, m.w.value)
-        m.h.value = jnp.where(x.sum() > 0, leak(m.h.value, y), 0.5 * m.h.value - y)
-        m.h.value = jax.nn.relu(m.h.value) + 0.1 * m.h.value * element_wise(m.g.value)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "g": 4}, {"h": 4}, x=(3,))
+def calls_and_checkpoints(m, x):
+    leak = jax.checkpoint(lambda h, y: jnp.tanh(0.8 * h + y))
+    y = jax.jit(lambda x, w: matmul(x, w))(x, m.w.value)
+    m.h.value = jnp.where(x.sum() > 0, leak(m.h.value, y), 0.5 * m.h.value - y)
+    m.h.value = jax.nn.relu(m.h.value) + 0.1 * m.h.value * element_wise(m.g.value)
+    return m.h.value
 
 
 @case(EXACT)
@@ -676,37 +553,28 @@ def plain_states_and_noise(draw):
 
 
 @case(EXACT)
-def outer_product_state(draw):
-    @net({"w": draw(3, 2), "u": draw(3, 4)}, {"h": draw(2, 4), "d": draw(4)})
-    def model(m, x):
-        m.h.value = 0.9 * m.h.value + jnp.outer(matmul(x, m.w.value), matmul(x, m.u.value))
-        m.d.value = 0.5 * m.d.value + jnp.einsum("i,i->i", m.h.value[1], matmul(x, m.u.value))
-        return m.d.value
-
-    return model, (3,)
+@small({"w": (3, 2), "u": (3, 4)}, {"h": (2, 4), "d": 4}, x=(3,))
+def outer_product_state(m, x):
+    m.h.value = 0.9 * m.h.value + jnp.outer(matmul(x, m.w.value), matmul(x, m.u.value))
+    m.d.value = 0.5 * m.d.value + jnp.einsum("i,i->i", m.h.value[1], matmul(x, m.u.value))
+    return m.d.value
 
 
 @case(RECURRENT)
-def detached_recurrence(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4)}, {"h": draw(4), "k": draw(4)})
-    def model(m, x):
-        back = matmul(lax.stop_gradient(m.h.value), m.r.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value) + back)
-        m.k.value = 0.7 * m.k.value + matmul(m.h.value, m.r.value)
-        return m.k.value + m.h.value * matmul(m.k.value, m.r.value)
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4)}, {"h": 4, "k": 4}, x=(3,))
+def detached_recurrence(m, x):
+    back = matmul(lax.stop_gradient(m.h.value), m.r.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value) + back)
+    m.k.value = 0.7 * m.k.value + matmul(m.h.value, m.r.value)
+    return m.k.value + m.h.value * matmul(m.k.value, m.r.value)
 
 
 @case(RECURRENT)
-def weight_that_follows_a_state(draw):
-    @net({"w": draw(3, 4), "u": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        fast = m.w.value * (1 + 0.1 * m.h.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, fast) + matmul(x, m.u.value))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "u": (3, 4)}, {"h": 4}, x=(3,))
+def weight_that_follows_a_state(m, x):
+    fast = m.w.value * (1 + 0.1 * m.h.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, fast) + matmul(x, m.u.value))
+    return m.h.value
 
 
 _masked = bt.register_primitive("masked_product", lambda x, w, m: x @ (w * m))
@@ -739,121 +607,94 @@ def operand_that_varies(draw):
 
 
 @case(EXACT)
-def bias_that_varies(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value, jnp.full(4, x.sum())))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def bias_that_varies(m, x):
+    m.h.value = jnp.tanh(0.8 * m.h.value + matmul(x, m.w.value, jnp.full(4, x.sum())))
+    return m.h.value
 
 
 @case(EXACT)
-def choice_of_dynamics(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        sides = (lambda h: 0.5 * h + y, lambda h: jnp.tanh(h) * y)
-        m.h.value = lax.cond(x[0] > 0, *sides, m.h.value)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def choice_of_dynamics(m, x):
+    y = matmul(x, m.w.value)
+    sides = (lambda h: 0.5 * h + y, lambda h: jnp.tanh(h) * y)
+    m.h.value = lax.cond(x[0] > 0, *sides, m.h.value)
+    return m.h.value
 
 
 @case(EXACT)
-def substeps(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4), "v": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
+@small({"w": (3, 4)}, {"h": 4, "v": 4}, x=(3,))
+def substeps(m, x):
+    y = matmul(x, m.w.value)
 
-        def substep(carry, gain):
-            h, v = carry
-            h = h + 0.2 * (v - jnp.tanh(h)) + 0.1 * gain * y
-            v = lax.cond(h.sum() > 0, lambda v: 0.9 * v - 0.1 * h, lambda v: 0.8 * v, v)
-            return (h, v), h
+    def substep(carry, gain):
+        h, v = carry
+        h = h + 0.2 * (v - jnp.tanh(h)) + 0.1 * gain * y
+        v = lax.cond(h.sum() > 0, lambda v: 0.9 * v - 0.1 * h, lambda v: 0.8 * v, v)
+        return (h, v), h
 
-        start = (m.h.value, m.v.value)
-        (m.h.value, v), path = lax.scan(substep, start, jnp.arange(1.0, 4.0), reverse=True)
-        m.v.value = v + 0.1 * path[0]
-        return m.h.value
-
-    return model, (3,)
+    start = (m.h.value, m.v.value)
+    (m.h.value, v), path = lax.scan(substep, start, jnp.arange(1.0, 4.0), reverse=True)
+    m.v.value = v + 0.1 * path[0]
+    return m.h.value
 
 
 @case(EXACT)
-def loop_of_dynamics(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.h.value = lax.fori_loop(0, 3, lambda i, h: h + 0.2 * (y - jnp.tanh(h)), m.h.value)
-        return m.h.value
-
-    return model, (2, 3)
+@small({"w": (3, 4)}, {"h": (2, 4)}, x=(2, 3))
+def loop_of_dynamics(m, x):
+    y = matmul(x, m.w.value)
+    m.h.value = lax.fori_loop(0, 3, lambda i, h: h + 0.2 * (y - jnp.tanh(h)), m.h.value)
+    return m.h.value
 
 
 @case(RECURRENT)
-def operators_inside_bodies(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4), "u": draw(3, 4)}, {"h": draw(4), "k": draw(4)})
-    def model(m, x):
-        driven = lambda h, _: (0.9 * h + 0.1 * matmul(x, m.w.value), None)
-        mixed = lambda k, _: (0.9 * k + 0.1 * matmul(k, m.r.value), None)
-        m.h.value = lax.scan(driven, m.h.value, None, 3)[0] + matmul(x, m.u.value)
-        k = lax.scan(mixed, m.k.value, None, 2)[0]
-        m.k.value = 0.5 * m.k.value + jnp.tanh(k) + m.h.value
-        return m.k.value
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4), "u": (3, 4)}, {"h": 4, "k": 4}, x=(3,))
+def operators_inside_bodies(m, x):
+    driven = lambda h, _: (0.9 * h + 0.1 * matmul(x, m.w.value), None)
+    mixed = lambda k, _: (0.9 * k + 0.1 * matmul(k, m.r.value), None)
+    m.h.value = lax.scan(driven, m.h.value, None, 3)[0] + matmul(x, m.u.value)
+    k = lax.scan(mixed, m.k.value, None, 2)[0]
+    m.k.value = 0.5 * m.k.value + jnp.tanh(k) + m.h.value
+    return m.k.value
 
 
 @case(RECURRENT)
-def choice_that_mixes(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        chosen = lax.cond(x[0] > 0, lambda h: h - h.mean(), lambda h: h * y, m.h.value)
-        m.h.value = jnp.tanh(0.4 * m.h.value + chosen + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def choice_that_mixes(m, x):
+    y = matmul(x, m.w.value)
+    chosen = lax.cond(x[0] > 0, lambda h: h - h.mean(), lambda h: h * y, m.h.value)
+    m.h.value = jnp.tanh(0.4 * m.h.value + chosen + y)
+    return m.h.value
 
 
 @case(EXACT)
-def gather_beyond_the_end(draw):
-    @net({"w": draw(3, 3)}, {"g": draw(3), "h": draw(3), "k": draw(3)})
-    def model(m, x):
-        g, h = m.g.value, m.h.value
-        moved = g.at[jnp.asarray([2, 0, 1])].get(mode="fill", fill_value=0)
-        empty = h.at[jnp.asarray([5, 6, 7])].get(mode="fill", fill_value=0)
-        m.k.value = 0.5 * m.k.value + h
-        m.h.value = 0.9 * moved + 0.5 * empty
-        m.g.value = 0.8 * g + matmul(x, m.w.value)
-        return m.k.value
-
-    return model, (3,)
+@small({"w": (3, 3)}, {"g": 3, "h": 3, "k": 3}, x=(3,))
+def gather_beyond_the_end(m, x):
+    g, h = m.g.value, m.h.value
+    moved = g.at[jnp.asarray([2, 0, 1])].get(mode="fill", fill_value=0)
+    empty = h.at[jnp.asarray([5, 6, 7])].get(mode="fill", fill_value=0)
+    m.k.value = 0.5 * m.k.value + h
+    m.h.value = 0.9 * moved + 0.5 * empty
+    m.g.value = 0.8 * g + matmul(x, m.w.value)
+    return m.k.value
 
 
 @case(RECURRENT)
-def direct_and_through_another(draw):
-    @net({"w": draw(3, 4), "u": draw(4, 4)}, {"h": draw(2, 4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + y + matmul(sigmoid(y) * m.h.value, m.u.value))
-        return m.h.value * y
-
-    return model, (2, 3)
+@small({"w": (3, 4), "u": (4, 4)}, {"h": (2, 4)}, x=(2, 3))
+def direct_and_through_another(m, x):
+    y = matmul(x, m.w.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + y + matmul(sigmoid(y) * m.h.value, m.u.value))
+    return m.h.value * y
 
 
 @case(RECURRENT)
-def moved_beside_own(draw):
-    @net({"w": draw(3, 4)}, {"a": draw(4), "b": draw(4), "c": draw(2, 4)})
-    def model(m, x):
-        a, b = m.a.value, m.b.value
-        m.a.value = jnp.tanh(jnp.roll(b, 1) + jnp.roll(m.c.value[0], 1) + matmul(x, m.w.value))
-        m.b.value = 0.5 * b + jnp.roll(a, 1) + a[::-1]
-        m.c.value = jnp.stack([a, m.c.value[0] + m.c.value[1]]) * 0.7
-        return m.a.value + m.c.value[1]
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"a": 4, "b": 4, "c": (2, 4)}, x=(3,))
+def moved_beside_own(m, x):
+    a, b = m.a.value, m.b.value
+    m.a.value = jnp.tanh(jnp.roll(b, 1) + jnp.roll(m.c.value[0], 1) + matmul(x, m.w.value))
+    m.b.value = 0.5 * b + jnp.roll(a, 1) + a[::-1]
+    m.c.value = jnp.stack([a, m.c.value[0] + m.c.value[1]]) * 0.7
+    return m.a.value + m.c.value[1]
 
 
 @case(RECURRENT)
@@ -879,48 +720,36 @@ def loop_of_three_layers(draw):
 
 
 @case(RECURRENT)
-def scan_inside(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        swept, _ = lax.scan(lambda c, _: (0.9 * c + 0.1 * jnp.roll(c, 1), None), m.h.value, None, 2)
-        m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * swept + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def scan_inside(m, x):
+    y = matmul(x, m.w.value)
+    swept, _ = lax.scan(lambda c, _: (0.9 * c + 0.1 * jnp.roll(c, 1), None), m.h.value, None, 2)
+    m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * swept + y)
+    return m.h.value
 
 
 @case(EXACT)
-def loop_inside(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        swept = lax.fori_loop(0, 3, lambda i, c: 0.9 * c + 0.1 * jnp.sin(c), m.h.value)
-        m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * swept + matmul(x, m.w.value))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def loop_inside(m, x):
+    swept = lax.fori_loop(0, 3, lambda i, c: 0.9 * c + 0.1 * jnp.sin(c), m.h.value)
+    m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * swept + matmul(x, m.w.value))
+    return m.h.value
 
 
 @case(RECURRENT)
-def cond_inside(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        chosen = lax.cond(x.sum() > 0, jnp.tanh, lambda h: h * h[::-1], m.h.value)
-        m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * chosen + matmul(x, m.w.value))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def cond_inside(m, x):
+    chosen = lax.cond(x.sum() > 0, jnp.tanh, lambda h: h * h[::-1], m.h.value)
+    m.h.value = jnp.tanh(0.5 * m.h.value + 0.3 * chosen + matmul(x, m.w.value))
+    return m.h.value
 
 
 @case(RECURRENT)
-def softmax_and_sort(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = jax.nn.softmax(m.h.value + matmul(x, m.w.value))
-        m.h.value = 0.5 * m.h.value + y + 0.3 * jnp.sort(m.h.value) * jnp.cumsum(y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def softmax_and_sort(m, x):
+    y = jax.nn.softmax(m.h.value + matmul(x, m.w.value))
+    m.h.value = 0.5 * m.h.value + y + 0.3 * jnp.sort(m.h.value) * jnp.cumsum(y)
+    return m.h.value
 
 
 @case(EXACT)
@@ -958,27 +787,21 @@ def states_in_a_dict(draw):
 
 
 @case(EXACT)
-def noise(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        shake = 0.5 * brainstate.random.randn(4)
-        m.h.value = jnp.tanh((0.8 + shake) * m.h.value + matmul(x, m.w.value))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4)}, {"h": 4}, x=(3,))
+def noise(m, x):
+    shake = 0.5 * brainstate.random.randn(4)
+    m.h.value = jnp.tanh((0.8 + shake) * m.h.value + matmul(x, m.w.value))
+    return m.h.value
 
 
 @case(EXACT)
-def vmapped_operators(draw):
-    @net({"w": draw(2, 3, 4), "g": draw(2, 4)}, {"h": draw(2, 4), "k": draw(4, 2)})
-    def model(m, x):
-        gain = jax.vmap(lambda g: element_wise(g, jnp.tanh))(m.g.value)
-        m.h.value = jnp.tanh(0.8 * m.h.value + gain * jax.vmap(matmul)(x, m.w.value))
-        one = lambda v: matmul(v, m.w.value[0])
-        m.k.value = 0.7 * m.k.value + jax.vmap(one, in_axes=1, out_axes=1)(x.T)
-        return m.h.value + m.k.value.T
-
-    return model, (2, 3)
+@small({"w": (2, 3, 4), "g": (2, 4)}, {"h": (2, 4), "k": (4, 2)}, x=(2, 3))
+def vmapped_operators(m, x):
+    gain = jax.vmap(lambda g: element_wise(g, jnp.tanh))(m.g.value)
+    m.h.value = jnp.tanh(0.8 * m.h.value + gain * jax.vmap(matmul)(x, m.w.value))
+    one = lambda v: matmul(v, m.w.value[0])
+    m.k.value = 0.7 * m.k.value + jax.vmap(one, in_axes=1, out_axes=1)(x.T)
+    return m.h.value + m.k.value.T
 
 
 # -------------------------------------------------------------------------------- operators
@@ -1051,9 +874,42 @@ operator("grouped_batched", (2, 2, 3), (2, 2, 2), w=(2, 3, 2))(lambda x, w: bt.g
 operator("custom", (3,), (3,), w=(3, 3))(lambda x, w: weighted_power.bind(x, w))
 
 
-@cache
-def recorded(name: str, folds: bool = True):
-    """The dense derivatives of a model's steps, for all files of tests that need them."""
+# ------------------------------------------------------- what the tests of all rules compare with
+
+built = cache(lambda name: MODELS[name]())
+
+
+def living(name: str) -> Case:
+    """The model of that name; its noise is the same whoever runs it."""
     brainstate.random.seed(1)
-    c = {**EXACT, **RECURRENT, **OPERATORS}[name]()
+    return built(name)
+
+
+@cache
+def seen(name: str, folds: bool = True) -> Any:
+    """The dense derivatives of a model's steps."""
+    if not folds and not any(o.factors for o in seen(name).structure.operators):
+        return seen(name)  # there was nothing to fold
+    c = living(name)
     return dense(c.model, step_fn, *c.sequences, folds=folds)
+
+
+@cache
+def bptt(name: str) -> dict:
+    c = living(name)
+    return bptt_grad(c.model, step_fn, *c.sequences)
+
+
+def compiled(algorithm: Callable, model: Any, x0: Any, **options: Any) -> Any:
+    learner = algorithm(model, **options)
+    learner.compile_graph(x0)
+    return learner
+
+
+def assert_equal(found: Any, truth: Any, tolerance: float = TIGHT) -> None:
+    result = comparison(found, truth)
+    assert result.max_error <= tolerance, f"\n{result}"
+
+
+def different(found: Any, truth: Any) -> bool:
+    return comparison(found, truth).max_error > 1e-3

@@ -12,7 +12,24 @@ import numpy as np
 import pytest
 import scipy.sparse
 from jax import lax
-from models import EXACT, OPERATORS, RECURRENT, Draw, Net, matmul, net, recorded, step_fn
+from models import (
+    EXACT,
+    OPERATORS,
+    RECURRENT,
+    TIGHT,
+    Draw,
+    Net,
+    assert_equal,
+    bptt,
+    compiled,
+    different,
+    living,
+    matmul,
+    net,
+    seen,
+    small,
+    step_fn,
+)
 
 import braintrace as bt
 from braintrace._online import _blocks
@@ -22,7 +39,6 @@ from gradients import bptt_grad, online_grad
 from interpret import program
 from oracle import compare_to_rule, dense, rule_on
 
-TIGHT = 1e-9
 CONTROL: dict = {}
 ALL = {**EXACT, **RECURRENT, **OPERATORS}
 
@@ -31,92 +47,51 @@ ALL = {**EXACT, **RECURRENT, **OPERATORS}
 
 
 @models.case(CONTROL)
-def plain_everywhere(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4), "o": draw(4, 2)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.5 * m.h.value + x @ m.w.value + m.h.value @ m.r.value)
-        return m.h.value @ m.o.value
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4), "o": (4, 2)}, {"h": 4}, x=(3,))
+def plain_everywhere(m, x):
+    m.h.value = jnp.tanh(0.5 * m.h.value + x @ m.w.value + m.h.value @ m.r.value)
+    return m.h.value @ m.o.value
 
 
 @models.case(CONTROL)
-def recurrent_scan(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        turn = lambda h, _: (0.7 * h + 0.3 * jnp.tanh(h @ m.r.value + matmul(x, m.w.value)), None)
-        m.h.value = lax.scan(turn, m.h.value, None, 3)[0]
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4)}, {"h": 4}, x=(3,))
+def recurrent_scan(m, x):
+    turn = lambda h, _: (0.7 * h + 0.3 * jnp.tanh(h @ m.r.value + matmul(x, m.w.value)), None)
+    m.h.value = lax.scan(turn, m.h.value, None, 3)[0]
+    return m.h.value
 
 
 @models.case(CONTROL)
-def recurrent_choice(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        back = lambda h: matmul(h, m.r.value)
-        y = matmul(x, m.w.value) + lax.cond(x[0] > 0, back, lambda h: h - h.mean(), m.h.value)
-        m.h.value = jnp.tanh(0.5 * m.h.value + y)
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4)}, {"h": 4}, x=(3,))
+def recurrent_choice(m, x):
+    back = lambda h: matmul(h, m.r.value)
+    y = matmul(x, m.w.value) + lax.cond(x[0] > 0, back, lambda h: h - h.mean(), m.h.value)
+    m.h.value = jnp.tanh(0.5 * m.h.value + y)
+    return m.h.value
 
 
 @models.case(CONTROL)
-def recurrent_while(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value) + matmul(m.h.value, m.r.value)
-        turn = lambda c: (c[0] - 0.7, 0.7 * c[1] + 0.3 * jnp.tanh(y - c[1]))
-        m.h.value = lax.while_loop(lambda c: c[0] > 0, turn, (jnp.abs(x[0]), m.h.value))[1]
-        return m.h.value + y
-
-    return model, (3,)
+@small({"w": (3, 4), "r": (4, 4)}, {"h": 4}, x=(3,))
+def recurrent_while(m, x):
+    y = matmul(x, m.w.value) + matmul(m.h.value, m.r.value)
+    turn = lambda c: (c[0] - 0.7, 0.7 * c[1] + 0.3 * jnp.tanh(y - c[1]))
+    m.h.value = lax.while_loop(lambda c: c[0] > 0, turn, (jnp.abs(x[0]), m.h.value))[1]
+    return m.h.value + y
 
 
 @models.case(CONTROL)
-def varying_operand_alone(draw):
-    @net({"w": draw(3, 4), "b": draw(4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = jnp.tanh(0.6 * m.h.value + matmul(x, m.w.value * m.h.value, m.b.value * x[0]))
-        return m.h.value
-
-    return model, (3,)
+@small({"w": (3, 4), "b": 4}, {"h": 4}, x=(3,))
+def varying_operand_alone(m, x):
+    m.h.value = jnp.tanh(0.6 * m.h.value + matmul(x, m.w.value * m.h.value, m.b.value * x[0]))
+    return m.h.value
 
 
 BUILD = {**ALL, **CONTROL}
-build = cache(lambda name: BUILD[name]())
-
-
-def case(name):
-    brainstate.random.seed(1)
-    return build(name)
-
-
-@cache
-def seen(name):
-    if name in ALL:
-        return recorded(name)
-    c = case(name)
-    return dense(c.model, step_fn, *c.sequences)
-
-
-@cache
-def bptt(name):
-    c = case(name)
-    return bptt_grad(c.model, step_fn, *c.sequences)
-
-
-def compiled(algorithm, model, x0, **options):
-    learner = algorithm(model, **options)
-    learner.compile_graph(x0)
-    return learner
 
 
 @cache
 def snap(name, n):
-    c = case(name)
+    c = living(name)
     return compiled(bt.SnAp, c.model, c.x0, n=n)
 
 
@@ -126,7 +101,7 @@ def snapped(name, n):
     fewer = n > 2 and snap(name, 2)
     if fewer and places(fewer) == places(snap(name, n)):
         return snapped(name, 2)  # nothing lies further
-    return gradient(snap(name, n), case(name).sequences)
+    return gradient(snap(name, n), living(name).sequences)
 
 
 def places(learner):
@@ -140,19 +115,10 @@ def gradient(learner, sequences, chunk_size=None):
 
 
 def learn(name, algorithm, chunk_size=None, **options):
-    c = case(name)
+    c = living(name)
     learner = compiled(algorithm, c.model, c.x0, **options)
     brainstate.random.seed(1)
     return gradient(learner, c.sequences, chunk_size)
-
-
-def assert_equal(found, truth, tolerance=TIGHT):
-    result = comparison(found, truth)
-    assert result.max_error <= tolerance, f"\n{result}"
-
-
-def different(found, truth):
-    return comparison(found, truth).max_error > 1e-3
 
 
 def assert_designed(error, *parts):
@@ -185,7 +151,7 @@ def test_rtrl_is_its_definition():
 
 @pytest.mark.parametrize("name", ["gru", "plain_everywhere", "operand_that_varies", "leaky"])
 def test_everything_is_exact_under_rtrl(name):
-    c = case(name)
+    c = living(name)
     report = compiled(bt.RTRL, c.model, c.x0).report
     assert report.counts["inexact"] == 0
     for path, p in report.parameters.items():
@@ -332,7 +298,7 @@ def test_delays(n):
 
 
 def test_reset_gate_has_a_trace_once_crossings_are_followed():
-    c = case("gru")
+    c = living("gru")
     traced = {
         rule: compiled(rule, c.model, c.x0, **options).report.parameters
         for rule, options in [(bt.D_RTRL, {}), (bt.SnAp, {"n": 2})]
@@ -393,13 +359,13 @@ def test_size_of_the_jacobian_with_few_slots():
 
 
 def test_a_refused_learner_can_be_given_more():
-    model = case("vanilla").model
+    model = living("vanilla").model
     learner = bt.RTRL(model, memory_limit=8)
     with pytest.raises(bt.NotSupportedError):
-        learner.compile_graph(case("vanilla").x0)
+        learner.compile_graph(living("vanilla").x0)
     assert not learner.is_compiled
     learner.memory_limit = 1 << 20
-    learner.compile_graph(case("vanilla").x0)
+    learner.compile_graph(living("vanilla").x0)
     assert learner.is_compiled
 
 
@@ -409,7 +375,7 @@ def test_a_refused_learner_can_be_given_more():
 )
 def test_bad_order(n, kind):
     with pytest.raises(kind, match="positive integer") as error:
-        bt.SnAp(case("vanilla").model, n=n)
+        bt.SnAp(living("vanilla").model, n=n)
     assert_designed(error, "n")
 
 
@@ -442,14 +408,14 @@ def check_certificate(report, definition, truth):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_d_rtrl_is_called_exact_where_nothing_is_dropped(name):
-    c = case(name)
+    c = living(name)
     report = compiled(bt.D_RTRL, c.model, c.x0).report
     assert report.counts["inexact"] == 0, report.to_str()
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, "recurrent_choice", "recurrent_scan"])
 def test_d_rtrl_is_called_exact_where_it_is(name):
-    c = case(name)
+    c = living(name)
     report = compiled(bt.D_RTRL, c.model, c.x0).report
     check_certificate(report, rule_on(seen(name), "d_rtrl"), bptt(name))
 
@@ -463,7 +429,7 @@ def test_snap_is_called_exact_where_it_is(name, n):
 
 @pytest.mark.parametrize("name", ["leaky", "gru", "plain_readout", "operator_readout"])
 def test_pp_prop_is_never_called_exact_for_a_traced_weight(name):
-    c = case(name)
+    c = living(name)
     report = compiled(bt.pp_prop, c.model, c.x0, decay_or_rank=0.9).report
     traced = [p for p in report.parameters.values() if p.how == "trace"]
     assert traced and not any(p.exact for p in traced)
@@ -568,7 +534,7 @@ def test_jit_and_scan_over_steps(rule, options):
 @pytest.mark.parametrize("n", [1, 2])
 def test_low_precision_traces_of_snap(n, monkeypatch):
     monkeypatch.setattr(_blocks, "MOST_STEPS", 2)  # so that stored traces are read again
-    c = case("gru")
+    c = living("gru")
     learner = compiled(bt.SnAp, c.model, c.x0, n=n, trace_dtype=jnp.bfloat16)
     stored = [a for t in learner.etraces.values() for a in jax.tree.leaves(t.value)]
     assert all(a.dtype == jnp.bfloat16 for a in stored)

@@ -1,20 +1,27 @@
 """The learners against references that share nothing with them, to rounding in float64."""
 
-from functools import cache
-
-import brainstate
 import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from models import EXACT, OPERATORS, RECURRENT, recorded, step_fn
+from models import (
+    EXACT,
+    OPERATORS,
+    RECURRENT,
+    TIGHT,
+    assert_equal,
+    bptt,
+    compiled,
+    different,
+    living,
+    seen,
+    step_fn,
+)
 
 import braintrace as bt
-from braintrace.verify._compare import comparison
-from gradients import bptt_grad, online_grad
+from gradients import online_grad
 from oracle import compare_to_rule, reference_grad, rule_on
 
-TIGHT = 1e-9
 ALL = {**EXACT, **RECURRENT, **OPERATORS}
 KEPT = {**EXACT, **OPERATORS}
 DECAYS = [0.9, 0.5, (0.8, 0.3)]
@@ -22,39 +29,12 @@ DECAYS = [0.9, 0.5, (0.8, 0.3)]
 IN_WINDOWS = [*RECURRENT, *list(EXACT)[::5], "conv", "lora_batched", "embedding_batched", "sparse"]
 
 
-build = cache(lambda name: ALL[name]())
-
-
-def case(name):
-    brainstate.random.seed(1)  # the noise of a model is the same whoever runs it
-    return build(name)
-
-
-seen = recorded
-
-
-@cache
-def bptt(name):
-    c = case(name)
-    return bptt_grad(c.model, step_fn, *c.sequences)
-
-
 def learn(name, algorithm, chunk_size=None, **options):
-    c = case(name)
-    learner = algorithm(c.model, **options)
-    learner.compile_graph(c.x0)
+    c = living(name)
+    learner = compiled(algorithm, c.model, c.x0, **options)
     # In one block no trace is built, with blocks of one step nothing else is: a size each.
     size = (None, 1, 2)[len(name) % 3] if chunk_size is None else None
     return online_grad(learner, step_fn, *c.sequences, chunk_size=chunk_size, block_size=size)
-
-
-def assert_equal(found, truth, tolerance=TIGHT):
-    result = comparison(found, truth)
-    assert result.max_error <= tolerance, f"\n{result}"
-
-
-def different(found, truth):
-    return comparison(found, truth).max_error > 1e-3
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -122,7 +102,7 @@ def test_pp_prop_depends_on_its_decays(name):
 
 @pytest.mark.parametrize("name", ["adaptive_spikes", "lif_with_units", "spiking_recurrent"])
 def test_spiking_models_spike_and_rest(name):
-    c = case(name)
+    c = living(name)
     state = c.model.states()
     before = {p: s.value for p, s in state.items()}
     outs = np.stack([np.asarray(c.model(x)) for x in c.sequences[0]])
@@ -140,17 +120,15 @@ def test_mixed_dtypes(algorithm):
 
     draw = models.Draw("mixed")
     net = models.Net(update, {"w": draw(3, 4).astype(jnp.float32)}, {"h": draw(4)})
-    learner = algorithm(net)
-    learner.compile_graph(jnp.zeros(3))
+    learner = compiled(algorithm, net, jnp.zeros(3))
     result = compare_to_rule(learner, step_fn, draw(5, 3), draw(5, 4))
     assert result.max_error < 1e-5
     assert result.gradients["w",].dtype == jnp.float32
 
 
 def test_compare_and_reference_grad_agree_with_the_recorded_steps():
-    c = case("gru")
-    learner = bt.pp_prop(c.model, decay_or_rank=0.9)
-    learner.compile_graph(c.x0)
+    c = living("gru")
+    learner = compiled(bt.pp_prop, c.model, c.x0, decay_or_rank=0.9)
     result = compare_to_rule(learner, step_fn, *c.sequences)
     assert result.max_error <= TIGHT
     public = reference_grad("pp_prop", c.model, step_fn, *c.sequences, decay_or_rank=0.9)

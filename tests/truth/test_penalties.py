@@ -5,16 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import Draw, Net, matmul
+from models import TIGHT, Draw, Net, assert_equal, matmul
 
 import braintrace as bt
 from braintrace.graph import affine_equations
 from braintrace.program import trace
-from braintrace.verify._compare import comparison
 from gradients import bptt_grad, online_grad
 from oracle import reference_grad
 
-TIGHT = 1e-9
 T, N = 4, 3
 MASK = jnp.array([1.0, 0.0, 0.0, 2.0])
 XS = Draw("penalties")(T, N, scale=1.0)
@@ -87,11 +85,6 @@ def gradient(update, rule, mask, size, loss=lambda y: jnp.sum(y**2), **options):
         reduction="sum",
     )
     return dict(found), learner.report.parameters
-
-
-def assert_equal(found, truth):
-    result = comparison(found, truth)
-    assert result.max_error <= TIGHT, f"\n{result}"
 
 
 WINDOWS = {"vjp_method": "multi-step"}

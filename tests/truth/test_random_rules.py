@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import Draw, Net, T, matmul, spike, step_fn
+from models import TIGHT, Draw, Net, T, assert_equal, different, matmul, spike, step_fn
 
 import braintrace as bt
 from braintrace.verify import bptt_grad
@@ -16,17 +16,7 @@ from braintrace.verify._compare import _window_losses, comparison, online_grad
 from interpret import program
 from oracle import definition, dense, kf_step, rule_on, uoro_step
 
-TIGHT = 1e-9
 I, N = 3, 4
-
-
-def assert_equal(found, truth, tolerance=TIGHT):
-    result = comparison(found, truth)
-    assert result.max_error <= tolerance, f"\n{result}"
-
-
-def different(found, truth):
-    return comparison(found, truth).max_error > 1e-3
 
 
 def compiled(kind, model, x=None, **options):

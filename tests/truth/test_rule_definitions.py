@@ -1,16 +1,16 @@
 """The references of the rules, against loops written by hand and against each other."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
-from models import EXACT, RECURRENT, Draw, Net, T, matmul, sigmoid, step_fn
+from models import EXACT, Draw, Net, T, bptt, different, matmul, seen, sigmoid, step_fn
 
 from braintrace.verify import bptt_grad
-from braintrace.verify._compare import comparison
 from oracle import (
     Structure,
     definition,
@@ -23,20 +23,15 @@ from oracle import (
     uoro_step,
 )
 
-TIGHT = 1e-10
+assert_equal = partial(models.assert_equal, tolerance=1e-10)
 I, N = 3, 4
 XS = np.asarray(Draw("rules by hand")(T, I, scale=1.0))
 TARGETS = np.asarray(Draw("targets by hand")(T, N))
 A, B, K = 0.7, 0.6, 0.5  # leaks and filters
 
 
-def assert_equal(found, truth, tolerance=TIGHT):
-    result = comparison(found, truth)
-    assert result.max_error <= tolerance, f"\n{result}"
-
-
 def assert_different(found, truth):
-    assert comparison(found, truth).max_error > 1e-3
+    assert different(found, truth)
 
 
 # ------------------------------------------------------------------- steps differentiated by hand
@@ -292,11 +287,10 @@ def test_clipped_trace_by_hand():
 
 
 def test_clipping_needs_the_weight_itself():
-    c = EXACT["learnable_decay"]()
-    seen = dense(c.model, step_fn, *c.sequences)
+    steps = seen("learnable_decay")
     with pytest.raises(ValueError, match="function of parameters"):
-        rule_on(seen, "otpe", leak=A, clip=0.4)
-    rule_on(seen, "otpe", leak=A)
+        rule_on(steps, "otpe", leak=A, clip=0.4)
+    rule_on(steps, "otpe", leak=A)
 
 
 def test_osttp_follows_the_weights_that_lead_back_to_a_unit():
@@ -367,19 +361,16 @@ def test_decolle_by_hand():
 
 
 def test_weights_without_a_trace_listen_to_the_loss():
-    c = EXACT["operator_readout"]()
-    seen = dense(c.model, step_fn, *c.sequences)
-    exact = rule_on(seen, "d_rtrl")
-    found = rule_on(seen, "three_factor", modulator=np.zeros(T))
+    exact = rule_on(seen("operator_readout"), "d_rtrl")
+    found = rule_on(seen("operator_readout"), "three_factor", modulator=np.zeros(T))
     assert not found["w",].any()
     np.testing.assert_allclose(found["out",], exact["out",])
 
 
 def test_what_the_loss_says_beside_the_operators_stays():
-    c = EXACT["weight_also_used_plainly"]()
-    seen = dense(c.model, step_fn, *c.sequences)
-    beside = seen.by_path(sum(s.rest for s in seen.steps))
-    assert_equal(rule_on(seen, "three_factor", modulator=np.zeros(T)), beside)
+    steps = seen("weight_also_used_plainly")
+    beside = steps.by_path(sum(s.rest for s in steps.steps))
+    assert_equal(rule_on(steps, "three_factor", modulator=np.zeros(T)), beside)
     assert all(abs(g).max() > 1e-3 for g in beside.values())
 
 
@@ -613,29 +604,23 @@ def test_one_operator_for_two_layers_shares_its_trace():
 ALIVE = ["gru", "lstm", "stacked_layers", "spiking_recurrent", "excitation_inhibition"]
 
 
-@cache
-def case(name):
-    c = {**EXACT, **RECURRENT}[name]()
-    return dense(c.model, step_fn, *c.sequences), bptt_grad(c.model, step_fn, *c.sequences)
-
-
 @pytest.mark.parametrize("name", ALIVE)
 def test_equal_rules(name):
-    seen, _ = case(name)
+    steps = seen(name)
     for window in (None, 2):
-        exact = rule_on(seen, "d_rtrl", window)
+        exact = rule_on(steps, "d_rtrl", window)
         for rule in ("eprop", "rflo"):
-            assert_equal(rule_on(seen, rule, window), exact)
-        assert_different(rule_on(seen, "eprop", window, kappa=0.5), exact)
-        factored = rule_on(seen, "pp_prop", window, decays=(0.7, 0.0))
-        assert_equal(rule_on(seen, "ottt", window, leak=0.7), factored)
-        leaky = rule_on(seen, "rflo", window, leak=0.7)
-        assert_equal(rule_on(seen, "otpe", window, leak=0.7), leaky)
+            assert_equal(rule_on(steps, rule, window), exact)
+        assert_different(rule_on(steps, "eprop", window, kappa=0.5), exact)
+        factored = rule_on(steps, "pp_prop", window, decays=(0.7, 0.0))
+        assert_equal(rule_on(steps, "ottt", window, leak=0.7), factored)
+        leaky = rule_on(steps, "rflo", window, leak=0.7)
+        assert_equal(rule_on(steps, "otpe", window, leak=0.7), leaky)
 
 
 @pytest.mark.parametrize("name", ALIVE)
 def test_one_window_is_bptt(name):
-    seen, truth = case(name)
+    steps, truth = seen(name), bptt(name)
     rules = [
         ("d_rtrl", {}),
         ("eprop", {"kappa": 0.5}),
@@ -647,13 +632,13 @@ def test_one_window_is_bptt(name):
         ("kf_rtrl", {}),
     ]
     for rule, options in rules:
-        assert_equal(rule_on(seen, rule, T, **options), truth)
+        assert_equal(rule_on(steps, rule, T, **options), truth)
         if rule != "kf_rtrl":
-            assert_different(rule_on(seen, rule, 2, **options), truth)
+            assert_different(rule_on(steps, rule, 2, **options), truth)
 
 
 def test_names_of_one_rule():
-    seen, _ = case("gru")
+    steps = seen("gru")
     same = [
         (("ostl_recurrent", {}), ("snap", {"n": 1})),
         (("ostl_feedforward", {}), ("pp_prop", {"decay_or_rank": 1e-6})),
@@ -662,8 +647,8 @@ def test_names_of_one_rule():
     ]
     for (one, a), (other, b) in same:
         assert definition(rule_name(one), a) == definition(rule_name(other), b)
-    assert_equal(rule_on(seen, "kf_rtrl"), rule_on(seen, "rtrl"))
-    assert_different(rule_on(seen, "snap", n=1), rule_on(seen, "d_rtrl"))
+    assert_equal(rule_on(steps, "kf_rtrl"), rule_on(steps, "rtrl"))
+    assert_different(rule_on(steps, "snap", n=1), rule_on(steps, "d_rtrl"))
 
 
 def test_the_derivative_as_a_third_factor_is_d_rtrl():
@@ -675,17 +660,16 @@ def test_the_derivative_as_a_third_factor_is_d_rtrl():
 
 
 def test_otpe_where_the_leak_is_the_dynamics_is_d_rtrl():
-    c = EXACT["leaky"]()  # h = 0.9 h + x w
-    seen = dense(c.model, step_fn, *c.sequences)
+    steps = seen("leaky")  # h = 0.9 h + x w
     for window in (None, 2):
-        exact = rule_on(seen, "d_rtrl", window)
-        assert_equal(rule_on(seen, "otpe", window, leak=0.9), exact)
-        assert_different(rule_on(seen, "otpe", window, leak=0.8), exact)
+        exact = rule_on(steps, "d_rtrl", window)
+        assert_equal(rule_on(steps, "otpe", window, leak=0.9), exact)
+        assert_different(rule_on(steps, "otpe", window, leak=0.8), exact)
 
 
 def test_kf_rtrl_has_the_weights_of_operators():
-    seen, truth = case("plain_input_weight")
-    found = rule_on(seen, "kf_rtrl")
+    steps, truth = seen("plain_input_weight"), bptt("plain_input_weight")
+    found = rule_on(steps, "kf_rtrl")
     np.testing.assert_allclose(found["r",], truth["r",], rtol=1e-9)
     assert abs(found["w",] - truth["w",]).max() > 1e-3
 

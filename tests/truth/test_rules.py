@@ -13,11 +13,15 @@ from models import (
     EXACT,
     OPERATORS,
     RECURRENT,
+    TIGHT,
     Draw,
     T,
+    assert_equal,
+    different,
+    living,
     matmul,
     net,
-    recorded,
+    seen,
     spike,
     step_fn,
 )
@@ -25,9 +29,8 @@ from models import (
 import braintrace as bt
 from braintrace.verify._compare import _window_losses, comparison, online_grad
 from interpret import program
-from oracle import compare_to_rule, definition, dense, rule_on
+from oracle import compare_to_rule, definition, rule_on
 
-TIGHT = 1e-9
 LIVE: dict = {}
 
 
@@ -137,21 +140,6 @@ others = pytest.mark.parametrize("rule", BATTERY[1:])
 
 # ----------------------------------------------------------------------------------- the pieces
 
-build = cache(lambda name: ALL[name]())
-
-
-def case(name):
-    brainstate.random.seed(1)
-    return build(name)
-
-
-@cache
-def seen(name):
-    if name not in LIVE:
-        return recorded(name)
-    c = case(name)
-    return dense(c.model, step_fn, *c.sequences)
-
 
 def batch_of(name):
     """The leading axes of the states that count samples."""
@@ -187,7 +175,7 @@ def truth(name, rule, window=None):
 
 
 def learner_of(name, rule, **options):
-    c = case(name)
+    c = living(name)
     found = KINDS[RULES[rule].name](c.model, **given(name, rule)[0], **options)
     found.compile_graph(c.x0)
     return found
@@ -197,7 +185,7 @@ def gradient(learner, name, rule, chunk_size=None, mask=None, **options):
     """The summed gradient of the case's sequence, compiled fast."""
     extra = given(name, rule)[2]
     keyword = RULES[rule].called_with
-    sequences = case(name).sequences if extra is None else (*case(name).sequences, extra)
+    sequences = living(name).sequences if extra is None else (*living(name).sequences, extra)
 
     def loss(x, target, *more):
         return step_fn(lambda v: learner(v, **({keyword: more[0]} if more else {})), x, target)
@@ -217,21 +205,12 @@ def gradient(learner, name, rule, chunk_size=None, mask=None, **options):
             )
         )
 
-    saved = {k: s.value for k, s in case(name).model.states().items()}
+    saved = {k: s.value for k, s in living(name).model.states().items()}
     try:
         return program(run)(sequences, mask)
     finally:
-        for k, s in case(name).model.states().items():
+        for k, s in living(name).model.states().items():
             s.value = saved[k]
-
-
-def assert_equal(found, truth, tolerance=TIGHT):
-    result = comparison(found, truth)
-    assert result.max_error <= tolerance, f"\n{result}"
-
-
-def different(found, truth):
-    return comparison(found, truth).max_error > 1e-3
 
 
 # ------------------------------------------------------------------------ against the references
@@ -300,7 +279,7 @@ def test_windows_are_refused_where_the_signal_is_no_derivative(rule):
 
 
 def with_synthesizer(name, scale=0.5, **options):
-    c = case(name)
+    c = living(name)
     learner = bt.DNI(c.model, **options)
     learner.compile_graph(c.x0)
     guess = bt.SyntheticGradient(learner.group_signal_shapes(), scale=scale, seed=1)
@@ -318,20 +297,20 @@ def with_synthesizer(name, scale=0.5, **options):
 def test_dni_in_windows(name, chunk):
     learner, synthesizer = with_synthesizer(name)
     run = lambda s: online_grad(learner, step_fn, *s, chunk_size=chunk)
-    found = program(run)(case(name).sequences)
+    found = program(run)(living(name).sequences)
     assert_equal(found, rule_on(seen(name), "dni", chunk, synthesizer=synthesizer))
     assert different(found, rule_on(seen(name), "d_rtrl", chunk))
 
 
 def test_dni_without_a_guess_is_d_rtrl():
     learner, _ = with_synthesizer("gru", scale=0.0)
-    found = online_grad(learner, step_fn, *case("gru").sequences, chunk_size=2)
+    found = online_grad(learner, step_fn, *living("gru").sequences, chunk_size=2)
     assert_equal(found, rule_on(seen("gru"), "d_rtrl", 2))
 
 
 def test_dni_in_single_steps():
     learner, synthesizer = with_synthesizer("gru", vjp_method="single-step")
-    found = online_grad(learner, step_fn, *case("gru").sequences)
+    found = online_grad(learner, step_fn, *living("gru").sequences)
     assert_equal(found, rule_on(seen("gru"), "dni", synthesizer=synthesizer))
     assert different(found, rule_on(seen("gru"), "d_rtrl"))
 
@@ -346,17 +325,17 @@ SEEN = [r for r in RULES if RULES[r].called_with is None and RULES[r].name != "r
 @pytest.mark.parametrize("rule", SEEN)
 def test_compare_knows_the_rule(rule):
     learner = learner_of("leaky", rule)
-    found = compare_to_rule(learner, step_fn, *case("leaky").sequences)
+    found = compare_to_rule(learner, step_fn, *living("leaky").sequences)
     assert found.max_error <= TIGHT
 
 
 def test_compare_says_what_it_cannot_know():
     signals = learner_of("hidden_group_state", "three_factor")
-    random = bt.EProp(case("alif").model, feedback="random", random_feedback_key=0)
-    random.compile_graph(case("alif").x0)
+    random = bt.EProp(living("alif").model, feedback="random", random_feedback_key=0)
+    random.compile_graph(living("alif").x0)
     for learner, name in ((signals, "hidden_group_state"), (random, "alif")):
         with pytest.raises(ValueError, match="reference_grad"):
-            compare_to_rule(learner, step_fn, *case(name).sequences)
+            compare_to_rule(learner, step_fn, *living(name).sequences)
 
 
 # ------------------------------------------------------------------------ the battery of all rules

@@ -32,6 +32,7 @@ from .zoo import (
     check,
     matmul,
     net,
+    small,
     squares,
     targets,
 )
@@ -50,77 +51,56 @@ def relax_masked(h, y, tolerance=0.3):
 
 
 @case(WHILES)
-def after_an_operator(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = m.solver(m.h.value, matmul(x, m.w.value))
-        return m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def after_an_operator(m, x):
+    m.h.value = m.solver(m.h.value, matmul(x, m.w.value))
+    return m.h.value
 
 
 @case(WHILES)
-def before_an_operator(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = 0.9 * m.solver(m.h.value, x[:1] * jnp.ones(4)) + matmul(x, m.w.value)
-        return m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def before_an_operator(m, x):
+    m.h.value = 0.9 * m.solver(m.h.value, x[:1] * jnp.ones(4)) + matmul(x, m.w.value)
+    return m.h.value
 
 
 @case(WHILES)
-def part_of_an_expression(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.h.value = jnp.sin(0.5 * m.h.value * m.solver(m.h.value, y) + y)
-        return m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def part_of_an_expression(m, x):
+    y = matmul(x, m.w.value)
+    m.h.value = jnp.sin(0.5 * m.h.value * m.solver(m.h.value, y) + y)
+    return m.h.value
 
 
 @case(WHILES)
-def in_the_output_only(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        m.h.value = 0.9 * m.h.value + matmul(x, m.w.value)
-        return m.solver(m.h.value, x[0]) * m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def in_the_output_only(m, x):
+    m.h.value = 0.9 * m.h.value + matmul(x, m.w.value)
+    return m.solver(m.h.value, x[0]) * m.h.value
 
 
 @case(WHILES)
-def inside_a_choice(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value)
-        m.h.value = lax.cond(x[0] > 0, lambda h: m.solver(h, y), lambda h: h + 0.3 * y, m.h.value)
-        return m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def inside_a_choice(m, x):
+    y = matmul(x, m.w.value)
+    m.h.value = lax.cond(x[0] > 0, lambda h: m.solver(h, y), lambda h: h + 0.3 * y, m.h.value)
+    return m.h.value
 
 
 @case(WHILES)
-def inside_a_loop_with_an_operator(draw):
-    @net({"w": draw(3, 4)}, {"h": draw(4)})
-    def model(m, x):
-        turn = lambda h, _: (m.solver(h, matmul(x, m.w.value)) * 0.9, None)
-        m.h.value = lax.scan(turn, m.h.value, None, 2)[0]
-        return m.h.value
-
-    return model
+@small({"w": (3, 4)}, {"h": 4})
+def inside_a_loop_with_an_operator(m, x):
+    turn = lambda h, _: (m.solver(h, matmul(x, m.w.value)) * 0.9, None)
+    m.h.value = lax.scan(turn, m.h.value, None, 2)[0]
+    return m.h.value
 
 
 @case(WHILES, exact=False)
-def beside_a_recurrent_operator(draw):
-    @net({"w": draw(3, 4), "r": draw(4, 4)}, {"h": draw(4)})
-    def model(m, x):
-        y = matmul(x, m.w.value) + matmul(m.h.value, m.r.value)
-        m.h.value = 0.5 * m.h.value + m.solver(m.h.value, y)
-        return m.h.value
-
-    return model
+@small({"w": (3, 4), "r": (4, 4)}, {"h": 4})
+def beside_a_recurrent_operator(m, x):
+    y = matmul(x, m.w.value) + matmul(m.h.value, m.r.value)
+    m.h.value = 0.5 * m.h.value + m.solver(m.h.value, y)
+    return m.h.value
 
 
 @pytest.mark.parametrize("name", WHILES)

@@ -17,6 +17,10 @@ from braintrace.verify import bptt_grad
 from braintrace.verify._compare import comparison, online_grad
 from interpret import computed
 from oracle import dense, rule_on
+from small import Draw as Draw
+from small import net as net
+from small import small as small
+from small import spike as spike
 
 T = 4
 TIGHT = 1e-9
@@ -32,37 +36,6 @@ RULES = {
     "pp_prop, windows of 2": (bt.pp_prop, DECAY, 2),
 }
 SINGLE = ("d_rtrl", "pp_prop")
-
-
-class Net(brainstate.nn.Module):
-    """A step function over named parameters and states; a value that is no array is kept as is."""
-
-    def __init__(self, update: Callable, params: dict[str, Any], states: dict[str, Any]):
-        super().__init__()
-        self._update = update
-        for name, value in params.items():
-            setattr(self, name, brainstate.ParamState(value))
-        for name, value in states.items():
-            array = isinstance(value, jax.Array)
-            setattr(self, name, brainstate.HiddenState(value) if array else value)
-
-    def update(self, x: Any) -> Any:
-        return self._update(self, x)
-
-
-def net(params: dict[str, Any], states: dict[str, Any]):
-    """Decorator: a step function made into a model."""
-    return lambda update: Net(update, params, states)
-
-
-class Draw:
-    """Random numbers of a test, the same in every run."""
-
-    def __init__(self, name: str):
-        self.rng = np.random.default_rng(zlib.crc32(name.encode()))
-
-    def __call__(self, *shape: int, scale: float = 0.7) -> jax.Array:
-        return jnp.asarray(scale * self.rng.normal(size=shape))
 
 
 def squares(net: Any, x: Any, y: Any) -> jax.Array:
@@ -140,15 +113,3 @@ def check(
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, bptt)))
     assert not wrong, "\n" + "\n".join(wrong)
     return found
-
-
-@jax.custom_jvp
-def spike(v):
-    """A step with a surrogate derivative."""
-    return (v > 0).astype(v.dtype)
-
-
-@spike.defjvp
-def _(primals, tangents):
-    (v,), (dv,) = primals, tangents
-    return spike(v), dv / (1 + jnp.abs(3 * v)) ** 2
