@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LONG = 1.0  # seconds of a case
+LONG, LONG_SHARED = 1.0, 2.5  # seconds of a case, and of a fixture that several cases share
 LEVELS = {"some": 0.1, "most": 2.0, "all": float("inf")}  # seconds of a test
 LEVEL = os.environ.get("BRAINTRACE_TESTS", "some")
 ALL = LEVEL == "all"
@@ -41,6 +41,23 @@ def cost(item) -> float:
     return costs().get(home(item), {}).get(item.originalname, UNKNOWN)
 
 
+def shared(fixture) -> bool:
+    """Whether a fixture of a file serves several of its cases."""
+    return fixture.scope == "module" and fixture.baseid.endswith(".py")
+
+
+def fixture_name(fixture) -> str:
+    return f"{fixture.baseid}::fixture {fixture.argname}"
+
+
+def is_long(item) -> bool:
+    """Whether a case takes long, or a fixture that it needs."""
+    found = [defs[-1] for defs in item._fixtureinfo.name2fixturedefs.values() if defs]
+    own = costs().get(home(item), {})
+    needed = [own.get(f"fixture {f.argname}", 0) for f in found if shared(f)]
+    return cost(item) > LONG or any(seconds > LONG_SHARED for seconds in needed)
+
+
 def values(item) -> set[str]:
     """The parameters of a case, which are names of models, rules and the like."""
     return {*item.name[len(item.originalname) :].strip("[]").split("-")}
@@ -50,7 +67,7 @@ def kept(items: list, named: bool) -> list:
     """The cases to run, in their order; those of files that are named as in CI."""
     level = "most" if named and LEVEL == "some" else LEVEL
     if level == "some":
-        items = [item for item in items if cost(item) <= LONG]
+        items = [item for item in items if not is_long(item)]
     tests: dict[tuple[str, str], list] = {}
     for item in items:
         tests.setdefault((home(item), item.originalname), []).append(item)
