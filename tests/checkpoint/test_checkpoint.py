@@ -396,7 +396,7 @@ def test_damaged_file_is_refused(saved, tmp_path):
     assert "cut short or changed" in refused(learner, changed)
     changed.write_bytes(data[:14] + b"\1" + data[15:])
     assert "version 1, this one reads 2" in refused(learner, changed)
-    with pytest.raises(FileNotFoundError, match=r"(?s)there is no file .*do:"):
+    with pytest.raises(FileNotFoundError, match=r"(?s)no file .*do:"):
         learner.load(tmp_path / "none")
 
 
@@ -415,7 +415,7 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
     ):
         with pytest.raises(TypeError, match=name):
             learner.save(tmp_path / "a", extra=extra)
-    with pytest.raises(IsADirectoryError, match=r"(?s)is a folder.*do:.*name a file in it"):
+    with pytest.raises(IsADirectoryError, match=r"(?s)folder.*do:.*file"):
         learner.save(tmp_path)
     with pytest.raises(TypeError, match="step has type float"):
         learner.save(tmp_path / "a", step=1.5)
@@ -427,6 +427,6 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
             learner(x)
             act()
 
-        with pytest.raises(ValueError, match="inside of a transformation"):
+        with pytest.raises(ValueError, match="transformation"):
             inside(XS[0])
     assert list(tmp_path.iterdir()) == []

@@ -18,13 +18,13 @@ def test_every_name_is_found_where_it_lives_now():
 
 
 def test_name_can_be_imported():
-    with pytest.warns(DeprecationWarning, match=r"braintrace\.nn\.LIF is deprecated"):
+    with pytest.warns(DeprecationWarning, match=r"braintrace\.nn\.LIF"):
         from braintrace.nn import LIF
     assert LIF is brainpy.state.LIF
 
 
 def test_unknown_name_is_an_attribute_error(monkeypatch):
-    with pytest.raises(AttributeError, match=r"'braintrace\.nn' has no attribute 'Perceptron'"):
+    with pytest.raises(AttributeError, match="'Perceptron'"):
         _ = braintrace.nn.Perceptron
     monkeypatch.delattr(brainstate.nn, "SpikeBitwise")
     with pytest.raises(AttributeError, match="'SpikeBitwise', nor has brainstate"):
@@ -33,5 +33,5 @@ def test_unknown_name_is_an_attribute_error(monkeypatch):
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "brainpy.state", None)
-    with pytest.raises(ImportError, match=r"braintrace\.nn\.LIF is(.|\n)*pip install brainpy"):
+    with pytest.raises(ImportError, match=r"LIF(.|\n)*pip install brainpy"):
         _ = braintrace.nn.LIF

@@ -78,13 +78,13 @@ def test_other_numbering_of_threefry_is_refused(tmp_path):
     draw = lambda h: h + jax.random.normal(jax.random.key(h[0].astype(int)), h.shape)
     with (
         jax.threefry_partitionable(False),
-        pytest.raises(braintrace.NotSupportedError, match="jax_threefry_partitionable is off"),
+        pytest.raises(braintrace.NotSupportedError, match="jax_threefry_partitionable"),
     ):
         export(tmp_path, draw)
 
 
 def test_complex_parameters_are_refused(tmp_path):
-    with pytest.raises(braintrace.NotSupportedError, match="keep real and imaginary part apart"):
+    with pytest.raises(braintrace.NotSupportedError, match="imaginary"):
         export(tmp_path, jnp.abs, w=W * 1j, loss=lambda o, y: jnp.mean(jnp.abs(o - y)))
 
 
@@ -115,7 +115,7 @@ def test_windows_and_traced_parameters_are_refused(tmp_path):
 
 def test_unknown_arrays_are_refused(tmp_path):
     done = export(tmp_path, jnp.tanh)
-    with pytest.raises(ValueError, match="the learner has no weights"):
+    with pytest.raises(ValueError, match="no weights"):
         done.pack({"weights": np.zeros(3)})
 
 

@@ -392,5 +392,5 @@ def test_perturbation_data_of_the_wrong_length_is_refused():
     perturb = braintrace.add_hidden_perturbation_in_module(Coupled(), jnp.zeros(2))
     with pytest.raises(ValueError, match="2 perturbations"):
         perturb.eval_jaxpr([], [jnp.zeros(3)])
-    with pytest.raises(ValueError, match="expected 2 arrays, got 1"):
+    with pytest.raises(ValueError, match=r"2 arrays.*1"):
         perturb.perturb_data_to_hidden_group_data([jnp.zeros(3)], ())

@@ -148,7 +148,7 @@ def test_rule_takes_a_policy(name):
     policy = ControlFlowPolicy()
     learner = getattr(braintrace, name)(Net(), control_flow=policy, **RULES[name])
     assert learner.executor.control_flow is policy
-    with pytest.raises(TypeError, match="control_flow has type str"):
+    with pytest.raises(TypeError, match=r"control_flow.*str"):
         getattr(braintrace, name)(Net(), control_flow="opaque", **RULES[name])
 
 

@@ -205,7 +205,7 @@ def test_mistakes_in_calling_a_rule():
         made("osttp", B_list=B)(XS[0])
     with pytest.raises(ValueError, match="B_list has matrices to"):
         made("osttp", B_list=[jnp.ones((2, 5))])
-    with pytest.raises(ValueError, match="DECOLLE is called without"):
+    with pytest.raises(ValueError, match="DECOLLE"):
         made("decolle", n_target=2)(XS[0])
     with pytest.raises(RuntimeError, match="no synthesizer"):
         made("dni")(XS[0])
@@ -425,7 +425,7 @@ def test_signals_that_fit_no_sample(name, options, given, text):
     ],
 )
 def test_signals_whose_learners_have_other_traces(choice):
-    with pytest.raises(ValueError, match="ETraceConfig: the signal"):
+    with pytest.raises(ValueError, match=r"ETraceConfig.*signal"):
         ETraceConfig(**choice)
 
 

@@ -239,5 +239,5 @@ def test_functions_that_cannot_be_a_step_are_refused():
 
 def test_copy_of_a_learner_of_a_function_is_refused_when_it_is_called():
     learner = copy.deepcopy(compiled(function()))
-    with pytest.raises(TypeError, match=r"a copy of the function .*function.<locals>.<lambda>"):
+    with pytest.raises(TypeError, match=r"copy.*function.<locals>.<lambda>"):
         learner(XS[0])

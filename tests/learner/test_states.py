@@ -65,9 +65,7 @@ def test_batch_of_a_state_of_a_float_and_an_integer_leaf_can_change():
     learner.reset(batch_size=2)
     assert learner(BATCHED[0, :2]).shape == (2, 3)
     brainstate.nn.init_all_states(learner.model4compile, batch_size=4)
-    with pytest.raises(
-        ValueError, match=r"state s has shape \(4, 3\), the traces belong to \(2, 3"
-    ):
+    with pytest.raises(ValueError, match=r"\bs\b.*\(4, 3\).*traces.*\(2, 3"):
         learner(BATCHED[0, :2])
 
 
@@ -154,7 +152,7 @@ def test_examples_may_be_shapes():
     other = braintrace.compile(Nested(), "d_rtrl", x, kwargs={"key": key})
     np.testing.assert_array_equal(learner(x, key=key), other(x, key=key))
     learner.compile_graph(shapes[0], key=shapes[1])  # the same again: nothing to do
-    with pytest.raises(ValueError, match=r"compiled for .*but called with"):
+    with pytest.raises(ValueError, match=r"compiled"):
         learner.compile_graph({"x": Shape((3,), float) * u.mV}, key=shapes[1])
 
 

@@ -113,7 +113,7 @@ def test_conv_refuses(kind, match, arguments):
 
 
 def test_conv_refuses_an_input_of_another_shape():
-    with pytest.raises(ValueError, match=r"x \(2, 2, 5\) does not end in \(5, 2\)(.|\n)*last"):
+    with pytest.raises(ValueError, match=r"\(2, 2, 5\).*\(5, 2\)(.|\n)*last"):
         Conv1d((5, 2), 4, 3)(jnp.ones((2, 2, 5)))
     with pytest.raises(ValueError, match=r"does not end in"):
         Conv1d((5, 2), 4, 3)(jnp.ones(2))

@@ -48,7 +48,7 @@ def test_linear_uses_its_param_type():
 
 
 def test_linear_refuses_sizes_that_do_not_fit():
-    with pytest.raises(ValueError, match=r"in_size \(2, 3\) does not fit out_size \(4,\)"):
+    with pytest.raises(ValueError, match=r"in_size \(2, 3\).*out_size \(4,\)"):
         Linear((2, 3), 4)
 
 

@@ -33,7 +33,7 @@ def test_readout_leaks_with_its_time_constant(dt, tau, ratio):
 
 
 def test_readout_needs_a_time_step():
-    with pytest.raises(ValueError, match=r"dt is not set(.|\n)*environ\.set\(dt="):
+    with pytest.raises(ValueError, match=r"\bdt\b(.|\n)*environ\.set\(dt="):
         LeakyRateReadout(3, 2)
 
 
@@ -45,7 +45,7 @@ def test_readout_refuses_times_of_different_kinds():
 def test_readout_keeps_the_axes_before_the_last():
     with brainstate.environ.context(dt=1.0 * u.ms):
         wide, narrow = (LeakyRateReadout(n, m, w_init=0.5) for n, m in (((2, 3), (2, 4)), (3, 4)))
-        with pytest.raises(ValueError, match=r"LeakyRateReadout: tau has the shape \(3,\)"):
+        with pytest.raises(ValueError, match=r"LeakyRateReadout.*tau.*\(3,\)"):
             LeakyRateReadout(3, 2, tau=jnp.ones(3))
     for readout in (wide, narrow):
         readout.init_state(batch_size=2)

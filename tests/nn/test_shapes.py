@@ -54,13 +54,13 @@ def test_standard_weights_have_mean_zero_and_norm_one():
 @pytest.mark.parametrize("kind", [Linear, SignedWLinear, ScaledWSLinear])
 def test_layer_refuses_sizes_and_values_that_do_not_fit(kind):
     name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}: in_size \(2, 3\) does not fit out_size \(4,\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*in_size \(2, 3\).*out_size \(4,\)"):
         kind((2, 3), 4)
-    with pytest.raises(ValueError, match=rf"{name}: w_init has the shape \(4, 3\)") as info:
+    with pytest.raises(ValueError, match=rf"{name}.*w_init.*\(4, 3\)") as info:
         kind(3, 4, w_init=jnp.ones((4, 3)))
     assert "why:" in str(info.value) and "do:" in str(info.value)
-    with pytest.raises(ValueError, match=rf"{name}: w_init is None\.(.|\n)*pass an initialiser"):
+    with pytest.raises(ValueError, match=rf"{name}.*w_init.*None(.|\n)*initialiser"):
         kind(3, 4, w_init=None)
     other = {"w_sign" if kind is SignedWLinear else "w_mask": jnp.ones((1, 3, 4))}
-    with pytest.raises(ValueError, match=r"has the shape \(1, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"\(1, 3, 4\)"):
         kind(3, 4, **other)

@@ -63,7 +63,7 @@ def test_units_and_leading_sizes_are_kept():
 def test_sparse_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"in_size \(2, 4\) does not fit(.|\n)*end in 3"):
         SparseLinear(BCOO.fromdense(DENSE), in_size=(2, 4))
-    with pytest.raises(ValueError, match=r"b_init has the shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"b_init.*\(3,\)"):
         SparseLinear(BCOO.fromdense(DENSE), b_init=jnp.ones(3))
     with pytest.raises(TypeError, match="cannot use a"):
         SparseLinear(jnp.asarray(DENSE))

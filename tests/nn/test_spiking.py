@@ -237,7 +237,7 @@ def test_bad_arguments_are_refused(kind):
     for options, text in ERRORS:
         with pytest.raises(ValueError, match=text):
             made(kind, **options)
-    with pytest.raises(ValueError, match=rf"{kind.__name__}: the time step dt is not set"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.*\bdt\b"):
         kind(I, N)
     with brainstate.environ.context(dt=1.0), pytest.raises(ValueError, match="plain number"):
         kind(I, N)
@@ -250,7 +250,7 @@ def test_bad_arguments_are_refused(kind):
     [(ALIFCell, {"beta": 1 * u.ms}), (AdLIFCell, {"b": 1 * u.mA}), (GIFCell, {"A_2": 1 * u.mV})],
 )
 def test_voltages_of_another_kind_are_refused(kind, options):
-    with pytest.raises(ValueError, match="is added to the membrane"):
+    with pytest.raises(ValueError, match="membrane"):
         made(kind, **options)
 
 

@@ -190,9 +190,9 @@ def test_limits_that_are_none_are_refused():
     ask = lambda **o: bt.choose(step, PARAMS, STATE, XS, YS, loss, **o)
     with pytest.raises(ValueError, match="'much'"):
         ask(memory="much")
-    with pytest.raises(ValueError, match=r"time=-1.*\n.*\n.*positive number such as 3"):
+    with pytest.raises(ValueError, match=r"time=-1.*\n.*\n.*positive"):
         ask(time=-1)
-    with pytest.raises(TypeError, match=r"the step <lambda> has the arguments \(x\)") as error:
+    with pytest.raises(TypeError, match=r"<lambda>.*\(x\)") as error:
         bt.choose(lambda x: x, PARAMS, STATE, XS, YS, loss)
     assert "why:" in str(error.value) and "do:" in str(error.value)
     with pytest.raises(TypeError, match="the loss has type int"):
@@ -240,7 +240,7 @@ def test_auto_takes_the_longest_windows_where_nothing_exact_fits():
 
 
 def test_auto_says_what_it_needs():
-    with pytest.raises(ValueError, match="no rule fits in 10 bytes"):
+    with pytest.raises(ValueError, match="10 bytes"):
         automatic(memory=10)
     with pytest.raises(ValueError, match="'auto' with decay"):
         bt.online(step, "auto", decay=0.9)

@@ -69,7 +69,7 @@ def test_steps_that_are_none(leaky):
 def test_error_inside_a_step_has_a_note(leaky, made):
     net, carry = made
     short = leaky.xs[..., :1]
-    with pytest.raises(ValueError, match=r"init saw float64\[2, 3\]") as caught:
+    with pytest.raises(ValueError, match=r"init.*float64\[2, 3\]") as caught:
         net.grad(leaky.loss)(leaky.params, carry, short)
     note = "\n".join(caught.value.__cause__.__notes__)
     parts = PARTS.search(note[note.index("the step") :])

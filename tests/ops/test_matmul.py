@@ -23,11 +23,11 @@ def test_matmul_refuses_shapes_that_do_not_fit(args, text):
 
 
 def test_matmul_names_the_hook_that_changed_the_shape():
-    with pytest.raises(ValueError, match=r"does not fit weight_fn\(weight\) \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"weight_fn\(weight\).*\(4, 3\)"):
         matmul(X, W, weight_fn=jnp.transpose)
-    with pytest.raises(ValueError, match=r"bias_fn\(bias\) \(\) does not have"):
+    with pytest.raises(ValueError, match=r"bias_fn\(bias\)"):
         matmul(X, W, jnp.ones(4), bias_fn=jnp.sum)
-    with pytest.raises(TypeError, match=r"weight_fn\(weight\) has type tuple"):
+    with pytest.raises(TypeError, match=r"weight_fn\(weight\).*tuple"):
         matmul(X, W, weight_fn=lambda w: (w,))
 
 

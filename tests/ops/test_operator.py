@@ -355,7 +355,7 @@ def test_pull_of_many_steps_is_the_sum_of_their_pulls(pulled):
 def test_register_primitive_refuses_what_it_cannot_use():
     with pytest.raises(TypeError, match="must be a function"):
         register_primitive("bad", 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="y_outvar_index must be 0"):
+    with pytest.raises(ValueError, match="y_outvar_index"):
         register_primitive("bad", scale_rows, y_outvar_index=1)
 
 
@@ -378,11 +378,11 @@ def test_unknown_rules_of_an_operator_are_refused():
     scale = register_primitive("scale_refused", lambda x, w: x * w)
     with pytest.raises(TypeError, match=r"dt_to_t.*callable"):
         scale.register_etp_rules(dt_to_t=3)
-    with pytest.raises(TypeError, match=r"no rule 'xy_to_dv'; did you mean 'xy_to_dw'\?"):
+    with pytest.raises(TypeError, match=r"xy_to_dv.*xy_to_dw"):
         scale.register_etp_rules(xy_to_dv=lambda x, y, w: w)
-    with pytest.raises(AttributeError, match=r"no attribute 'register_nonsense'\.$"):
+    with pytest.raises(AttributeError, match=r"register_nonsense'\.$"):
         scale.register_nonsense(lambda x: x)
-    with pytest.raises(AttributeError, match=r"did you mean 'register_xy_to_dw'\?"):
+    with pytest.raises(AttributeError, match="'register_xy_to_dw'"):
         scale.register_xy_dw(lambda x, y, w: w)
-    with pytest.raises(AttributeError, match="no attribute 'trainable'"):
+    with pytest.raises(AttributeError, match="'trainable'"):
         scale.trainable  # noqa: B018

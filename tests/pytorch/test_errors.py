@@ -322,7 +322,7 @@ def test_strict_refuses_what_is_not_exact():
 
 def test_errors_of_the_loss_are_those_of_torch():
     run = learner().grad(lambda out, y: F.mse_loss(out, y, reduction="nothing"))
-    with pytest.raises(ValueError, match="nothing is not a valid value") as found:
+    with pytest.raises(ValueError, match="nothing") as found:
         run(torch.ones(4, 2, 3), torch.ones(4, 2, 3))
     assert any("of arrays it raised" in note for note in found.value.__notes__)
 

@@ -243,7 +243,7 @@ def test_page_is_written_whole_or_not_at_all(report, tmp_path, monkeypatch):
 
 
 def test_page_needs_a_folder(report, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing\n.*make the folder"):
+    with pytest.raises(FileNotFoundError, match=r"folder .*missing\n.*folder"):
         report.to_html(tmp_path / "missing" / "graph.html")
     with pytest.raises(IsADirectoryError, match="name a file in it"):
         report.to_html(tmp_path)

@@ -277,7 +277,7 @@ def test_rates_have_no_windows_and_no_part_in_a_mixture():
     rule = eprop(filtered="eligibility", c_reg=1.0)
     with pytest.raises(ValueError, match="states of single steps"):
         braintrace.online(network(Neurons()), rule, window=4)
-    with pytest.raises(ValueError, match="would be there for all parameters"):
+    with pytest.raises(ValueError, match="all parameters"):
         braintrace.online(network(Neurons()), {"w_in": rule, "*": "no_trace"})
 
 
@@ -296,7 +296,7 @@ def test_a_trained_decay_is_refused():
     def step(params, state, x):
         return network(Neurons(), kappa=params["kappa"])(params, state, x)
 
-    with pytest.raises(ValueError, match=r"no single decay(.|\n)*it is trained"):
+    with pytest.raises(ValueError, match=r"decay(.|\n)*trained"):
         gradient(step, {**WEIGHTS, "kappa": jnp.float64(0.8)}, rule)
 
 
@@ -389,6 +389,6 @@ def test_a_filter_between_layers_needs_two():
     step = lambda p, h, x: (h := gated(p["first"], h, x), h @ p["out"])
     params = {"first": {"z": jnp.ones((2, 3)), "h": jnp.ones((2, 3))}, "out": jnp.ones((3, 1))}
     net = braintrace.online(step, "eprop", filtered="layers", kappa_filter_decay=0.9)
-    with pytest.raises(ValueError, match="no layer reads the units of another") as error:
+    with pytest.raises(ValueError, match=r"layer.*units") as error:
         net.init(params, jnp.zeros((1, 3)), jnp.zeros((1, 2)))
     assert "why:" in str(error.value) and "do:" in str(error.value)

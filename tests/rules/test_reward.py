@@ -119,16 +119,16 @@ def test_a_learner_of_layers_takes_the_modulator_with_a_call(name, options):
         grads = learner.etrace_grad(xs, rewards, step_fn=loss)
         assert type(learner) is braintrace.Learner and name in str(learner)
         assert np.abs(grads["cell", "W", "weight"]["weight"]).max() > 0
-        with pytest.raises(RuntimeError, match=f"{name} is called without a modulator"):
+        with pytest.raises(RuntimeError, match=f"{name}.*modulator"):
             learner(xs[0])
 
 
 def test_what_fits_no_unit_is_refused():
     with pytest.raises(TypeError, match="post has type str"):
         r_stdp("spikes")
-    with pytest.raises(ValueError, match=r"post=\(2, 1.0\) for units with 2 state variables"):
+    with pytest.raises(ValueError, match=r"post=\(2, 1.0\).*2 state"):
         gradient(r_stdp((2, 1.0)), LATE)
-    with pytest.raises(ValueError, match=r"post returns the shape \(6, 1\)"):
+    with pytest.raises(ValueError, match=r"post.*\(6, 1\)"):
         gradient(r_stdp(lambda state: state[..., :1]), LATE)
     with pytest.raises(ValueError, match=r"decay=0\."):
         reward_eprop(0.0)

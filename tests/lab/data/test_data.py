@@ -239,7 +239,7 @@ def test_a_missing_file_is_named(read, tmp_path):
 def test_a_wrong_table_of_gestures_is_named(table, what, tmp_path):
     path = tmp_path / "a.aedat"
     path.write_bytes(HEAD)
-    with pytest.raises(FileNotFoundError, match=r"a_labels\.csv does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"a_labels\.csv"):
         data.read_dvs_gesture(path)
     head = "" if what == "first line" else "class,startTime_usec,endTime_usec\n"
     (tmp_path / "a_labels.csv").write_text(head + table)
@@ -270,7 +270,7 @@ def test_hdf5_of_another_layout_is_named(tmp_path):
 
 def test_hdf5_without_h5py_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingExtra, match=r"needs h5py: pip install 'braintrace-online\[data\]'"):
+    with pytest.raises(MissingExtra, match=r"h5py.*pip install 'braintrace-online\[data\]'"):
         data.read_shd("any.h5")
 
 

@@ -291,7 +291,7 @@ def test_units_of_states_are_kept():
 def test_what_cannot_be_recorded_is_refused(recorded):
     learner, loss, _ = recorded
     xs, ys = data()
-    with pytest.raises(ValueError, match=r"would take [\d,]+ bytes.*\n.*memory_limit is 10 bytes"):
+    with pytest.raises(ValueError, match=r"[\d,]+ bytes(.|\n)*memory_limit.*10 bytes"):
         show.record(learner, xs, ys, step_fn=loss, memory_limit=10)
     with pytest.raises(ValueError, match="sample=2"):
         show.record(learner, xs, ys, step_fn=loss, sample=2)
@@ -305,7 +305,7 @@ def test_what_cannot_be_recorded_is_refused(recorded):
         show.record(learner, xs, ys, step_fn=3)
     with pytest.raises(TypeError, match=r"Neurons.*compiled"):
         show.record(learner.model4compile, xs, ys, step_fn=loss)
-    with pytest.raises(ValueError, match=r"shape \(2, 2\), expected one number"):
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         show.record(learner, xs, ys, step_fn=lambda x, y: learner(x) - y)
     with pytest.raises(ValueError, match="does not call the learner"):
         show.record(learner, xs, ys, step_fn=lambda x, y: jnp.sum(x))

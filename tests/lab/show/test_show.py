@@ -61,11 +61,11 @@ def test_raster_draws_one_sample():
     assert points(show.raster(both, sample=1)) == []
     assert len(points(show.raster(both[:, :1]))) == 3
     for bad in (None, 2, -1):
-        with pytest.raises(ValueError, match=f"sample={bad} of 2 samples.\n.*\n.*sample=0 to 1"):
+        with pytest.raises(ValueError, match=f"sample={bad}(.|\n)*sample=0"):
             show.raster(both, sample=bad)
     with pytest.raises(ValueError, match="no axis of samples"):
         show.raster(SPIKES, sample=0)
-    with pytest.raises(ValueError, match=r"an array of shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"\(6,\)"):
         show.raster(SPIKES[:, 0])
 
 
@@ -128,7 +128,7 @@ def test_traces_are_drawn_by_length_or_one_by_its_entries(recording):
     ax = show.traces(recording, "cell.w", dt=2)
     assert ax.lines[1].get_xydata().tolist() == [[2 * t + 2, t**2] for t in range(T)]
     assert [line.get_label() for line in ax.lines] == ["w[0]", "w[1]"]
-    with pytest.raises(ValueError, match=r"no trace of 'nothing'.\n.*cell.w, w2"):
+    with pytest.raises(ValueError, match=r"'nothing'.\n.*cell.w, w2"):
         show.traces(recording, "nothing")
 
 
