@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 E = TypeVar("E", bound=Exception, covariant=True)
@@ -111,6 +112,28 @@ def refuse_pytorch(value: Any, what: str) -> None:
             why="its step computes with tensors of PyTorch, and is translated first",
             do="import braintrace.torch as bt; bt.online(module, rule, state, x)",
         )
+
+
+def check_takes(
+    function: Callable[..., Any],
+    arguments: Sequence[str],
+    why: str,
+    do: str,
+    name: str = "step_fn",
+    keywords: Iterable[str] = (),
+    where: str | None = None,
+) -> None:
+    """Refuse a function that does not take these arguments, each in words, and keywords."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*arguments, **dict.fromkeys(keywords))
+    except TypeError as error:
+        called = ", ".join([*arguments, *(f"{k}=..." for k in keywords)])
+        what = f"{name}{signature} is called with {called}: {error}."
+        raise type_error(what, where=where, why=why, do=do) from None
 
 
 def meant(name: str, names: Iterable[str]) -> str | None:

@@ -156,7 +156,7 @@ def test_states_with_units_are_split_off_at_the_door():
     info = braintrace.extract_module_info(model, jnp.zeros(2) * u.mV)
     assert sorted_paths(info) == {"params": ["w"], "hidden": ["h"], "others": []}
     assert info.hidden_path_to_invar[("h",)].aval.shape == (3,)
-    info.write("hidden", [jnp.ones(3)])
+    info.write({"hidden": [jnp.ones(3)]})
     assert u.get_unit(model.h.value) == u.mV
     assert np.array_equal(u.get_mantissa(model.h.value), np.ones(3))
 
@@ -198,9 +198,9 @@ def test_module_info_names_the_variables_of_states_and_weights():
 
 def test_module_info_reads_and_writes_states_by_slot():
     model, info = sample()
-    assert [a.shape for a in info.leaves("params")] == [(2, 3), (3,)]
-    (h,) = info.leaves("hidden")
-    info.write("hidden", [h + 2])
+    assert [a.shape for a in info.read().params] == [(2, 3), (3,)]
+    (h,) = info.read().hidden
+    info.write({"hidden": [h + 2]})
     assert np.array_equal(model.h.value, 2 * np.ones(3))
 
 

@@ -128,13 +128,13 @@ def test_call_before_compile():
 def test_inspection_before_compile(name):
     with pytest.raises(ValueError) as error:
         getattr(braintrace.D_RTRL(leaky()), name)
-    assert_designed(error, "not compiled", "compile_graph")
+    assert_designed(error, "before it is compiled", "compile_graph")
 
 
 def test_report_before_compile():
     with pytest.raises(RuntimeError) as error:
         _ = braintrace.D_RTRL(leaky()).report
-    assert_designed(error, "not compiled yet", "braintrace.compile")
+    assert_designed(error, "before it is compiled", "braintrace.compile")
 
 
 def test_misspelt_rule_names_the_rule_that_may_be_meant():

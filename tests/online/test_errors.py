@@ -80,7 +80,14 @@ def test_error_inside_a_step_has_a_note(leaky, made):
 def test_loss_takes_the_output_and_the_targets(leaky, made):
     net, carry = made
     grad = net.grad(lambda out, y: jnp.sum(out))
-    refuses(TypeError, "called with the output and 0 target", grad, leaky.params, carry, leaky.xs)
+    refuses(
+        TypeError,
+        r"\(out, y\) is called with the output: missing",
+        grad,
+        leaky.params,
+        carry,
+        leaky.xs,
+    )
     refuses(TypeError, "the loss has type NoneType", net.grad, None)
 
 
@@ -98,7 +105,14 @@ def test_training_takes_an_optimizer_and_its_state(leaky, made):
 def test_lists_are_no_sequences(leaky, made):
     net, carry = made
     pairs = jnp.asarray(leaky.xs).tolist()
-    refuses(ValueError, "and .* more", net.grad(leaky.loss), leaky.params, carry, pairs)
+    refuses(
+        ValueError,
+        "a list is a pytree of scalars",
+        net.grad(leaky.loss),
+        leaky.params,
+        carry,
+        pairs,
+    )
 
 
 def test_learner_is_shown_by_rule_and_step(leaky, made):
@@ -170,7 +184,7 @@ def test_only_floating_arrays_are_trained():
 
 
 def test_a_step_takes_parameters_state_and_its_inputs():
-    refuses(TypeError, "called with params, state and 1 input", init, lambda w, h: (h, h))
+    refuses(TypeError, "called with params, state, an input", init, lambda w, h: (h, h))
     refuses(TypeError, "missing a required argument: 'x'", init, lambda w, h, x: (h, h), inputs=())
     noisy = lambda w, h, x, key: (leak(w, h, x) + jax.random.normal(key, h.shape), h)
     refuses(
@@ -247,8 +261,8 @@ def test_strict_names_what_is_left_out(recurrent):
 def test_sequences(leaky, made):
     net, carry = made
     run = lambda *args, **k: net.grad(leaky.loss)(leaky.params, carry, *args, **k)
-    refuses(ValueError, "sequences of the shapes", run, leaky.xs, leaky.ys[:-1])
-    refuses(ValueError, "sequences of the shapes", run, leaky.xs[:0], leaky.ys[:0])
+    refuses(ValueError, "sequences of different lengths", run, leaky.xs, leaky.ys[:-1])
+    refuses(ValueError, "zero steps", run, leaky.xs[:0], leaky.ys[:0])
     refuses(ValueError, "mask has shape", run, leaky.xs, leaky.ys, mask=jnp.ones(T + 1))
     nan = jnp.ones(T).at[2].set(jnp.nan)
     refuses(ValueError, "not a finite number", run, leaky.xs, leaky.ys, mask=nan)
@@ -274,7 +288,7 @@ def test_losses(leaky, made):
     run = lambda loss, **k: net.grad(loss, **k)(leaky.params, carry, leaky.xs, leaky.ys)
     refuses(TypeError, "has_aux=False", run, lambda out, y: (leaky.loss(out, y), 0))
     refuses(TypeError, "has_aux=True", run, leaky.loss, has_aux=True)
-    refuses(TypeError, "returned float64", run, lambda out, y: out - y)
+    refuses(ValueError, "loss of shape", run, lambda out, y: out - y)
 
 
 def test_a_modulator_is_needed(leaky):

@@ -42,10 +42,17 @@ def loss(out):
     return (out**2).sum()
 
 
+def parts(plan, traces):
+    """The parts of traces by name."""
+    names, tree = jax.tree.flatten(plan.rule.record.named(plan.graph))
+    return dict(zip(names, tree.flatten_up_to(traces), strict=True))
+
+
 def given(plan, carry, named):
     """A carry with these traces; what has no name among them starts at zero."""
-    zeros = plan.parts(plan.zeros())
-    traces = plan.traces_of({name: named.get(name, zero) for name, zero in zeros.items()})
+    names, tree = jax.tree.flatten(plan.rule.record.named(plan.graph))
+    zeros = parts(plan, plan.zeros())
+    traces = jax.tree.unflatten(tree, [named.get(name, zeros[name]) for name in names])
     return dataclasses.replace(carry, traces=traces, steps=jnp.maximum(carry.steps, 1))
 
 
@@ -57,7 +64,7 @@ def run(net, params, carry, xs):
 def test_a_carry_gives_and_takes_its_traces_by_name(rule):
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), rule, **_options(rule))
     carry = run(net, PARAMS, carry, XS)[1][0]
-    named = net._last.parts(carry.traces)
+    named = parts(net._last, carry.traces)
     assert all(isinstance(name, str) for name in named)
     fresh = net.init(PARAMS, carry.state, XS[0])
     back = given(net._last, fresh, named)
@@ -81,13 +88,13 @@ def test_a_step_around_a_model_has_the_traces_of_the_model(rule):
     whole, other = started(around, WHOLE, STATE, rule, **options)
     ran = run(net, {"model": PARAMS}, carry, XS)[1][0]
     ran_whole = run(whole, WHOLE, other, XS)[1][0]
-    named, named_whole = net._last.parts(ran.traces), whole._last.parts(ran_whole.traces)
+    named, named_whole = parts(net._last, ran.traces), parts(whole._last, ran_whole.traces)
     assert set(named) < set(named_whole)
     for name, trace in named.items():
         assert error(trace, named_whole[name]) < TIGHT
     taken = given(whole._last, other, named)
     only_whole = set(named_whole) - set(named)
-    for name, trace in whole._last.parts(taken.traces).items():
+    for name, trace in parts(whole._last, taken.traces).items():
         if name in only_whole:
             assert not any(np.any(a) for a in jax.tree.leaves(trace))
         else:
@@ -111,7 +118,7 @@ def test_the_states_of_the_slots_are_a_part_of_the_name():
 
         state = {"a": jnp.zeros((B, N)), "b": jnp.zeros((B, N))}
         net, carry = started(step, PARAMS, state, "d_rtrl")
-        return net._last.parts(carry.traces)
+        return parts(net._last, carry.traces)
 
     a, b = into("a"), into("b")
     assert [n.partition(" @")[0] for n in a] == [n.partition(" @")[0] for n in b]
@@ -122,7 +129,7 @@ def test_a_step_with_other_states_has_another_random_product():
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), "uoro")
     wide = lambda params, s, x: ((model(params, s[0], x)[0], s[1] + 1), s[0])
     other, start = started(wide, PARAMS, (jnp.zeros((B, N)), jnp.zeros(2)), "uoro")
-    assert not set(net._last.parts(carry.traces)) & set(other._last.parts(start.traces))
+    assert not set(parts(net._last, carry.traces)) & set(parts(other._last, start.traces))
 
 
 def test_factored_traces_correct_by_their_own_steps():
@@ -130,11 +137,11 @@ def test_factored_traces_correct_by_their_own_steps():
     net, carry = started(around, WHOLE, STATE, "pp_prop", decay_or_rank=0.9)
     plan = net._last
     ran = run(net, WHOLE, carry, XS[:3])[1][0]
-    named = plan.parts(ran.traces)
+    named = parts(plan, ran.traces)
     kept = {n: t for n, t in named.items() if n.startswith("model.")}
     assert 0 < len(kept) < len(named)
     taken = given(plan, ran, kept)
-    steps = {n: int(t["steps"]) for n, t in plan.parts(taken.traces).items()}
+    steps = {n: int(t["steps"]) for n, t in parts(plan, taken.traces).items()}
     assert {steps[n] for n in kept} == {3} and {steps[n] for n in set(named) - set(kept)} == {0}
     # One step on, its gradient is that of a carry with these states and no trace.
     bare = net.init(WHOLE, ran.state, XS[0])
@@ -145,7 +152,7 @@ def test_factored_traces_correct_by_their_own_steps():
 
 def test_traces_of_another_shape_are_refused():
     net, carry = started(model, PARAMS, jnp.zeros((B, N)), "rtrl")
-    named = {k: t[..., :1] for k, t in net._last.parts(carry.traces).items()}
+    named = {k: t[..., :1] for k, t in parts(net._last, carry.traces).items()}
     with pytest.raises(ValueError, match="traces"):
         run(net, PARAMS, given(net._last, carry, named), XS)
 

@@ -10,9 +10,10 @@ from ._calls import Call as Call
 from ._checks import Wording as Wording
 from ._checks import check_exact as check_exact
 from ._checks import check_mask as check_mask
-from ._checks import check_memory as check_memory
 from ._checks import check_moving as check_moving
-from ._checks import check_relations as check_relations
+from ._checks import check_one_loss as check_one_loss
+from ._checks import length_of as length_of
+from ._checks import loss_of as loss_of
 from ._choose import Choice as Choice
 from ._choose import choose as choose
 from ._choose import choose_for as choose_for
@@ -21,8 +22,6 @@ from ._learner import Carry as Carry
 from ._learner import Online as Online
 from ._learner import online as online
 from ._learner import planned as planned
-from ._learner import sized_options as sized_options
-from ._loop import Bodies as Bodies
 from ._loop import Mode as Mode
 from ._loop import Options as Options
 from ._loop import Position as Position
@@ -30,9 +29,6 @@ from ._loop import RunInfo as RunInfo
 from ._loop import Stream as Stream
 from ._loop import Updates as Updates
 from ._loop import Weights as Weights
-from ._loop import run_gradient as run_gradient
-from ._loop import run_outputs as run_outputs
-from ._loop import run_updates as run_updates
 from ._on_update import OnUpdate as OnUpdate
 from ._on_update import check_on_update as check_on_update
 from ._on_update import run_reported as run_reported
@@ -40,7 +36,6 @@ from ._plan import Attach as Attach
 from ._plan import Passed as Passed
 from ._plan import Plan as Plan
 from ._plan import plan_of as plan_of
-from ._progress import ticking as ticking
 from ._record import Name as Name
 from ._record import Path as Path
 from ._record import Record as Record
@@ -58,3 +53,4 @@ from ._tree import Untrained as Untrained
 from ._tree import split as split
 from ._tree import strong as strong
 from ._trial import Gradients as Gradients
+from ._trial import total_loss as total_loss

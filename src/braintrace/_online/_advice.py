@@ -77,8 +77,6 @@ class Problem:
     consts: tuple[Any, ...]  # values of its constants; of everything else there are only shapes
     policy: ControlFlowPolicy | None
     unmarked: bool  # whether plain JAX is recognised
-    # From reports on the parameters of the step to those on all parameters.
-    judge: Callable[[Reports], Reports] = lambda reports: reports
     find: Callable[[Path], Any] = lambda path: None  # the object that holds a parameter
     words: Wording | None = None  # of the front end, in messages
     whole: bool = True  # whether it has all parameters that a pattern of a mixture may name
@@ -270,7 +268,7 @@ class _Estimates:
 
     def _analysed(self, rule: LearningRule) -> _Estimate:
         graph, shapes = analysed(self.problem, rule)
-        reports = self.problem.judge(certified(graph, rule, shapes, windows=False))
+        reports = certified(graph, rule, shapes, windows=False)
         used = {path: p for path, p in reports.items() if p.how != "none"}
         operations = _time(graph, rule.record, shapes, self.forward)
         return _Estimate(used, nbytes(shapes), operations, _elements(graph))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from .._errors import (
     CompilationError,
+    check_takes,
     dotted,
     message,
     not_supported,
@@ -218,46 +218,78 @@ _KEYS = (
 )
 
 
-def _signature(function: Callable[..., PyTree]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
-        return None
-
-
-def _check_call(
-    name: str, function: Callable[..., PyTree], count: int, called: str, why: str, do: str
-) -> None:
-    """Refuse a function that does not take so many arguments."""
-    arguments = _signature(function)
-    try:
-        if arguments is not None:
-            arguments.bind(*range(count))
-    except TypeError as error:
+def check_loss(loss: Callable[..., PyTree]) -> None:
+    """Refuse a loss that is no function."""
+    if not callable(loss):
         raise type_error(
-            f"the {name} takes {arguments} and is called with {called}: {error}.",
-            where=line_of(function),
-            why=why,
-            do=do,
-        ) from None
+            f"the loss has type {type(loss).__name__}.",
+            why="it is a function loss(out, *targets), of one step",
+            do="pass a function, lambda out, y: jnp.mean((out - y) ** 2)",
+        )
 
 
-def check_loss(loss: Callable[..., PyTree], n_targets: int) -> None:
-    """Refuse a loss that does not take the output and so many targets."""
-    _check_call(
-        *("loss", loss, 1 + n_targets, f"the output and {n_targets} target(s)"),
-        why="it is loss(out, *targets), of one step",
-        do="pass one sequence of targets for each: grad(loss)(params, carry, xs, ys)",
-    )
+def checked_loss(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., Any]:
+    """The user's loss as a function to `(loss, aux)`."""
+    check_loss(loss)
+
+    def checked(out: PyTree, *targets: PyTree) -> tuple[jax.Array, PyTree]:
+        check_takes(
+            loss,
+            ["the output", *["a target"] * len(targets)],
+            "it is loss(out, *targets), of one step",
+            "pass one sequence of targets for each: grad(loss)(params, carry, xs, ys)",
+            "loss",
+            where=line_of(loss),
+        )
+        value, aux = loss_of(loss(out, *targets), has_aux, "loss")
+        check_one_loss("loss", jnp.shape(value), ())
+        return value, aux
+
+    return checked
+
+
+def loss_of(result: PyTree, has_aux: bool, name: str) -> tuple[jax.Array, PyTree]:
+    """The loss, a real number without unit, and what else a function returned."""
+    pair = isinstance(result, (tuple, list)) and len(result) == 2
+    if has_aux != pair:
+        raise type_error(
+            f"{name} returned {'a pair' if pair else type(result).__name__} with "
+            f"has_aux={has_aux}.",
+            why="with has_aux it returns (loss, aux), without it the loss alone",
+            do="return (loss, aux) with has_aux=True, else the loss alone",
+        )
+    loss, aux = result if has_aux else (result, None)
+    unit, number = getattr(loss, "unit", None), isinstance(loss, float) or hasattr(loss, "dtype")
+    if unit is not None or not (number and jnp.issubdtype(jnp.result_type(loss), jnp.floating)):
+        kind = getattr(loss, "dtype", type(loss).__name__)
+        raise type_error(
+            f"the loss is {kind if unit is None else f'a quantity in {unit}'}.",
+            why="a gradient needs a real floating number without unit",
+            do=f"divide by a unit, take a real part, or convert to float in {name}",
+        )
+    return loss, aux
+
+
+def check_one_loss(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuse a loss that is not one number for each step."""
+    if shape != expected:
+        raise value_error(
+            f"{name} returned a loss of shape {shape}, expected {expected}.",
+            why="each step has one loss",
+            do=f"reduce the loss over samples and features in {name}",
+        )
 
 
 def check_signature(step: Callable[..., PyTree], n_inputs: int, n_trained: int) -> None:
     """Refuse a step that does not take so many inputs, and parameters that are none."""
-    _check_call(
-        *("step", step, 2 + n_inputs, f"params, state and {n_inputs} input(s)"),
-        why="it is step(params, state, *inputs) -> (state, out)",
-        do="pass the inputs of one step to init and a tuple of their sequences to scan and "
+    check_takes(
+        step,
+        ["params", "state", *["an input"] * n_inputs],
+        "it is step(params, state, *inputs) -> (state, out)",
+        "pass the inputs of one step to init and a tuple of their sequences to scan and "
         f"grad; {_KEYS}",
+        "step",
+        where=line_of(step),
     )
     if not n_trained:
         raise type_error(
@@ -424,23 +456,28 @@ def named_errors() -> Iterator[None]:
         ) from cause
 
 
-def _few(shapes: Sequence[tuple[int, ...]]) -> str:
-    more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
-    return ", ".join(map(str, shapes[:6])) + more
-
-
-def length_of(xs: PyTree) -> int:
-    """The number of steps in sequences, which share it."""
-    shapes = [jax.numpy.shape(a) for a in jax.tree.leaves(xs)]
-    lengths = {s[0] if s else 0 for s in shapes}
-    if len(lengths) != 1 or 0 in lengths:
-        raise value_error(
-            f"sequences of the shapes {_few(shapes)}.",
-            why="each has a leading axis of time, of the same length and at least one step; a list "
-            "is a pytree of scalars",
-            do="pass arrays with the steps along axis 0, and close over what does not change",
+def length_of(sequences: PyTree) -> int:
+    """The number of steps, which all sequences share."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(sequences)]
+    lengths = {shape[0] for shape in shapes if shape}
+    if not shapes:
+        what = "no sequence was passed.", "there is nothing to step through"
+        do = "pass at least one array with a leading time axis"
+    elif () in shapes:
+        what = "a sequence holds a scalar.", "it has no time axis; a list is a pytree of scalars"
+        do = "pass an array, jnp.asarray(xs); close over what all steps share"
+    elif len(lengths) > 1:
+        what = (
+            f"sequences of different lengths {sorted(lengths)}.",
+            "they are sliced in lockstep along axis 0",
         )
-    return lengths.pop()
+        do = "bring time to axis 0 and give all the same length"
+    elif lengths == {0}:
+        what = "a sequence of zero steps.", "a gradient needs at least one step"
+        do = "skip empty sequences"
+    else:
+        return int(lengths.pop())
+    raise value_error(what[0], why=what[1], do=do)
 
 
 def check_mask(mask: PyTree, length: int) -> jax.Array | None:

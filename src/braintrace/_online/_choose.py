@@ -14,7 +14,7 @@ import jax
 
 from .._errors import value_error
 from ..program import PyTree
-from ..report import bytes_of, factor, size, write
+from ..report import bytes_of, factor, size, table, write
 from ..rules import rule_value
 from ._assignment import Limits, Part, Rule, Tried, as_rule, best, cosine_of, is_exact, mixtures
 from ._progress import ticking
@@ -57,16 +57,13 @@ class Choice:
         head = ("rule", "cosine", "working", "traces", "time", "")
         order = sorted(self.tried, key=lambda t: (bool(t.why), -t.cosine if not t.why else 0.0))
         rows = [head, *map(self._row, order)]
-        widths = [max(len(row[k]) for row in rows) for k in range(5)]
-        cells = lambda row: [c.ljust(w) for c, w in zip(row, (*widths, 0), strict=True)]
-        lines = ["  ".join(cells(row)).rstrip() for row in rows]
         allowed = f"{size(int(self.limits.memory))}, " if math.isfinite(self.limits.memory) else ""
         allowed += f"x {self.limits.time:g} of BPTT" if math.isfinite(self.limits.time) else ""
         bptt = f"BPTT over {self.length} steps: {size(self.bptt[0])}, {self.bptt[1] * 1e3:.3g} ms"
         wide = max(map(len, self.rule))
         chosen = [f"  {name:{wide}}  {label(rule)}" for name, rule in self.rule.items()]
         about = f"{bptt}. Allowed: {allowed or 'anything'}."
-        return "\n".join([*lines, "", about, "Chosen:", *chosen])
+        return "\n".join([*table(rows), "", about, "Chosen:", *chosen])
 
     @property
     def summary(self) -> str:

@@ -14,10 +14,11 @@ import numpy as np
 
 from .._errors import dotted, not_supported
 from ..export import Leaf, OneUpdate, Role
-from ..program import PyTree, is_traced, like, words_of
+from ..program import PyTree, any_traced, like, words_of
 from ._calls import Call
+from ._checks import checked_loss
 from ._loop import Position, Stream, Weights, block_gradient
-from ._sequence import Arrays, Loss, PlanBody
+from ._sequence import Arrays, PlanBody
 from ._tree import UNNAMED, path_of
 
 Array = jax.Array
@@ -36,29 +37,29 @@ class Optimizing:
 
 def one_update(
     call: Call,
-    loss: Loss,
+    loss: Callable[..., PyTree],
     optimizing: Optimizing,
     names: tuple[Sequence[str], Sequence[str]],
     inputs: PyTree,
     targets: tuple[PyTree, ...],
-    extra: dict[str, PyTree],
     about: str,
 ) -> OneUpdate:
     """The update of an analysed step.
 
     Args:
-        call: the step with its present arrays.
-        loss: `(out, *targets) -> (loss, aux)`.
+        call: one step with its present arrays.
+        loss: that of the user, `loss(out, *targets)`.
         optimizing: what turns gradients into new parameters.
         names: paths of the trained parameters, and of the states.
         inputs: an example of the inputs of a step, as the user has them.
         targets: of what the loss is told.
-        extra: of what the rule is told.
         about: one line on what it is.
     """
     plan, at, fixed = call.plan, call.at, call.weights
-    targets, extra = jax.tree.map(np.asarray, (targets, extra))
-    body = PlanBody(plan, lambda out, *ys: (loss(out, *ys)[0], out), None, targets)
+    _check_alone(call)
+    targets, extra = jax.tree.map(np.asarray, (targets, call.stream.arrays.extra or {}))
+    checked = checked_loss(loss, False)
+    body = PlanBody(plan, lambda out, *ys: (checked(out, *ys)[0], out), None, targets)
     kept = (list(fixed.trained), optimizing.own, at.states, at.traces, at.count)
     told = (list(jax.tree.leaves(inputs)), targets, extra)
 
@@ -110,22 +111,22 @@ def optimizing_tree(
     return Optimizing(change, arrays, paths_of(own, "optimizer"))
 
 
-def check_alone(windows: bool, spread: bool, values: Sequence[Any]) -> None:
+def _check_alone(call: Call) -> None:
     """Refuse what has no single device that takes single steps."""
-    if windows:
+    if call.plan.windows:
         raise not_supported(
             "a learner with a window cannot be exported.",
             why="what is exported learns from every step when it is over, and a window learns from "
             "several at once",
             do="make the learner without window, by compile with vjp_method='single-step'",
         )
-    if spread:
+    if call.plan.placement is not None:
         raise not_supported(
             "a learner on a mesh of devices cannot be exported.",
             why="what is exported runs on one device",
             do="make the learner without mesh, and pass it the same parameters",
         )
-    if any(map(is_traced, values)):
+    if any_traced(call.weights.trained, call.at):
         raise not_supported(
             "a learner cannot be exported inside of jit or another transformation.",
             why="its parameters have no values there",

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from .._errors import NonFiniteError, message, type_error, warn
-from ..program import PyTree, is_traced
+from ..program import PyTree, any_traced, is_traced
 
 MANY, PAUSE = 100, 0.1
 NONFINITE = {
@@ -68,7 +68,7 @@ def _finite(a: Array) -> Any:
 
 def check_stop(nonfinite: str, arrays: PyTree) -> None:
     """Refuse an error that nobody could raise."""
-    if nonfinite == "stop" and any(map(is_traced, jax.tree.leaves(arrays))):
+    if nonfinite == "stop" and any_traced(arrays):
         raise type_error(
             "nonfinite='stop' inside of a transformation of JAX.",
             why="an error needs numbers, which do not exist while jit traces",

@@ -40,14 +40,14 @@ from ._blocks import nbytes
 from ._calls import Call
 from ._checks import (
     check_exact,
-    check_loss,
     check_mask,
     check_moving,
     check_shared,
     check_traces,
+    checked_loss,
     length_of,
 )
-from ._export import check_alone, one_update, optimizing_tree
+from ._export import one_update, optimizing_tree
 from ._finite import NONFINITE, LossWatch, check_stop, raise_stopped
 from ._fork import check_process
 from ._loop import (
@@ -61,7 +61,6 @@ from ._loop import (
 from ._on_update import OnUpdate, check_on_update
 from ._outside import Outside
 from ._plan import Plan, Signature, make_plan, name_of
-from ._progress import ticking
 from ._record import Record, recorder_of
 from ._sequence import Arrays, ended
 from ._start import Start, Started, is_function, started
@@ -266,11 +265,9 @@ class Online:
 
     # ------------------------------------------------------------------------------- tracing
 
-    def _plan(
-        self, params: PyTree, state: PyTree, inputs: tuple[Array, ...]
-    ) -> tuple[Plan, _Arrays]:
-        """The analysed step for these shapes, and the arrays of the call."""
-        check_surroundings(self.placement, (params, state, inputs))
+    def _plan(self, params: PyTree, state: PyTree, inputs: tuple[Array, ...]) -> Call:
+        """The analysed step for these shapes, and a call of one step of it, with no traces."""
+        check_surroundings(self.placement, (params, state, inputs))  # before it is analysed there
         names, trained, fixed = split(params)
         states, hidden, others = split(state)
         leaves, tree = jax.tree.flatten(inputs)
@@ -288,16 +285,9 @@ class Online:
             if plan.reusable:
                 self._plans[signature] = plan
         self._last = plan
-        places, graph = self.placement, plan.graph
-        if places is not None:
-            trained = put(trained, places.params(graph))
-            hidden = put(hidden, places.states(graph, graph.step.stored))
-            others = put(others, places.states(graph, graph.step.others))
-            leaves = put(leaves, places.arrays(graph, leaves, 0))
-        stream = Stream(Arrays(tuple(leaves)))
-        of_state = (tuple(hidden), tuple(others))
         weights = Weights(trained, fixed, plan.consts, dict(plan.rule.values))
-        return plan, _Arrays(weights, of_state, stream, places)
+        at = Position((tuple(hidden), tuple(others)), None, np.zeros((), np.int32))
+        return Call(plan, weights, at, Stream(Arrays(tuple(leaves))))
 
     def _compiled(self) -> Plan:
         if self._last is None:
@@ -343,23 +333,24 @@ class Online:
         if self.wanted is not None:
             self._choose(params, state, inputs)
         if is_function(state):
-            plan, arrays = self._plan(params, started(state, params), inputs)
+            call = self._plan(params, started(state, params), inputs)
         else:
             begin = jax.tree.map(strong, self._outside.state(state))
-            plan, arrays = self._plan(params, begin, inputs)
+            call = self._plan(params, begin, inputs)
+            plan = call.plan
             leaves = jax.tree.leaves(state)
             shared = [leaves[i] for i in _layouts(plan).state.trained]
             check_shared(plan.graph.step, split(params)[1], shared, self.strict)
         self._states.saw(inputs)
-        at = Position(arrays.states, plan.zeros(), np.zeros((), np.int32))
-        return self._carry(plan, at)
+        at = replace(call.placed(timed=False).at, traces=call.plan.zeros(), count=call.at.count)
+        return self._carry(call.plan, at)
 
     def _choose(self, params: PyTree, state: PyTree, inputs: tuple[PyTree, ...]) -> None:
         """The rule for these shapes, in place of 'auto'."""
         assert self.wanted is not None
         begin = started(state, params) if is_function(state) else jax.tree.map(strong, state)
         limit, self.memory_limit = self.memory_limit, sys.maxsize
-        problem = self._plan(params, begin, inputs)[0].problem
+        problem = self._plan(params, begin, inputs).plan.problem
         self.memory_limit, wanted = limit, self.wanted
         self.rule, self.window = automatic(problem, wanted)
         self.wanted = None
@@ -389,12 +380,9 @@ class Online:
         Returns:
             The new carry and the output of the step.
         """
-        plan, arrays, extra = self._fit(params, carry, self._outside.inputs(inputs), extra)
-
-        leaves = replace(arrays.stream.arrays, extra=extra)
-        call = arrays.call(plan, carry, Stream(leaves))
+        call = self._fit(params, carry, self._outside.inputs(inputs), extra)
         at, outs = call.one(None if self.window is None else 1)
-        return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
+        return self._carry(call.plan, at), jax.tree.unflatten(call.plan.out_tree, outs)
 
     def scan(
         self, params: PyTree, carry: Carry, xs: PyTree, **extra: PyTree
@@ -410,9 +398,9 @@ class Online:
         Returns:
             The new carry, and the outputs of all steps.
         """
-        plan, arrays = self._sequence(params, carry, xs, (), None, extra)
-        at, outs, self.last_run = arrays.call(plan, carry).scan(Options(self.window))
-        return self._carry(plan, at), jax.tree.unflatten(plan.out_tree, outs)
+        call = self._sequence(params, carry, xs, (), None, extra)
+        at, outs, self.last_run = call.scan(Options(self.window))
+        return self._carry(call.plan, at), jax.tree.unflatten(call.plan.out_tree, outs)
 
     def grad(
         self,
@@ -444,8 +432,8 @@ class Online:
             structure of `params`, None where it has no floating array.
         """
         self._check_chosen()
-        sized = sized_options(self.window, block_size, memory_budget, keep_traces)
-        checked = _checked(loss, has_aux)
+        sized = Options(self.window, block_size, memory_budget, keep_traces).checked()
+        checked = checked_loss(loss, has_aux)
 
         def gradient(
             params: PyTree,
@@ -455,15 +443,14 @@ class Online:
             mask: PyTree = None,
             **extra: PyTree,
         ) -> PyTree:
-            plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
+            call = self._sequence(params, carry, xs, targets, mask, extra)
             # Traces of numpy's zero steps are zero, and nobody need ask a device for it.
             fresh = isinstance(carry.steps, np.ndarray) and carry.steps == 0
-            with ticking(progress, arrays.stream.length) as tick:
-                options = replace(sized, tick=tick, fresh=bool(fresh))
-                call = arrays.call(plan, carry)
-                grads, at, results, self.last_run = call.gradient(gradient, checked, options)
-            grads = _layouts(plan).params.only_trained(grads)
-            return grads, (self._carry(plan, at), *_results(results, has_aux))
+            options = replace(sized, fresh=bool(fresh))
+            found = call.gradient(gradient, checked, options, progress)
+            grads, at, results, self.last_run = found
+            grads = _layouts(call.plan).params.only_trained(grads)
+            return grads, (self._carry(call.plan, at), *_results(results, has_aux))
 
         return gradient
 
@@ -512,8 +499,8 @@ class Online:
         """
         self._check_chosen()
         every = check_count("update_every", update_every, "steps")
-        sized = sized_options(self.window, block_size, memory_budget, keep_traces)
-        checked = _checked(loss, has_aux)
+        sized = Options(self.window, block_size, memory_budget, keep_traces).checked()
+        checked = checked_loss(loss, has_aux)
         if not callable(getattr(optimizer, "update", None)):
             raise type_error(
                 f"optimizer has type {type(optimizer).__name__}.",
@@ -533,12 +520,13 @@ class Online:
             mask: PyTree = None,
             **extra,
         ) -> PyTree:
-            plan, arrays = self._sequence(params, carry, xs, targets, mask, extra)
+            call = self._sequence(params, carry, xs, targets, mask, extra)
+            plan, weights = call.plan, call.weights
             if self.strict:
                 check_moving(plan.report().parameters.values(), self.rule.name, "train")
             layout = _layouts(plan).params
             if self.placement is not None:
-                trained = layout.only_trained(arrays.weights.trained)
+                trained = layout.only_trained(weights.trained)
                 opt = put(opt, self.placement.moments(opt, trained))
 
             def update(
@@ -553,24 +541,21 @@ class Online:
                 pairs = zip(trained, jax.tree.leaves(updates), strict=True)
                 return [(p + u).astype(p.dtype) for p, u in pairs], own, at
 
-            call = arrays.call(plan, carry)
             check_on_update(on_update, (call.weights, opt, call.at, call.stream))
             check_stop(nonfinite, (call.weights, opt, call.at, call.stream))
-            with ticking(progress, arrays.stream.length) as tick:
-                recorder = None if record is None else recorder_of(plan, record, every, None)
-                options = replace(sized, tick=tick, recorder=recorder)
-                updates = Updates(update, every)
-                trained, opt, at, results, self.last_run = call.train(
-                    train, None, checked, options, updates, opt, on_update, watch
-                )
-            params = layout.join(trained, arrays.weights.fixed)
+            recorder = None if record is None else recorder_of(plan, record, every, None)
+            options, updates = replace(sized, recorder=recorder), Updates(update, every)
+            trained, opt, at, results, self.last_run = call.train(
+                train, None, checked, options, updates, opt, on_update, watch, progress
+            )
+            params = layout.join(trained, weights.fixed)
             at = at if keep_traces else ended(plan, at)
             returned = params, opt, self._carry(plan, at), *_results(results, has_aux)
             if recorder is not None:
                 groups = tuple(g.hidden_paths for g in plan.graph.groups)
                 returned = *returned, recorder.recording(results[-1], groups)
             if nonfinite == "stop":
-                count = -(-arrays.stream.length // every)
+                count = -(-call.stream.length // every)
                 raise_stopped(self.last_run.skipped, count, returned)
             return returned
 
@@ -675,44 +660,37 @@ class Online:
         extra: dict[str, PyTree] | None,
     ) -> OneUpdate:
         """One update as a function of arrays."""
-        values = jax.tree.leaves((params, carry))
-        check_alone(self.window is not None, self.placement is not None, values)
         inputs = self._outside.inputs(x if type(x) is tuple else (x,))
-        plan, arrays, more = self._fit(params, carry, inputs, extra or {})
-        layout = _layouts(plan)
+        call = self._fit(params, carry, inputs, extra or {})
+        layout = _layouts(call.plan)
         tree = layout.params.only_trained
-        own = optimizer.init(tree(arrays.weights.trained)) if opt is None else opt
+        own = optimizer.init(tree(call.weights.trained)) if opt is None else opt
         optimizing = optimizing_tree(optimizer, own, tree)
         paths, states = layout.params.paths("params"), layout.state.paths("state")
         order = (*layout.state.trained, *layout.state.arrays)
         shown = lambda paths, numbers: [dotted(paths[i]) for i in numbers]
         names = shown(paths, layout.params.trained), shown(states, order)
-        call = arrays.call(plan, carry)
         about = f"{name_of(self.step)}, which learns by {self.rule.name}"
-        told = inputs, targets, more
-        return one_update(call, _checked(loss, False), optimizing, names, *told, about)
+        return one_update(call, loss, optimizing, names, inputs, targets, about)
 
     # -------------------------------------------------------------------------------- arrays
 
     def _sequence(
         self, params: PyTree, carry: Carry, xs: PyTree, targets: PyTree, mask: PyTree, extra: PyTree
-    ) -> tuple[Plan, _Arrays]:
+    ) -> Call:
         check_process()
         inputs = self._outside.inputs(xs if type(xs) is tuple else (xs,))  # a named one is an input
         length = length_of((inputs, targets, extra))
         first = jax.tree.map(lambda a: a[0], inputs)
-        plan, arrays, extra = self._fit(params, carry, first, extra)
+        call = self._fit(params, carry, first, extra)
         leaves = tuple(map(jnp.asarray, jax.tree.leaves(inputs)))
-        if self.placement is not None:
-            along = (leaves, targets, extra)
-            leaves, targets, extra = put(along, self.placement.arrays(plan.graph, along, 1))
-        stream = Stream(Arrays(leaves, targets, extra or None), check_mask(mask, length))
-        return plan, replace(arrays, stream=stream)
+        arrays = Arrays(leaves, targets, call.stream.arrays.extra or None)
+        return replace(call, stream=Stream(arrays, check_mask(mask, length)))
 
     def _fit(
         self, params: PyTree, carry: Carry, inputs: tuple[Array, ...], extra: dict[str, PyTree]
-    ) -> tuple[Plan, _Arrays, dict[str, PyTree]]:
-        """The plan and the arrays of a call, and what it gives the rule, None being nothing."""
+    ) -> Call:
+        """A call of one step; of what it gives the rule, None is nothing."""
         check_process()
         if not isinstance(carry, Carry):
             raise type_error(
@@ -722,7 +700,8 @@ class Online:
             )
         self._states.check(carry)
         state = carry.state if carry.start is None else Started(carry.state, carry.start)
-        plan, arrays = self._plan(params, state, inputs)
+        call = self._plan(params, state, inputs)
+        plan = call.plan
         check_traces(carry.traces, plan.trace_shapes, self.rule.name)
         unknown = sorted(set(extra) - set(self.rule.takes))
         if unknown:
@@ -734,7 +713,9 @@ class Online:
             )
         extra = {k: v for k, v in extra.items() if v is not None}
         plan.check_call(extra)
-        return plan, arrays, extra
+        stream = Stream(replace(call.stream.arrays, extra=extra))
+        at = replace(call.at, traces=carry.traces, count=carry.steps)
+        return replace(call, at=at, stream=stream)
 
     def _carry(self, plan: Plan, at: Position) -> Carry:
         state, start = _layouts(plan).state.join(*at.states), None
@@ -750,65 +731,12 @@ def _layouts(plan: Plan) -> Signature:
     return plan.signature
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrays:
-    """The arrays of a call, out of their pytrees; inputs of one step or of a sequence."""
-
-    weights: Weights
-    states: tuple[tuple[Array, ...], tuple[Array, ...]]  # floating ones, others
-    stream: Stream
-    placement: Placement | None
-
-    def call(self, plan: Plan, carry: Carry, stream: Stream | None = None) -> Call:
-        """The plan with these arrays."""
-        steps = carry.steps if self.placement is None else self.placement.whole(carry.steps)
-        at = Position(self.states, carry.traces, steps)
-        return Call(plan, self.weights, at, self.stream if stream is None else stream)
-
-
 def planned(
     step: Callable[..., PyTree], rule: LearningRule, params: PyTree, state: PyTree, *inputs: PyTree
 ) -> CompilationReport:
     """The report on a step, without traces and whatever their size."""
     net = online(step, rule, memory_limit=sys.maxsize)
-    return net._plan(params, jax.tree.map(strong, state), inputs)[0].report()
-
-
-def sized_options(
-    window: int | None, block_size: int | None, memory_budget: int | None, keep: bool
-) -> Options:
-    """How a sequence is run, with the user's sizes checked."""
-    count = lambda name, value, what: None if value is None else check_count(name, value, what)
-    block = count("block_size", block_size, "steps")
-    return Options(window, block, count("memory_budget", memory_budget, "bytes"), keep)
-
-
-def _checked(loss: Callable[..., PyTree], has_aux: bool) -> Callable[..., tuple[Array, PyTree]]:
-    """The user's loss as a function to `(loss, aux)`."""
-    if not callable(loss):
-        raise type_error(
-            f"the loss has type {type(loss).__name__}.",
-            why="it is a function loss(out, *targets), of one step",
-            do="pass a function, lambda out, y: jnp.mean((out - y) ** 2)",
-        )
-
-    def checked(out: PyTree, *targets: PyTree) -> tuple[Array, PyTree]:
-        check_loss(loss, len(targets))
-        result = loss(out, *targets)
-        pair = isinstance(result, tuple) and len(result) == 2
-        value, aux = result if has_aux and pair else (result, None)
-        scalar = hasattr(value, "dtype") and jnp.shape(value) == ()
-        if has_aux != pair or not (scalar and jnp.issubdtype(value.dtype, jnp.floating)):
-            kind = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value)
-            raise type_error(
-                f"the loss returned {'a pair' if pair else kind} with has_aux={has_aux}.",
-                why="it is a floating scalar per step, or (loss, aux) with has_aux=True",
-                do="sum over samples and outputs, and return (loss, aux) with has_aux=True, else "
-                "the loss alone",
-            )
-        return value, aux
-
-    return checked
+    return net._plan(params, jax.tree.map(strong, state), inputs).plan.report()
 
 
 def _results(results: tuple[Array, PyTree], has_aux: bool) -> tuple[Array, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,22 @@ from jax import lax
 
 from ..engine import COUNTED, Behind, Deposits, Fresh, States, TimeLoop, left_at, running_placement
 from ..program import PyTree
-from ..rules import Rule, in_parts
+from ..rules import Rule, check_count, in_parts
 from ._blocks import (
     CACHED,
     Segments,
     calls_per_block,
     calls_per_segment,
+    deposit_bytes,
     joined,
     nbytes,
     scan_blocks,
+    state_bytes,
 )
 from ._finite import guarded
 
 if TYPE_CHECKING:
+    from ._record import Recorder
     from ._sequence import PlanBody as Body
 
 Array = jax.Array
@@ -97,8 +100,6 @@ class Options:
         mean: whether gradients are divided by the number of steps, or the sum of the mask.
         places: on a mesh, where gradients and new weights lie, each where its weight does.
         own_places: and where the optimizer's arrays do.
-        per_call: in windows, the leaves of results with one entry per call; others have one per
-            step.
         norms: whether results are (results, norm of the update's gradient for each step).
         nonfinite: what an update that is not finite does, see `NONFINITE`; unless it warns, the
             optimizer's arrays are `Guarded`.
@@ -116,11 +117,18 @@ class Options:
     mean: bool = False
     places: tuple[Any, ...] | None = None
     own_places: tuple[Any, ...] | None = None
-    per_call: frozenset[int] = frozenset()
     norms: bool = False
     nonfinite: str = "warn"
     only: tuple[int, ...] | None = None
-    recorder: Sampling | None = None
+    recorder: Recorder | None = None
+
+    def checked(self) -> Options:
+        """These, with the sizes that users give."""
+        if self.block_size is not None:
+            check_count("block_size", self.block_size, "steps")
+        if self.memory_budget is not None:
+            check_count("memory_budget", self.memory_budget, "bytes")
+        return self
 
     def wanted(self, weights: Sequence[Any]) -> list[Any]:
         """Of something for each weight, what belongs to a gradient that is wanted."""
@@ -180,21 +188,6 @@ class Mode:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-class Sampling(Protocol):
-    """What training records, every so many steps."""
-
-    @property
-    def every(self) -> int: ...
-    @property
-    def within(self) -> bool: ...
-
-    def after(
-        self, length: int, of_steps: PyTree, states: tuple[Any, Any], traces: Sequence[PyTree]
-    ) -> tuple[PyTree, PyTree]:
-        """The records of so many steps."""
-        ...
-
-
 Bodies = Callable[[int | None], "Body"]  # by the size of a window
 
 
@@ -213,7 +206,7 @@ def run_outputs(
         body = bodies(window)
         size = _calls(body, part.length, window, at, options)
         at, results = scan_blocks(partial(block, body), at, part, part.length, size)
-        out.append(_in_time(results, window, options))
+        out.append(_in_time(results, window))
     return at, joined(out)
 
 
@@ -242,7 +235,7 @@ def run_gradient(
             totals = [jnp.zeros_like(p) for p in options.wanted(weights.trained)]
         segment = _Segment(body, rule, weights, options, size, cut.stored, single)
         (totals, at), results = scan_blocks(segment, (totals, at), part, part.length, cut.calls)
-        out.append(_in_time(results, window, options))
+        out.append(_in_time(results, window))
     if options.mean:
         totals = [t * jnp.asarray(stream.mean_scale(), t.dtype) for t in totals]
     return left_at(totals, options.wanted_places), at, joined(out)
@@ -558,15 +551,11 @@ def _parts(stream: Stream, window: int | None) -> list[tuple[Stream, int | None]
     ]
 
 
-def _in_time(results: PyTree, window: int | None, options: Options) -> PyTree:
+def _in_time(results: PyTree, window: int | None) -> PyTree:
     """Results of calls, (calls, window, ...), along time."""
     if window is None:
         return results
-    leaves, tree = jax.tree.flatten(results)
-    flat = [
-        a if i in options.per_call else a.reshape((-1, *a.shape[2:])) for i, a in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, flat)
+    return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), results)
 
 
 def _calls(
@@ -615,8 +604,8 @@ def _segments(
     """How a sequence of calls is cut into segments, of blocks of this size."""
     if not _goes_back(body, record) or size * (window or 1) == 1:
         return Segments(size)
-    states = body.state_bytes * (window or 1)
-    kept = states + body.deposit_bytes * (window or 1)
+    states = state_bytes(body.plan.graph) * (window or 1)
+    kept = states + deposit_bytes(body.plan.graph) * (window or 1)
     how = (options.memory_budget, options.keep)
     return calls_per_segment(kept, states, part.length, size, at.traces, *how)
 

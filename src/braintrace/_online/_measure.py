@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..engine import TimeAxes, Values, run_block
 from ..graph import Graph
-from ..program import PyTree, is_traced
+from ..program import PyTree, any_traced
 from ..report import RuleCost
 from ._blocks import nbytes
 
@@ -37,7 +37,7 @@ def seconds_per_step(
     record, program = cost.rule.record, graph.step.program
     if record.signal is not None or record.parts or nbytes(shapes) > MOST_BYTES:
         return None
-    if any(map(_is_no_number, program.inputs)) or any(map(is_traced, consts)):
+    if any(map(_is_no_number, program.inputs)) or any_traced(consts):
         return None
     length = min(STEPS, cost.window or STEPS)
     step = graph.step

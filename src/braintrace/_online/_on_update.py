@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
-from .._errors import type_error
-from ..program import PyTree, is_traced
+from .._errors import check_takes, type_error
+from ..program import PyTree, any_traced
 from ._blocks import joined
 from ._loop import Stream
 
@@ -28,17 +26,10 @@ def check_on_update(on_update: OnUpdate | None, arrays: PyTree) -> None:
             why="it is called as on_update(step, metrics) after every update",
             do="pass a function",
         )
-    try:
-        inspect.signature(on_update).bind(1, {})
-    except TypeError as cause:
-        raise type_error(
-            f"on_update cannot be called as on_update(step, metrics): {cause}.",
-            why="it gets the number of the update, and a dict with its loss and grad_norm",
-            do="let it take two arguments: def on_update(step, metrics)",
-        ) from None
-    except ValueError:  # a built-in function without a signature
-        pass
-    if any(map(is_traced, jax.tree.leaves(arrays))):
+    why = "it gets the number of the update, and a dict with its loss and grad_norm"
+    do = "let it take two arguments: def on_update(step, metrics)"
+    check_takes(on_update, ["step", "metrics"], why, do, "on_update")
+    if any_traced(arrays):
         raise type_error(
             "on_update is passed inside of a transformation of JAX.",
             why="it is called between compiled loops, with numbers, which do not exist while jit "

@@ -18,7 +18,7 @@ import jax
 from jax.tree_util import tree_flatten_with_path
 
 from .._errors import CompilationError, dotted, message, warn
-from ..program import PyTree, is_traced, line_of
+from ..program import PyTree, any_traced, is_traced, line_of
 from ._tree import is_floating, path_of
 
 _WITHIN = (
@@ -41,7 +41,7 @@ class Outside:
 
     def inputs(self, inputs: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         """The inputs of a call."""
-        if not any(map(is_traced, jax.tree.leaves(inputs))):
+        if not any_traced(inputs):
             return inputs
         names = _arguments(self.step, len(inputs))
         return tuple(
@@ -62,7 +62,7 @@ class Outside:
 
     def state(self, state: PyTree) -> PyTree:
         """The state that a learner is started with."""
-        if not any(map(is_traced, jax.tree.leaves(state))):
+        if not any_traced(state):
             return state
         return self._watched(
             *(state, "the initial state {} is differentiated.", "state"),

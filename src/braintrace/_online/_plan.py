@@ -37,10 +37,10 @@ from ..program import (
     InParts,
     Program,
     PyTree,
+    any_traced,
     evaluate,
     failing_line,
     flatten,
-    is_traced,
     prune,
     trace_of,
     zeros_of,
@@ -106,14 +106,9 @@ class Passed:
         self, step: Step, weights: Weights, states: PyTree, inputs: Sequence[Array], steps: int
     ) -> PyTree:
         """Its values in a block, with a leading axis of steps."""
-        kinds = zip(
-            (step.params, step.hidden, step.others), (weights.trained, *states), strict=True
-        )
-        known = {a.position: v for of, vs in kinds for a, v in zip(of, vs, strict=True)}
 
         def one(inputs: Sequence[Array]) -> PyTree:
-            values = dict(enumerate((*inputs, *weights.fixed))) | known
-            flat = [values[i] for i in range(len(self.program.inputs))]
+            flat = step.arguments((*inputs, *weights.fixed), weights.trained, *states)
             outs = evaluate(self.program, weights.consts, flat)
             return jax.tree.unflatten(self.tree, jax.lax.stop_gradient(outs))
 
@@ -142,7 +137,7 @@ class Plan:
     passed: Passed | None = None  # what the step computes for its rule
     attach: Attach | None = None  # changes the derivative of a call's results
     compiled: Compiled = field(default_factory=WeakKeyDictionary)
-    names: list[PyTree] = field(default_factory=list)  # of the traces, once they are asked for
+    trace_names: PyTree = None  # of their parts, for a learner that stores these by name
 
     @property
     def consts(self) -> tuple[Array, ...]:
@@ -152,7 +147,7 @@ class Plan:
     @property
     def reusable(self) -> bool:
         """Whether it may serve later calls: it holds no value of a running transformation."""
-        return not any(is_traced(c) for c in self.consts)
+        return not any_traced(self.consts)
 
     def compile(
         self,
@@ -190,26 +185,6 @@ class Plan:
         advice = partial(advise, self.problem, self.rule)
         last = (self.rule.name, advice, self.model, graph.memory)
         return CompilationReport(*about, *last)
-
-    def traces_of(self, named: Mapping[str, PyTree]) -> list[PyTree]:
-        """The traces with these parts; `parts` is the inverse."""
-        names, tree = jax.tree.flatten(self._names)
-        return jax.tree.unflatten(tree, [named[name] for name in names])
-
-    def parts(self, traces: list[PyTree]) -> dict[str, PyTree]:
-        """The parts of traces by name."""
-        return dict(self._parts(traces))
-
-    def _parts(self, traces: list[PyTree]) -> list[tuple[str, PyTree]]:
-        parts: dict[str, PyTree] = {}
-        jax.tree.map(parts.__setitem__, self._names, traces)
-        return list(parts.items())
-
-    @property
-    def _names(self) -> list[PyTree]:
-        if not self.names:
-            self.names.extend(self.rule.record.named(self.graph))
-        return self.names
 
     def zeros(self) -> list[Array]:
         """Traces before the first step."""

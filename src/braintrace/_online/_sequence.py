@@ -27,7 +27,7 @@ from ..engine import (
 from ..graph import affine_equations
 from ..program import PyTree, trace
 from ..rules import Rule
-from ._blocks import StepBytes, deposit_bytes, state_bytes, step_bytes
+from ._blocks import StepBytes, step_bytes
 from ._loop import Bodies, Mode, Position, Stream, Weights, counted
 from ._plan import Plan
 from ._record import Recorder
@@ -154,16 +154,6 @@ class PlanBody:
     def step_bytes(self) -> StepBytes:
         """What one step takes."""
         return step_bytes(self.plan.graph)
-
-    @property
-    def state_bytes(self) -> int:
-        """The states of a step."""
-        return state_bytes(self.plan.graph)
-
-    @property
-    def deposit_bytes(self) -> int:
-        """What a step leaves for the traces."""
-        return deposit_bytes(self.plan.graph)
 
     @cached_property
     def adds_constants(self) -> bool:

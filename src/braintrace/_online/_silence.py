@@ -20,12 +20,12 @@ from ..graph import Step
 from ..ops import ETPPrimitive, compiled
 from ..program import (
     Equation,
+    any_traced,
     bind,
     cannot_be_mapped,
     deep_equations,
     evaluate,
     is_jax_primitive,
-    is_traced,
 )
 from ._calls import Call
 from ._loop import Position, Weights
@@ -35,9 +35,9 @@ _PROBE = np.array([-1e6, -50, -1, -0.3, 0.3, 1, 50, 1e6])
 
 def warn_if_silent(call: Call, name: str) -> bool:
     """Warn if no unit spikes in this sequence; returns whether that could be decided."""
-    step, at = call.plan.problem.step, call.at
-    inputs = call.stream.arrays.inputs
-    if any(map(is_traced, jax.tree.leaves((call.weights, at.states, inputs)))):
+    call, step = call.placed(), call.plan.problem.step
+    at, inputs = call.at, call.stream.arrays.inputs
+    if any_traced(call.weights, at.states, inputs):
         return False
     with jax.ensure_compile_time_eval():
         spikes = frozenset(e for e in deep_equations(step.program) if is_spike(e))
@@ -83,7 +83,6 @@ def _spiked(
     """Whether a unit spikes in a sequence; stops at the first spike."""
     length = jax.tree.leaves(inputs)[0].shape[0]
     leaves = (*step.hidden, *step.others)
-    params = {p.position: v for p, v in zip(step.params, weights.trained, strict=True)}
 
     def advance(carry: tuple[Array, list[Array], Array]) -> tuple[Array, list[Array], Array]:
         time, states, _ = carry
@@ -95,9 +94,8 @@ def _spiked(
                 seen.append((outs[0] != 0).any())
             return outs
 
-        values = dict(enumerate((*(a[time] for a in inputs), *weights.fixed))) | params
-        values |= {leaf.position: v for leaf, v in zip(leaves, states, strict=True)}
-        flat = [values[i] for i in range(len(step.program.inputs))]
+        now = (*(a[time] for a in inputs), *weights.fixed)
+        flat = step.arguments(now, weights.trained, states, ())
         outs = evaluate(step.program, weights.consts, flat, look)
         return time + 1, [outs[leaf.output] for leaf in leaves], jnp.stack(seen).any()
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import CompilationError, value_error, warn
-from ..program import PyTree, failing_line, is_traced
+from ..program import PyTree, any_traced, failing_line
 
 _CHANGED = "the state of the carry is another one than that of its traces."
 _WHY = (
@@ -48,7 +48,7 @@ class States:
     def returned(self, carry: Any) -> None:
         """A carry that a call returns."""
         held = [carry.steps, *jax.tree.leaves(carry.state)]
-        can_be_held = not any(map(is_traced, held)) and jax.tree.leaves(carry.traces)
+        can_be_held = not any_traced(held) and jax.tree.leaves(carry.traces)
         self._last = (ref(held[0]), list(map(_held, held[1:]))) if can_be_held else None
 
     def check(self, carry: Any) -> None:

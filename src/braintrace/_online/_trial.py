@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import CompilationError, NotSupportedError, dotted, type_error
+from .._errors import CompilationError, NotSupportedError, check_takes, dotted
 from ..program import PyTree
 from ..report import factor, size
 from ._advice import operations_of, price
 from ._assignment import Limits, Part, Rule, Tried, as_rule, cosine_of
 from ._blocks import LEAST_STEPS, nbytes, step_bytes
-from ._checks import length_of
+from ._checks import check_loss, length_of
 from ._learner import Carry, Online, online
 from ._tree import split, strong
 
@@ -89,15 +88,17 @@ class Trial:
 
         `groups` are names of parameters with several arrays: all of these have one rule.
         """
-        if not callable(loss):
-            raise type_error(
-                f"the loss has type {type(loss).__name__}.",
-                why="it is a function loss(out, *targets), of one step",
-                do="pass a function, lambda out, y: jnp.mean((out - y) ** 2)",
-            )
+        check_loss(loss)
         inputs = xs if type(xs) is tuple else (xs,)
         targets = ys if type(ys) is tuple else (ys,)
-        _check_step(step, len(inputs))
+        check_takes(
+            step,
+            ["params", "state", *["an input"] * len(inputs)],
+            "it is called as step(params, state, *inputs)",
+            "pass such a function, lambda cell, h, x: (cell(x, h), h); or let `braintrace plan "
+            "net.py:Net --data batch.npz` choose for a module",
+            f"the step {getattr(step, '__name__', type(step).__name__)}",
+        )
         layout, _, _ = split(params)
         paths = layout.paths("params")
         arrays = [dotted(paths[i]) for i in layout.trained]
@@ -139,7 +140,7 @@ class Trial:
         try:
             net = self._learner(as_rule(rules))
             first = jax.tree.map(lambda a: a[0], self.inputs)
-            plan, _ = net._plan(self.params, jax.tree.map(strong, self.state), first)
+            plan = net._plan(self.params, jax.tree.map(strong, self.state), first).plan
         except REFUSED as error:
             return replace(tried, why=f"refused: {str(error).partition(chr(10))[0]}")
         shapes = plan.trace_shapes
@@ -220,24 +221,6 @@ class Trial:
         return [replace(t, time=ratio(i)) if i in runs else t for i, t in enumerate(tried)]
 
 
-def _check_step(step: Callable[..., PyTree], inputs: int) -> None:
-    """Refuse what is called in another way, such as a module."""
-    try:
-        signature = inspect.signature(step)
-    except (TypeError, ValueError):  # of a builtin it is not known
-        return
-    try:
-        signature.bind(*range(2 + inputs))
-    except TypeError as error:
-        name = getattr(step, "__name__", type(step).__name__)
-        raise type_error(
-            f"the step {name} has the arguments {signature}.",
-            why=f"it is called as step(params, state, *inputs), with {inputs} input(s)",
-            do="pass such a function, lambda cell, h, x: (cell(x, h), h); or let `braintrace plan "
-            "net.py:Net --data batch.npz` choose for a module",
-        ) from error
-
-
 def _key(rules: Mapping[str, Rule]) -> str:
     return str(sorted(rules.items()))
 
@@ -251,22 +234,31 @@ def _reference(
     loss: Callable[..., jax.Array],
 ) -> Reference:
     layout, trained, fixed = split(params)
-
-    def total(trained: list, inputs: Any, targets: Any) -> jax.Array:
-        params = layout.join(trained, fixed)
-
-        def one(at: PyTree, slices: PyTree) -> tuple[PyTree, jax.Array]:
-            at, out = step(params, at, *slices[0])
-            return at, loss(out, *slices[1])
-
-        start = jax.tree.map(jax.numpy.asarray, state)
-        return jax.lax.scan(one, start, (inputs, targets))[1].sum()
-
+    join = lambda trained: layout.join(trained, fixed)
+    total = lambda trained, *along: total_loss(step, loss, join(trained), state, *along)
     arguments = (trained, inputs, targets)
     program = jax.jit(jax.grad(total)).lower(*arguments).compile()
     run = lambda: program(*arguments)
     grads, seconds = _twice(run)
     return Reference(grads, _working(program), seconds, run)
+
+
+def total_loss(
+    step: Callable[..., PyTree],
+    loss: Callable[..., jax.Array],
+    params: PyTree,
+    state: PyTree,
+    inputs: PyTree,
+    targets: PyTree,
+) -> jax.Array:
+    """The sum of the losses of a sequence, by a plain loop over its steps."""
+
+    def one(at: PyTree, slices: PyTree) -> tuple[PyTree, jax.Array]:
+        at, out = step(params, at, *slices[0])
+        return at, loss(out, *slices[1])
+
+    start = jax.tree.map(jax.numpy.asarray, state)
+    return jax.lax.scan(one, start, (inputs, targets))[1].sum()
 
 
 def _run(program: Callable[[], Any]) -> tuple[list[np.ndarray], float]:

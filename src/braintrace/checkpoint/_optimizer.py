@@ -113,7 +113,7 @@ def weights_of(learner: Any) -> PyTree:
     """The weights that an optimizer of a learner changes."""
     from .. import frontend
 
-    return frontend.values_of(frontend.weights_of(None, learner.param_states))
+    return {p: s.value for p, s in frontend.floating(learner.param_states).items()}
 
 
 def states_under(thing: PyTree, apart: set[int]) -> dict[str, brainstate.State]:

@@ -8,10 +8,11 @@ import brainstate
 import jax
 
 from ..engine import Values, evaluate_plain, group_jacobians, inputs_of, observe
-from ..frontend import ModuleInfo, extract_module_info
+from ..frontend import ModuleInfo, check_module, extract_module_info
 from ..graph import MOST_ENTRIES, ControlFlowPolicy, Graph, Path, check_policy
-from ..learner._checks import check_vjp_method, not_a_module, not_compiled
+from ..learner._checks import VJP_METHODS, not_compiled
 from ..program import PyTree
+from ..rules import check_choice
 from ._etrace_graph import ETraceGraph, check_mixing, graph_of
 
 
@@ -37,8 +38,7 @@ class ETraceGraphExecutor:
         crossings = check_mixing(include_recurrent_mixing, sparse_n)
         self._options = (crossings, snap_max_jacobian_elements)
         self.control_flow = check_policy(control_flow)
-        if not isinstance(model, brainstate.nn.Module):
-            raise not_a_module(model)
+        check_module(model)
         self.model = model
         self._graph: ETraceGraph | None = None
 
@@ -99,7 +99,8 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
     ):
         limits = (sparse_n, snap_max_jacobian_elements, control_flow)
         super().__init__(model, include_recurrent_mixing, *limits)
-        self.vjp_method = check_vjp_method(vjp_method)
+        check_choice("vjp_method", vjp_method, VJP_METHODS)
+        self.vjp_method = vjp_method
 
     @property
     def is_single_step_vjp(self) -> bool:
@@ -117,9 +118,8 @@ class ETraceVjpGraphExecutor(ETraceGraphExecutor):
             operator's input and tail, per hidden group the block Jacobian (*varshape, S, S).
         """
         info, graph = self._now(args, kwargs)
-        arguments = (*jax.tree.leaves((args, kwargs)), *info.fixed_arrays())
-        states = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
-        values = Values(info.consts, arguments, *states)
+        *states, fixed = info.read()
+        values = Values(info.consts, (*jax.tree.leaves((args, kwargs)), *fixed), *states)
         flat = evaluate_plain(graph, values)
         inputs = inputs_of(graph, values)
         parts = observe(graph, values.consts, inputs)

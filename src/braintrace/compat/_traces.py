@@ -99,13 +99,13 @@ class Learner:
         )
 
     def _by_relation(self: Any) -> list[tuple[HiddenParamOpRelation, PyTree]]:
-        plan = self._compiled().plan
-        return list(zip(plan.graph.relations, self._own_traces(), strict=True))
+        relations = self._compiled().plan.graph.relations
+        return list(zip(relations, self._own_traces(), strict=True))
 
     def _own_traces(self: Any) -> list[PyTree]:
         """The traces of the model's own step, in the order of its relations or parameters."""
-        plan = self._compiled().plan
-        return plan.traces_of({n: self.etraces[n].value for n in plan.parts(plan.trace_shapes)})
+        own = self._compiled()
+        return own.traces([self.etraces[name].value for name in own.names])
 
     def _traces_by_path(self: Any) -> list[tuple[str, list[Path], PyTree]]:
         """What the traces are called, the parameters that each is of, and they themselves."""

@@ -29,17 +29,7 @@ Array = jax.Array
 
 def inputs_of(graph: Graph, values: Values) -> list[Array]:
     """The program's flat inputs."""
-    step = graph.step
-    inputs: list[Any] = [None] * len(step.program.inputs)
-    inputs[: step.n_args] = values.args
-    for leaves, arrays in (
-        (step.params, values.params),
-        (step.hidden, values.hidden),
-        (step.others, values.others),
-    ):
-        for leaf, array in zip(leaves, arrays, strict=True):
-            inputs[leaf.position] = array
-    return inputs
+    return graph.step.arguments(values.args, values.params, values.hidden, values.others)
 
 
 def after_step(graph: Graph, values: Values, outs: list[Array]) -> tuple[list[Array], Values]:

@@ -24,7 +24,7 @@ from .._errors import dotted, not_supported, type_error, value_error
 from ..graph import CompilationRecord, DiagnosticKind, DiagnosticLevel, Graph, Leaf
 from ..graph import HiddenParamOpRelation as Relation
 from ..ops import Operator
-from ..program import PyTree, is_traced, varies_by_device
+from ..program import PyTree, Tracer, vary_by_device
 from ._mixture import split_traces
 from ._rule import Rule
 
@@ -310,7 +310,7 @@ def put(tree: PyTree, shardings: PyTree, old: Placement | None = None) -> PyTree
     """
 
     def one(a: Any, sharding: NamedSharding) -> Any:
-        if is_traced(a):
+        if isinstance(a, Tracer):
             return a
         before = getattr(a, "sharding", None)
         ours = old is not None and getattr(before, "mesh", None) == old.mesh
@@ -327,7 +327,7 @@ def places_of(arrays: PyTree) -> tuple[NamedSharding | None, ...] | None:
     """Where arrays lie, None inside of a transformation, on one device or along explicit axes."""
 
     def place(a: Any) -> NamedSharding | None:
-        sharding = None if is_traced(a) else getattr(a, "sharding", None)
+        sharding = None if isinstance(a, Tracer) else getattr(a, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.mesh.explicit_axes:
             return None
         return sharding
@@ -401,7 +401,7 @@ def check_surroundings(placement: Placement | None, arrays: PyTree) -> None:
             why="every device has its own part of the arrays there, and no mesh to spread it over",
             do="leave out mesh, and reduce the gradients by jax.lax.psum; or leave out shard_map",
         )
-    if any(map(varies_by_device, leaves)):
+    if vary_by_device(leaves):
         raise not_supported(
             "a learner inside of shard_map with check_vma=True.",
             why="the equations of an analysed step do not say along which axes they vary",

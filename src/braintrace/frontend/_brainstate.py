@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import saiunit as u
 from jax.tree_util import PyTreeDef
 
@@ -35,21 +35,34 @@ from ..graph import (
 from ..program import (
     Program,
     PyTree,
+    Tracer,
     Var,
+    any_traced,
     failing_line,
     flatten,
     hide_frames_of,
     is_inexact,
-    is_traced,
+    is_of_outer_trace,
     prune,
 )
 from ._names import named_states
 from ._step_function import StepFunction, title_of
+from ._traces import EligibilityTrace
 
-States = Mapping[Path, brainstate.State]
+State: TypeAlias = brainstate.State
+States = Mapping[Path, State]
 
 hide_frames_of(brainstate)
 hide_frames_of(u)
+
+
+class StateArrays(NamedTuple):
+    """The arrays of the states of a step; `fixed` are parameters that are not trained."""
+
+    params: tuple[jax.Array, ...]
+    hidden: tuple[jax.Array, ...]
+    others: tuple[jax.Array, ...]
+    fixed: tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,19 +92,24 @@ class ModuleInfo:
         """The path of every state that the call touched."""
         return {id(state): path for path, state in self.states.items()}
 
-    def leaves(self, kind: str) -> tuple[jax.Array, ...]:
-        """Current arrays of the `params`, `hidden` or `others` slots."""
-        flat: dict[Path, list[jax.Array]] = {}
-        out = []
-        for leaf in getattr(self.step, kind):
-            if leaf.path not in flat:
-                flat[leaf.path] = jax.tree.leaves(self.states[leaf.path].value)
-            out.append(flat[leaf.path][leaf.index])
-        return tuple(out)
+    def read(self) -> StateArrays:
+        """The present arrays of all states of the step.
 
-    def fixed_arrays(self) -> tuple[jax.Array, ...]:
-        """Current arrays of the parameters that are not trained."""
-        return tuple(jax.tree.leaves(self.states[path].value)[i] for path, i in self.fixed)
+        Raises:
+            NotSupportedError: this is inside of a transformation that does not know the states.
+        """
+        flat: dict[Path, list[jax.Array]] = {}
+
+        def at(path: Path, index: int) -> jax.Array:
+            if path not in flat:
+                flat[path] = jax.tree.leaves(self.states[path].value)
+            return flat[path][index]
+
+        kinds = (self.step.params, self.step.hidden, self.step.others)
+        found = (tuple(at(leaf.path, leaf.index) for leaf in leaves) for leaves in kinds)
+        params, hidden, others = found
+        check_surrounding_trace(hidden)
+        return StateArrays(params, hidden, others, tuple(at(*place) for place in self.fixed))
 
     def trained(self, states: Collection[int]) -> ModuleInfo:
         """The same with floating arrays of these states as parameters, by id; others arguments."""
@@ -128,55 +146,63 @@ class ModuleInfo:
         states = {path: copies.get(path, state) for path, state in self.states.items()}
         return replace(self, model=model, states=states)
 
-    def write(self, kind: str, arrays: Sequence[jax.Array]) -> None:
-        """Store new arrays in the states of the `hidden` or `others` slots."""
-        assign(self.writes(kind, arrays))
-
-    def writes(self, kind: str, arrays: Sequence[jax.Array]) -> list[Write]:
-        """What `write` assigns."""
-        leaves = getattr(self.step, kind)
-        return writes_of([(self.states[leaf.path], leaf.index) for leaf in leaves], arrays)
-
-
-Write = tuple[Callable[[PyTree], None], PyTree]  # what stores a value, and the value
-
-
-def writes_of(
-    places: Sequence[tuple[brainstate.State, int]], arrays: Sequence[jax.Array]
-) -> list[Write]:
-    """Writes of arrays, each to one state at an index among the leaves of its value."""
-    new: dict[int, tuple[brainstate.State, list[jax.Array]]] = {}
-    for (state, index), array in zip(places, arrays, strict=True):
-        flat = new.setdefault(id(state), (state, jax.tree.leaves(state.value)))[1]
-        flat[index] = array
-    structure = lambda state: jax.tree.structure(state.value)
-    return [write_of(s, jax.tree.unflatten(structure(s), flat)) for s, flat in new.values()]
+    def write(
+        self, arrays: Mapping[str, Sequence[jax.Array]], more: Sequence[tuple[State, PyTree]] = ()
+    ) -> bool:
+        """Store new arrays of `params`, `hidden` or `others`, and values of other states: all or
+        nothing. Returns whether none of them is traced.
+        """
+        places = [
+            (self.states[leaf.path], leaf.index, array)
+            for kind, new in arrays.items()
+            for leaf, array in zip(getattr(self.step, kind), new, strict=True)
+        ]
+        return assign([*in_states(places), *more])
 
 
-def write_of(state: brainstate.State, value: PyTree) -> Write:
-    """The write of a value to a state."""
-    return (lambda new: setattr(state, "value", new)), value
+def in_states(places: Iterable[tuple[State, int, jax.Array]]) -> list[tuple[State, PyTree]]:
+    """New values of states, from arrays at indices among the leaves of their values."""
+    new: dict[int, tuple[State, list[jax.Array], PyTreeDef]] = {}
+    for state, index, array in places:
+        if id(state) not in new:
+            new[id(state)] = (state, *jax.tree.flatten(state.value))
+        new[id(state)][1][index] = array
+    return [(state, tree.unflatten(flat)) for state, flat, tree in new.values()]
 
 
-def assign(writes: Sequence[Write]) -> None:
-    """Write all, or nothing.
+def assign(values: Sequence[tuple[State, PyTree]]) -> bool:
+    """Give states new values, all or none of them; returns whether none is traced.
 
     Outside of its own transformations brainstate refuses to store a value that JAX traces: those
     come first, so that nothing is changed when one is refused.
     """
-    is_plain = lambda write: not any(map(is_traced, jax.tree.leaves(write[1])))
-    with writing_states():
-        for store, value in sorted(writes, key=is_plain):
-            store(value)
-
-
-@contextmanager
-def writing_states() -> Iterator[None]:
-    """Refuse a transformation of JAX around a write, which brainstate notices."""
+    plain = not any_traced([value for _, value in values])
     try:
-        yield
+        for state, value in values if plain else sorted(values, key=_is_plain):
+            if isinstance(state, EligibilityTrace):
+                state.put(value)
+            else:
+                state.value = value
     except getattr(brainstate, "TraceContextError", ()) as error:
         raise inside_of_jax() from error
+    return plain
+
+
+def _is_plain(write: tuple[State, PyTree]) -> bool:
+    return not any_traced(write[1])
+
+
+def floating(params: States) -> dict[Path, State]:
+    """The parameters that have a gradient; counters and indices do not."""
+    inexact = lambda a: jnp.issubdtype(jnp.result_type(a), jnp.inexact)
+    return {p: s for p, s in params.items() if all(map(inexact, jax.tree.leaves(s.value)))}
+
+
+def check_surrounding_trace(arrays: Sequence[Any]) -> None:
+    """Refuse a transformation around a call that does not know the states, which it has traced."""
+    traced = [a for a in arrays if isinstance(a, Tracer)]
+    if traced and all(map(is_of_outer_trace, traced)):
+        raise inside_of_jax()
 
 
 def inside_of_jax() -> Exception:
@@ -211,44 +237,47 @@ def extract_module_info(
         NotSupportedError: the step writes a parameter.
         ValueError: a state leaves the step with another shape, type or unit.
     """
-    if not isinstance(model, brainstate.nn.Module):
-        raise type_error(
-            f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-            why="the compiler traces the `update` of a module and reads its states by path",
-            do=f"write one step of the network in the `update` of such a module; {OWN_CELL}",
-        )
+    check_module(model)
     check_policy(control_flow)
     if isinstance(model, StepFunction):
         model.check_arguments(args, kwargs)
-    info = _touched(called or model, model, args, kwargs, control_flow)
+    info = step_info(called or model, model, args, kwargs, control_flow=control_flow)
     return replace(info, records=(*info.records, *_unused(named_states(model), info.states)))
+
+
+def check_module(model: Any) -> None:
+    """Refuse a model that is no module."""
+    if not isinstance(model, brainstate.nn.Module):
+        raise type_error(
+            f"expected a brainstate.nn.Module, got {type(model).__name__}.",
+            why="the `update` of a module is one step, whose states are named by their paths in it",
+            do="write one step of the network in the `update` of such a module, or give a "
+            f"function to braintrace.compile; {OWN_CELL}",
+        )
 
 
 def step_info(
     function: Callable[..., PyTree],
-    arguments: tuple[PyTree, ...],
     model: brainstate.nn.Module,
-    names: Mapping[int, Path],
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
+    names: Mapping[int, Path] | None = None,
     control_flow: ControlFlowPolicy | None = None,
 ) -> ModuleInfo:
-    """Trace a function around calls of a model: its states by their path in the model, or `names`.
+    """Trace a call of a model, or of a function around it, with the states that it touches.
+
+    Args:
+        function: what is called.
+        model: states are named by their paths in it.
+        args: arguments.
+        kwargs: keyword arguments.
+        names: what other states are called, by id; None for a call of the model alone.
+        control_flow: what the analysis leaves alone.
 
     Raises:
         NotSupportedError: the function writes a parameter.
         ValueError: a state leaves it with another shape, type or unit.
     """
-    return _touched(function, model, arguments, {}, control_flow, names)
-
-
-def _touched(
-    function: Callable[..., PyTree],
-    model: brainstate.nn.Module,
-    args: tuple[PyTree, ...],
-    kwargs: dict[str, PyTree],
-    control_flow: ControlFlowPolicy | None,
-    names: Mapping[int, Path] | None = None,
-) -> ModuleInfo:
-    """One traced call of a function with the states that it touches."""
     records: list[CompilationRecord] = []
     lines: list[str | None] = []
     structures = {p: jax.tree.structure(s.value) for p, s in named_states(model).items()}
@@ -327,7 +356,7 @@ def _defined_at(model: brainstate.nn.Module) -> str | None:
 
 
 def _describe_tree(tree: PyTreeDef) -> str:
-    return _describe(jax.tree.unflatten(tree, [jax.numpy.zeros(())] * tree.num_leaves))
+    return _describe(jax.tree.unflatten(tree, [jnp.zeros(())] * tree.num_leaves))
 
 
 def _failed(model: brainstate.nn.Module, args: PyTree, kwargs: PyTree, where: str | None) -> str:

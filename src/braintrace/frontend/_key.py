@@ -23,7 +23,7 @@ import saiunit as u
 
 from ..ops import Structure
 from ..program import PyTree, Tracer, trace_settings
-from ._references import LIBRARIES, attribute, is_function, names_in, package_of
+from ._references import LIBRARIES, attribute, is_function, names_in, package_of, package_of_class
 
 _MOST_OBJECTS = 2_000  # what refers to more is traced sooner than compared
 _MOST_BYTES = 1 << 20  # of a numpy array, which may change in place
@@ -131,23 +131,27 @@ class _Walk:
             self.attributes(item)
         elif isinstance(item, (staticmethod, classmethod, property)):
             self.visit(item.fget if isinstance(item, property) else item.__func__)
-        elif callable(item) and not is_function(item) and attribute(item, "__self__") is not None:
-            self.each((item.__name__, item.__self__))  # a method of an object in C
+        elif isinstance(item, brainstate.nn.Module):
+            parts = getattr(type(item), "key_parts", None)
+            if parts is None:
+                self.object(item)
+            else:  # a learner is what it learns
+                self.key.append(id(item))
+                self.each(getattr(item, name) for name in parts)
         elif is_function(item):
             self.function(item)
-        elif attribute(item, "key_parts") is not None:  # a learner
-            self.key.append(id(item))
-            self.each(item.key_parts())
+        elif callable(item) and attribute(item, "__self__") is not None:
+            self.each((item.__name__, item.__self__))  # a method of an object in C
         else:
             self.object(item)
 
     def object(self, item: Any) -> None:
         """What any other object is: its attributes, and those of its class."""
         self.key.append(id(item))
-        package = package_of(item)
+        kind: Any = type(item)
+        package = package_of_class(kind)
         if package in _OF_JAX:
             return
-        kind: Any = type(item)
         held, slots = attribute(item, "__dict__"), _slots(kind)
         if package in LIBRARIES - _OPEN or (held is None and not slots):
             raise _Unclear
@@ -155,11 +159,11 @@ class _Walk:
         self.each(attribute(item, slot) for slot in slots)
         self.visit(kind)
 
-    def attributes(self, kind: type) -> None:
+    def attributes(self, kind: Any) -> None:
         """The attributes of a class and its bases that are not of a library: methods, say."""
         self.key.append(id(kind))
         for base in kind.__mro__:
-            if package_of(base) not in LIBRARIES:
+            if package_of_class(base) not in LIBRARIES:
                 named = vars(base).items()
                 shown = {k: v for k, v in named if k == "__call__" or k[:2] != "__"}
                 self.contents({k: v for k, v in shown.items() if k != "_abc_impl"})

@@ -7,10 +7,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-from .._errors import type_error
 
 # Code of these refers to nothing of the user's, and to nothing that changes.
 LIBRARIES = {
@@ -42,32 +40,17 @@ def package_of(item: Any) -> str:
         owner = inspect.unwrap(owner)
     if isinstance(owner, types.ModuleType):
         return owner.__name__.partition(".")[0]
-    owner = owner if isinstance(owner, type) or is_function(owner) else type(owner)
+    if not is_function(owner):
+        return package_of_class(owner if isinstance(owner, type) else type(owner))
     name = (attribute(owner, "__module__") or "").partition(".")[0]
-    by_exec = is_function(owner) or getattr(owner, "__flags__", 0) & _MADE_BY_PYTHON
-    return "" if name == "builtins" and by_exec else name  # code without a module says so, too
+    return "" if name == "builtins" else name  # code without a module says so, too
 
 
-def check_takes(
-    function: Callable[..., Any],
-    arguments: Sequence[str],
-    why: str,
-    do: str,
-    name: str = "step_fn",
-    keywords: Iterable[str] = (),
-    where: str | None = None,
-) -> None:
-    """Refuse a function that does not take these arguments, each in words, and keywords."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a built-in function has none
-        return
-    try:
-        signature.bind(*arguments, **dict.fromkeys(keywords))
-    except TypeError as error:
-        called = ", ".join([*arguments, *(f"{k}=..." for k in keywords)])
-        what = f"{name}{signature} is called with {called}: {error}."
-        raise type_error(what, where=where, why=why, do=do) from None
+@functools.cache
+def package_of_class(kind: type) -> str:
+    """The package that a class is of."""
+    name = (attribute(kind, "__module__") or "").partition(".")[0]
+    return "" if name == "builtins" and kind.__flags__ & _MADE_BY_PYTHON else name
 
 
 def names_in(function: Any) -> Iterator[tuple[str, Any]]:

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import brainstate
 
-from .._errors import OWN_CELL, type_error, value_error
+from .._errors import OWN_CELL, check_takes, type_error, value_error
 from ..program import PyTree
-from ._references import LIBRARIES, check_takes, is_function, names_in, package_of
+from ._references import LIBRARIES, is_function, names_in, package_of
 
 State: TypeAlias = brainstate.State
 

@@ -72,6 +72,20 @@ class Step:
     def exit(self, leaf: Leaf) -> Any:
         return self.program.outputs[leaf.output]
 
+    def arguments(
+        self,
+        args: Sequence[Any],
+        params: Sequence[Any],
+        hidden: Sequence[Any],
+        others: Sequence[Any],
+    ) -> list[Any]:
+        """The program's flat inputs: the arguments of the step, and arrays of its states."""
+        flat = [*args, *[None] * (len(self.program.inputs) - self.n_args)]
+        leaves = (*self.params, *self.hidden, *self.others)
+        for leaf, array in zip(leaves, (*params, *hidden, *others), strict=True):
+            flat[leaf.position] = array
+        return flat
+
     def entry_bits(self, leaves: Sequence[Leaf]) -> dict[Var, int]:
         """Bit i at the entry of leaf i: seeds of `reach`."""
         return {self.entry(leaf): 1 << i for i, leaf in enumerate(leaves)}

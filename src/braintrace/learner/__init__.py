@@ -2,6 +2,7 @@
 
 from .._precision import brainstate as _loaded  # noqa: F401
 from ..checkpoint import Checkpoint as Checkpoint
+from ..frontend import EligibilityTrace as EligibilityTrace
 from ..frontend import floating as floating
 from ._compile import compile as compile
 from ._data import MultiStepData as MultiStepData
@@ -12,4 +13,3 @@ from ._learner import Learner as Learner
 from ._nnx import ModuleLearner as ModuleLearner
 from ._probe import signal_probe as signal_probe
 from ._sequences import length_of as length_of
-from ._traces import EligibilityTrace as EligibilityTrace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -12,18 +12,17 @@ import numpy as np
 import saiunit as u
 
 from .._errors import (
-    OWN_CELL,
     CompilationError,
     dotted,
+    error,
     message,
     type_error,
     value_error,
 )
 from .._online import Wording
 from .._online import check_exact as refuse_inexact
-from ..frontend import inside_of_jax
 from ..graph import Graph
-from ..program import PyTree, is_of_outer_trace, is_traced
+from ..program import PyTree
 from ..report import CompilationReport
 from ._data import Call
 
@@ -38,6 +37,10 @@ USE_LESS_MEMORY = (
     "use D_RTRL, SnAp with a small n or windows (vjp_method='multi-step'), make the batch smaller, "
     "or raise memory_limit"
 )
+VJP_METHODS = {
+    "single-step": "a gradient per step, recurrent entries cut",
+    "multi-step": "a gradient per window, in which nothing is cut",
+}
 FOR_MODULES = Wording(
     no_state=message(
         "the model has no hidden state.",
@@ -101,13 +104,6 @@ def check_precision(states: Mapping[tuple, brainstate.State]) -> None:
             )
 
 
-def check_trace(arrays: Sequence[Any]) -> None:
-    """Refuse a call inside of a transformation that does not know the states."""
-    traced = [a for a in arrays if is_traced(a)]
-    if traced and all(map(is_of_outer_trace, traced)):
-        raise inside_of_jax()
-
-
 def check_lockstep(call: Call, besides: Call) -> None:
     """Refuse sequences of different lengths for the rule and the model."""
     if besides.length not in (None, call.length):
@@ -146,11 +142,13 @@ def changed_structure() -> CompilationError:
     )
 
 
-def called_early(learner: Any) -> ValueError:
-    """The error of a call of a learner that is not compiled."""
-    return value_error(
-        f"{learner.title} is called before it is compiled.",
-        why="the traces have no shape yet",
+def not_compiled(
+    what: str = "the learner is used", kind: type[Exception] = ValueError
+) -> Exception:
+    """The error of what a learner does before there is a graph."""
+    return error(kind)(
+        f"{what} before it is compiled.",
+        why="example inputs give the shapes of its traces; there are none yet",
         do="call learner.compile_graph(*example_inputs) first, or build the learner with "
         "braintrace.compile(model, rule, *example_inputs)",
     )
@@ -194,33 +192,3 @@ def _describe_one(value: PyTree) -> str:
         unit = f" {x.unit}" if isinstance(x, u.Quantity) else ""
         parts.append(f"{x.dtype}{list(x.shape)}{unit}")
     return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
-
-
-def check_vjp_method(vjp_method: str) -> str:
-    """Accept 'single-step' and 'multi-step'."""
-    if vjp_method not in ("single-step", "multi-step"):
-        raise value_error(
-            f"unknown vjp_method {vjp_method!r}.",
-            why="a gradient is taken per step or per window",
-            do="choose 'single-step' or 'multi-step'",
-        )
-    return vjp_method
-
-
-def not_a_module(model: Any) -> TypeError:
-    """The error of a model that is no module."""
-    return type_error(
-        f"expected a brainstate.nn.Module, got {type(model).__name__}.",
-        why="the step of a learner is the `update` of a module",
-        do="write one step of the network in the `update` of such a module, or give a "
-        f"function to braintrace.compile; {OWN_CELL}",
-    )
-
-
-def not_compiled() -> ValueError:
-    """The error of asking for the graph before there is one."""
-    return value_error(
-        "the graph is not compiled yet.",
-        why="shapes come from example inputs",
-        do="call compile_graph(*example_inputs) first",
-    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import brainstate
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import type_error, value_error
+from .._errors import check_takes, type_error, value_error
 from .._online import (
     Arrays,
     LossWatch,
@@ -24,36 +24,28 @@ from .._online import (
     check_mask,
     check_moving,
     check_on_update,
+    check_one_loss,
+    loss_of,
     recorder_of,
-    sized_options,
-    ticking,
     warn_if_silent,
 )
-from ..engine import check_surroundings
-from ..frontend import (
-    ModuleInfo,
-    StateTree,
-    check_read,
-    check_takes,
-    leaves_of,
-    named_states,
-    states_of,
-    title_of,
-    tree_of,
-    values_of,
-    weights_of,
-    write_weights,
-)
-from ..graph import Path
-from ..program import PyTree, evaluate, fingerprint, is_traced
-from ..rules import check_count
+from ..frontend import ModuleInfo, key_of, title_of
+from ..program import PyTree, any_traced, evaluate, fingerprint
+from ..rules import check_choice, check_count
 from ._alone import alone
-from ._checks import called_early, check_exact
+from ._checks import check_exact, not_compiled
 from ._data import MultiStepData
 from ._optimizers import optimizer_of
-from ._sequences import check_choice, length_of, loss_of
+from ._sequences import length_of
 from ._steps import Prepared, prepared_step, window_results
+from ._weights import Differentiated, StateTree, WeightTree, check_read
 
+REDUCTIONS = {"mean": "divided by the steps that count", "sum": "not divided"}
+_LOSS_OUTPUTS = {
+    "per_step": "the loss of every step",
+    "masked": "times its weight",
+    "scalar": "their sum, divided as the gradient",
+}
 Array = jax.Array
 State: TypeAlias = brainstate.State
 
@@ -81,10 +73,7 @@ class SequenceDriverMixin:
     last_run: RunInfo | None
     param_states: Any
     path_to_states: Any
-    key_parts: Callable[[], tuple[Any, ...]]
     running_index: Any
-    etraces: dict[str, Any]
-    rule: Any
     _forgot: Callable[[Any], None]
     report_of: Callable[[Prepared], Any]
     _known: Any
@@ -148,19 +137,23 @@ class SequenceDriverMixin:
             TypeError, ValueError: sequences, mask or options do not fit.
             CompilationError: the learner is strict, and `step_fn` does what is not learned exactly.
         """
+        if reduction not in REDUCTIONS or loss_output not in _LOSS_OUTPUTS:
+            check_choice("reduction", reduction, REDUCTIONS)
+            check_choice("loss_output", loss_output, _LOSS_OUTPUTS)
         steps = self._steps("etrace_grad", sequences, step_fn, mask, chunk_size, weights, has_aux)
-        check_choice("reduction", reduction, ("mean", "sum"))
-        check_choice("loss_output", loss_output, ("per_step", "masked", "scalar"))
-        sized = sized_options(steps.together, block_size, memory_budget, keep_traces)
-        with ticking(progress, steps.calls) as tick:
-            only, options = steps.wanted, replace(sized, tick=tick, fresh=steps.fresh())
-            options = replace(options, mean=reduction == "mean", only=only)
-            call = steps.call(donate=True)
-            found, at, results, self.last_run = call.gradient(etrace_gradient, _loss, options)
+        options = Options(
+            *(steps.together, block_size, memory_budget, keep_traces),
+            fresh=steps.fresh(),
+            mean=reduction == "mean",
+            only=steps.of.wanted,
+        )
+        call = steps.call(donate=True)
+        ran = call.gradient(etrace_gradient, _loss, options, progress)
+        found, at, results, self.last_run = ran
         steps.write(at)
         if not keep_traces:
-            self._forgot(steps.prepared.plan)
-        grads = tree_of(steps.weights, steps.gradients(found))
+            self._forgot(steps.prepared)
+        grads = steps.of.weights.tree(steps.of.gradients(found))
         losses, aux = steps.results(results)
         weighted = losses if steps.mask is None else losses * steps.mask
         if loss_output == "masked":
@@ -227,42 +220,36 @@ class SequenceDriverMixin:
                 why="the weights must not change within a window",
                 do="make it a multiple",
             )
+        check_choice("reduction", reduction, REDUCTIONS)
         steps = self._steps("etrace_train", sequences, step_fn, mask, chunk_size, weights, has_aux)
-        check_choice("reduction", reduction, ("mean", "sum"))
         if self.strict:
             report = self.report_of(steps.prepared)
             check_moving(report.parameters.values(), self.title, "etrace_train")
-        check_on_update(on_update, (steps.sequences, steps.mask, values_of(steps.weights)))
-        with ticking(progress, steps.calls) as tick:
-            update = optimizer_of(optimizer, steps.weights, self)
-            n = len(update.own)
+        of = steps.of
+        check_on_update(on_update, (steps.sequences, steps.mask, of.weights.values()))
+        update = optimizer_of(optimizer, of.weights, self)
 
-            def step(grads: list, trained: list, own: Any, at: Position) -> Any:
-                arrays, unused, consts = own
-                grads, before = steps.gradients(grads), steps.leaves(trained, unused)
-                after, arrays = update(consts, grads, before, arrays)
-                trained, unused = steps.placed(after, trained)
-                return trained, (arrays, unused, consts), at
+        def step(grads: list, trained: list, own: Any, at: Position) -> Any:
+            arrays, unused, consts = own
+            grads, before = of.gradients(grads), of.leaves(trained, unused)
+            after, arrays = update(consts, grads, before, arrays)
+            trained, unused = of.placed(after, trained)
+            return trained, (arrays, unused, consts), at
 
-            plan, size = steps.prepared.plan, self.batch_size
-            recorder = None if record is None else recorder_of(plan, record, every, size)
-            options = Options(
-                steps.together,
-                tick=tick,
-                mean=reduction == "mean",
-                only=steps.wanted,
-                recorder=recorder,
-            )
-            own = (update.own, steps.unused(), list(update.consts))
-            own = own if self.placement is None else self.placement.whole(own)
-            key = (fingerprint(update.program, update.consts), n, tuple(steps.places))
-            call, updates = steps.call(donate=True), Updates(step, every)
-            more = (on_update, self._losses)
-            trained, own, at, results, self.last_run = call.train(
-                etrace_training, key, _loss, options, updates, own, *more
-            )
+        plan, size = steps.prepared.plan, self.batch_size
+        recorder = None if record is None else recorder_of(plan, record, every, size)
+        mean = reduction == "mean"
+        options = Options(steps.together, mean=mean, only=of.wanted, recorder=recorder)
+        own = (update.own, of.unused(), list(update.consts))
+        own = own if self.placement is None else self.placement.whole(own)
+        key = (fingerprint(update.program, update.consts), len(update.own), of.places)
+        call, updates = steps.call(donate=True), Updates(step, every)
+        more = (on_update, self._losses, progress)
+        trained, own, at, results, self.last_run = call.train(
+            etrace_training, key, _loss, options, updates, own, *more
+        )
         steps.write(at)
-        write_weights(steps.weights, steps.leaves(trained, own[1]))
+        of.weights.write(of.leaves(trained, own[1]))
         update.write(own[0])
         losses, aux = steps.results(results[:2])
         out = (losses, aux) if has_aux else (losses,)
@@ -278,9 +265,8 @@ class SequenceDriverMixin:
             optimizer: an optax transformation, or an optimizer of braintools.
             weights: the states that it will update; default all floating parameters.
         """
-        weights = weights_of(weights, self.param_states)
         self.optimizer = self.optimizer_state = None
-        optimizer_of(optimizer, weights, self)
+        optimizer_of(optimizer, WeightTree.of(weights, self.param_states), self)
 
     @alone
     def etrace_evolve(
@@ -303,7 +289,8 @@ class SequenceDriverMixin:
         if step_fn is None and chunk > 1:
             wrap = MultiStepData
         call_it = _Evolution(self, wrap) if step_fn is None else step_fn
-        steps = self._sequence("etrace_evolve", sequences, call_it, None, chunk, {}, _outputs)
+        nothing = WeightTree()
+        steps = self._sequence("etrace_evolve", sequences, call_it, None, chunk, nothing, _outputs)
         options = Options(steps.window)
         at, outs, self.last_run = steps.call().scan(options)
         steps.write(at)
@@ -364,18 +351,18 @@ class SequenceDriverMixin:
             )
         chunk = _chunk(self.window if chunk_size is None else chunk_size)
         length = length_of(sequences)
-        counted = check_mask(mask, length)
+        counted = None if mask is None else check_mask(mask, length)
         if chunk > 1 and self.vjp_method != "multi-step":
             raise value_error(
                 f"chunk_size={chunk} on a learner that is not multi-step.",
                 why="a window needs reverse mode inside the window",
                 do="build the learner with vjp_method='multi-step'",
             )
-        weights = weights_of(weights, self.param_states)
         finish = _Losses(has_aux, chunk)
         steps = self._sequence(name, sequences, step_fn, counted, chunk, weights, finish)
         if self.strict:
-            check_exact(self.report_of(steps.prepared), self.title, steps.named)
+            named = steps.of.weights.named(self.path_to_states)
+            check_exact(self.report_of(steps.prepared), self.title, named)
         if not self._knows_spikes:
             call = steps.call()
             self._knows_spikes = warn_if_silent(call, title_of(self.model4compile))
@@ -392,33 +379,33 @@ class SequenceDriverMixin:
         finish: Any,
     ) -> Steps:
         if self._known.own is None:
-            raise called_early(self)
-        _check_slices(step_fn, len(sequences), name)
-        check_surroundings(self.placement, sequences)
+            raise not_compiled(f"{self.title} is called")
         sequences = jax.tree.map(jnp.asarray, sequences)
-        shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
-        slices = jax.tree.map(shape, sequences)
-        named = named_states(weights, self.path_to_states)
-        trained = {id(s) for s in (*self.param_states.values(), *named.values())}
+        slices = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
         window = chunk > 1
 
-        def trace() -> ModuleInfo:
-            arguments = (self, step_fn, slices, finish, named, window)
-            return prepared_step(*arguments).trained(trained)
+        def trace() -> tuple[ModuleInfo, WeightTree]:
+            _check_slices(step_fn, len(sequences), name)
+            params, tree = self.param_states, weights
+            if not isinstance(tree, WeightTree):
+                tree = WeightTree.of(tree, params)
+            named = tree.named(self.path_to_states)
+            info = prepared_step(self, step_fn, slices, finish, named, window)
+            read = [s for s in info.states.values() if isinstance(s, brainstate.ParamState)]
+            check_read(named, params, read)
+            return info.trained({id(s) for s in (*params.values(), *tree.states)}), tree
 
-        kind: Any = ("step", finish, window, frozenset(trained))
-        prepared = self._prepared(kind, slices, (*self.key_parts(), step_fn), trace)
-        read = [s for s in prepared.info.states.values() if isinstance(s, brainstate.ParamState)]
-        check_read(named, self.param_states, read)
+        key = key_of(slices, self, step_fn, weights)
+        prepared = self._prepared(("step", finish, window), key, trace)
         self._known.last = prepared
         single = self.vjp_method == "single-step" and not window
         size = None if single else chunk
-        return Steps(self, prepared, sequences, mask, weights, named, size, step_fn, finish)
+        return Steps(self, prepared, sequences, mask, size, step_fn, finish)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Steps:
-    """A step function over sequences: its analysed step, and which of its arrays are the weights'.
+    """A step function over sequences, with its analysed step.
 
     `window` is the number of steps in which nothing is cut, None for single steps.
     """
@@ -427,19 +414,18 @@ class Steps:
     prepared: Prepared
     sequences: tuple[PyTree, ...]
     mask: Array | None
-    weights: StateTree
-    named: dict[Path, State]
     window: int | None
     step_fn: Callable[..., PyTree]
     finish: Any
 
     @property
-    def length(self) -> int:
-        return jax.tree.leaves(self.sequences)[0].shape[0]
+    def of(self) -> Differentiated:
+        """What is differentiated."""
+        return self.prepared.of
 
     @property
-    def calls(self) -> int:
-        return -(-self.length // (self.window or 1))
+    def length(self) -> int:
+        return jax.tree.leaves(self.sequences)[0].shape[0]
 
     @property
     def together(self) -> int | None:
@@ -447,77 +433,36 @@ class Steps:
         rule = self.learner.learning_rule
         return self.window if rule.record.replay is None else rule.window
 
-    @property
-    def places(self) -> list[int | None]:
-        """For every array of the weights its number in the step, None if the step has none."""
-        info = self.prepared.info
-        at = {(id(info.states[p.path]), p.index): i for i, p in enumerate(info.step.params)}
-        return [at.get((id(state), i)) for state, i in _cells(self.weights)]
-
-    @property
-    def wanted(self) -> tuple[int, ...]:
-        """The parameters of the step whose gradients are wanted."""
-        return tuple(i for i in self.places if i is not None)
-
     def fresh(self) -> bool:
         """Whether the traces are zero, as far as that is certain while tracing.
 
         Without a trace it is looked up in the loop, so that one program serves both.
         """
         index = self.learner.running_index.value
-        traces = [t.take() for t in self.learner.etraces.values()]
-        traced = any(map(is_traced, jax.tree.leaves(traces)))
-        return isinstance(index, np.ndarray) and traced and bool(index == 0)
+        if not isinstance(index, np.ndarray) or index != 0:
+            return False
+        return any_traced([t.take() for t in self.learner.etraces.values()])
 
     def call(self, donate: bool = False) -> Any:
         """The step with the present arrays."""
         inputs = tuple(jax.tree.leaves(self.sequences))
-        mapped = any(map(is_traced, inputs))  # a write may be refused: the traces must outlive it
-        donate &= not mapped
-        return self.learner._call(self.prepared, Arrays(inputs), mask=self.mask, donate=donate)
+        donate &= not any_traced(inputs)  # a write may be refused: the traces must outlive it
+        return self.learner._call(self.prepared, Arrays(inputs), self.mask, donate)
 
     def write(self, at: Position) -> None:
         """Store the new states and traces."""
         self.learner._write(self.prepared, at)
 
-    def gradients(self, found: Sequence[Array]) -> list[Array]:
-        """The gradients by all arrays of the weights: zero for what the step does not use."""
-        rest, values = iter(found), jax.tree.leaves(values_of(self.weights))
-        pairs = zip(self.places, values, strict=True)
-        return [jnp.zeros_like(v) if i is None else next(rest) for i, v in pairs]
-
-    def unused(self) -> list[Array]:
-        """The arrays of the weights that the step does not use."""
-        values = leaves_of(self.weights, values_of(self.weights))
-        return [v for i, v in zip(self.places, values, strict=True) if i is None]
-
-    def leaves(self, trained: Sequence[Array], unused: Sequence[Array]) -> list[Array]:
-        """The arrays of the weights, from those of the step and the others."""
-        rest = iter(unused)
-        return [next(rest) if i is None else trained[i] for i in self.places]
-
-    def placed(
-        self, leaves: Sequence[Array], trained: Sequence[Array]
-    ) -> tuple[list[Array], list[Array]]:
-        """The inverse of `leaves`; parameters that are no weights stay."""
-        new, rest = list(trained), []
-        for i, value in zip(self.places, leaves, strict=True):
-            if i is None:
-                rest.append(value)
-            else:
-                new[i] = value
-        return new, rest
-
     def results(self, results: PyTree) -> tuple[Array, PyTree]:
         """Losses and aux; those of whole windows are computed from the results of their steps."""
         losses, (aux, calls) = results
-        if (self.window in (None, 1) and not self._in_windows) or not self.finish.has_aux:
+        if not self._in_windows or not self.finish.has_aux:
             return losses, aux
         return losses, self._of_windows(lambda *s: self.step_fn(*s)[1], calls)
 
     def outputs(self, outs: list[Array]) -> PyTree:
         """What a step function returns, along time."""
-        out, calls, _ = jax.tree.unflatten(self.prepared.out_tree, outs)
+        out, calls, _ = jax.tree.unflatten(self.prepared.info.out_tree, outs)
         return self._of_windows(self.step_fn, calls) if self._in_windows else out
 
     @property
@@ -543,18 +488,13 @@ class Steps:
         shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
         given = jax.tree.map(shape, windows)
         results, slices = given
-        info = window_results(self.learner, function, results, slices, self.named)
-        kinds = ("params", "hidden", "others")
-        states = {
-            leaf.position: a
-            for kind in kinds
-            for leaf, a in zip(getattr(info.step, kind), info.leaves(kind), strict=True)
-        }
+        named = self.of.weights.named(self.learner.path_to_states)
+        info = window_results(self.learner, function, results, slices, named)
+        step, now = info.step, info.read()
 
         def one(*leaves: Array) -> list[Array]:
-            values = dict(enumerate(leaves)) | states
-            inputs = [values[i] for i in range(len(info.step.program.inputs))]
-            return evaluate(info.step.program, info.consts, inputs)[: info.step.n_outs]
+            inputs = step.arguments(leaves, now.params, now.hidden, now.others)
+            return evaluate(step.program, info.consts, inputs)[: step.n_outs]
 
         outs = jax.vmap(one)(*jax.tree.leaves(windows))
         joined = lambda a: a.reshape((-1, *a.shape[2:])) if a.shape[1:2] == (n,) else a
@@ -569,16 +509,11 @@ class _Losses:
     chunk: int
 
     def __call__(self, result: PyTree) -> tuple[Array, PyTree]:
-        loss, aux = loss_of(result, self.has_aux)
+        loss, aux = loss_of(result, self.has_aux, "step_fn")
         window, shape = self.chunk > 1, jnp.shape(loss)
-        if shape != ((1,) if window else ()):
-            shown = (self.chunk, *shape[1:]) if window and shape[:1] == (1,) else shape
-            raise value_error(
-                f"step_fn returned a loss of shape {shown}, expected "
-                f"{(self.chunk,) if window else ()}.",
-                why="each step has one loss",
-                do="reduce the loss over the batch and features in step_fn",
-            )
+        if window and shape[:1] == (1,):  # it is traced on windows of one step
+            shape = (self.chunk, *shape[1:])
+        check_one_loss("step_fn", shape, (self.chunk,) if window else ())
         return (loss[0], None) if window else (loss, aux)
 
 
@@ -626,12 +561,6 @@ def _loss(out: PyTree) -> tuple[Array, PyTree]:
     """The loss of a step, and what else is wanted of it."""
     (loss, aux), calls, _ = out
     return loss, (aux, calls)
-
-
-def _cells(weights: StateTree) -> list[tuple[State, int]]:
-    """Every array of the weights: its state and its number there."""
-    states = states_of(weights)[0]
-    return [(s, i) for s in states for i in range(len(jax.tree.leaves(s.value)))]
 
 
 def _chunk(chunk_size: int | None) -> int:

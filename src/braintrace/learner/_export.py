@@ -12,12 +12,13 @@ import jax.numpy as jnp
 
 from .._errors import dotted
 from .._online import Arrays
-from .._online._export import Optimizing, check_alone, one_update
+from .._online._export import Optimizing, one_update
 from ..export import ExportedC, ExportedProgram, OneUpdate, write_c, write_program
-from ..frontend import leaves_of, states_of, title_of, values_of, weights_of
+from ..frontend import title_of
 from ..program import PyTree
-from ._checks import called_early
+from ._checks import not_compiled
 from ._optimizers import Optimizer, optimizer_of
+from ._weights import Differentiated, WeightTree
 
 
 class ExportMixin:
@@ -52,8 +53,7 @@ class ExportMixin:
         Returns:
             What was written.
         """
-        me: Any = self
-        update = _update(me, x, targets, loss, optimizer, extra or {})
+        update = _update(self, x, targets, loss, optimizer, extra or {})
         return write_c(update, path, name, initial)
 
     def export(
@@ -76,8 +76,7 @@ class ExportMixin:
         Returns:
             What was written.
         """
-        me: Any = self
-        update = _update(me, x, targets, loss, optimizer, extra or {})
+        update = _update(self, x, targets, loss, optimizer, extra or {})
         return write_program(update, path, platforms)
 
 
@@ -91,24 +90,21 @@ def _update(
 ) -> OneUpdate:
     """One update of a learner as a function of arrays."""
     if not learner.is_compiled:
-        raise called_early(learner)
+        raise not_compiled(f"{learner.title} is exported")
     inputs = x if type(x) is tuple else (x,)
     prepared = learner._prepared_own(inputs, {})
     arrays = Arrays(tuple(map(jnp.asarray, jax.tree.leaves(inputs))), extra=extra or None)
-    call = learner._call(prepared, arrays, timed=False)
-    values = jax.tree.leaves((call.weights.trained, call.at))
-    check_alone(learner.vjp_method != "single-step", learner.placement is not None, values)
-    weights = weights_of(None, learner.param_states)
-    optimizing = _optimizing(optimizer_of(optimizer, weights, learner), prepared.info, weights)
+    call = learner._call(prepared, arrays)
+    weights = WeightTree.of(None, learner.param_states)
+    of = Differentiated.of(weights, prepared.info)
+    optimizing = _optimizing(optimizer_of(optimizer, weights, learner), of)
     step = prepared.info.step
     names = [
         [_name(leaf.path, prepared.info.states[leaf.path]) for leaf in leaves]
         for leaves in (step.params, (*step.hidden, *step.others))
     ]
-    checked = lambda out, *ys: (loss(out, *ys), None)
     about = f"{title_of(learner.model4compile)}, which learns by {learner.title}"
-    told = inputs, targets, extra
-    return one_update(call, checked, optimizing, (names[0], names[1]), *told, about)
+    return one_update(call, loss, optimizing, (names[0], names[1]), inputs, targets, about)
 
 
 def _name(path: tuple[Any, ...], state: Any) -> str:
@@ -117,24 +113,14 @@ def _name(path: tuple[Any, ...], state: Any) -> str:
     return "random_key" if is_generator else dotted(path)
 
 
-def _optimizing(update: Optimizer, info: Any, weights: Any) -> Optimizing:
+def _optimizing(update: Optimizer, of: Differentiated) -> Optimizing:
     """An optimizer of all weights as one of the parameters of a step; others have no gradient."""
-    at = {(id(info.states[p.path]), p.index): i for i, p in enumerate(info.step.params)}
-    cells = [(s, i) for s in states_of(weights)[0] for i in range(len(jax.tree.leaves(s.value)))]
-    places = [at.get((id(state), i)) for state, i in cells]
-    now = leaves_of(weights, values_of(weights))
+    unused = of.unused()
 
     def change(grads: list[Any], trained: list[Any], own: list[Any]) -> Any:
-        of = lambda found: [None if i is None else found[i] for i in places]
-        pairs = lambda found: zip(of(found), now, strict=True)
-        full = [jnp.zeros_like(v) if g is None else g for g, v in pairs(grads)]
-        before = [v if p is None else p for p, v in pairs(trained)]
+        full, before = of.gradients([grads[i] for i in of.wanted]), of.leaves(trained, unused)
         after, own = update(update.consts, full, before, own)
-        new: list[Any] = list(trained)
-        for i, value in zip(places, after, strict=True):
-            if i is not None:
-                new[i] = value
-        return new, own
+        return of.placed(after, trained)[0], own
 
     names = [f"optimizer[{i}]" for i in range(len(update.own))]
     return Optimizing(change, list(update.own), names)

@@ -7,7 +7,7 @@ both share those of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -16,7 +16,7 @@ import brainstate
 import jax
 import numpy as np
 
-from .._errors import CompilationError, dotted, error, type_error, value_error, warn
+from .._errors import CompilationError, dotted, type_error, value_error, warn
 from .._online import (
     Arrays,
     LossWatch,
@@ -32,37 +32,35 @@ from .._online import (
 from .._online import Call as PlanCall
 from .._published import published
 from ..checkpoint import CheckpointMixin
-from ..engine import Engine, Placement, check_placement, check_surroundings, put
+from ..engine import Engine, Placement, check_placement, put
 from ..frontend import (
+    EligibilityTrace,
     Key,
     ModuleInfo,
     analysing,
-    assign,
+    check_module,
+    check_surrounding_trace,
     extract_module_info,
+    floating,
     key_of,
+    taken,
     title_of,
-    weights_of,
-    write_of,
 )
-from ..frontend import values_of as arrays_of
 from ..graph import ControlFlowPolicy, Path, check_policy, unused
-from ..program import PyTree, fingerprint, is_traced
+from ..program import PyTree, any_traced, fingerprint
 from ..report import CompilationReport
-from ..rules import LearningRule, Rule, by_group, check_limit, with_signal
+from ..rules import LearningRule, Rule, by_group, check_choice, check_limit, with_signal
 from ._alone import OneThread, alone
 from ._checks import (
     FOR_MODULES,
     USE_LESS_MEMORY,
-    called_early,
+    VJP_METHODS,
     changed_structure,
     check_arguments,
     check_exact,
     check_layout,
     check_lockstep,
     check_precision,
-    check_trace,
-    check_vjp_method,
-    not_a_module,
     not_compiled,
     shape_of,
     shape_of_example,
@@ -86,7 +84,7 @@ from ._reset import (
 from ._saved import SavedStates
 from ._signal import SignalMixin
 from ._steps import Prepared, passed, stepping
-from ._traces import EligibilityTrace
+from ._weights import Differentiated, WeightTree
 
 Array = jax.Array
 
@@ -95,17 +93,22 @@ Array = jax.Array
 class Known:
     """What a learner has traced and analysed, and the arrays that it wrote last.
 
-    `own` is the model's own step, `last` the one that ran last; `per_sample` are states with one
-    entry per sample, and the shapes of an entry.
+    Attributes:
+        own: the model's own step.
+        last: the step that ran last.
+        plans, traced: analysed steps by program, and traced functions by key.
+        written: the arrays of hidden states by path, and of traces by name.
+        per_sample: states with one entry per sample, and the shapes of an entry.
+        mark: is read by calls.
     """
 
     own: Prepared | None = None
     last: Prepared | None = None
     plans: dict[Any, Plan] = field(default_factory=dict)
     traced: dict[Any, Prepared] = field(default_factory=dict)
-    written: dict[Path, list[Any]] | None = None
+    written: dict[Any, list[Any]] | None = None
     per_sample: list[tuple[brainstate.State, list[tuple[int, ...]]]] = field(default_factory=list)
-    mark: brainstate.State = field(default_factory=lambda: brainstate.State(()))  # read by calls
+    mark: brainstate.State = field(default_factory=lambda: brainstate.State(()))
 
     def of_copy(self, model: brainstate.nn.Module) -> Known:
         """What a copy of the learner knows, with a copy of the model."""
@@ -156,14 +159,14 @@ class Learner(
         self.one_thread = OneThread()
         self.learning_rule, self.config = rule, rule.config
         self.title = rule.name if type(self) is Learner else type(self).__name__  # in messages
-        self.vjp_method = check_vjp_method(vjp_method)
+        check_choice("vjp_method", vjp_method, VJP_METHODS)
+        self.vjp_method = vjp_method
         self.takes = tuple(dict.fromkeys((*type(self).takes, *rule.takes)))
         self.windows = rule.no_windows or type(self).windows
         self._check_signal()
         self.control_flow = check_policy(control_flow)
         self.memory_limit = check_limit(rule.memory_limit if memory_limit is None else memory_limit)
-        if not isinstance(model, brainstate.nn.Module):
-            raise not_a_module(model)
+        check_module(model)
         self.model4compile = model
         self.running_index = brainstate.LongTermState(jax.device_put(np.int32(0)))
         self.etraces: dict[str, EligibilityTrace] = {}
@@ -198,9 +201,7 @@ class Learner(
             return with_signal(record, by_group(self.learning_signal))
         return record
 
-    def key_parts(self) -> tuple[Any, ...]:
-        """What the key of a step function has of a learner."""
-        return (self.model4compile, self.unmarked, self.engine)
+    key_parts = ("model4compile", "unmarked", "engine")  # what the key of a step has of a learner
 
     # ------------------------------------------------------------------------------ compiling
 
@@ -235,6 +236,7 @@ class Learner(
 
     def _compile(self) -> None:
         """Analyse the model for the example, and allocate traces."""
+        self._state_shapes = {}
         try:
             args, kwargs = self._example
             self._known.own = self._known.last = self._prepared_own(args, kwargs)
@@ -246,9 +248,9 @@ class Learner(
 
     def init_etrace_state(self, *args: PyTree, **kwargs: PyTree) -> None:
         """Allocate zero traces for the compiled graph."""
-        plan = self._compiled().plan
-        self._state_shapes = state_shapes(plan.graph.step)
-        self._allocate(plan, anew=True)
+        own = self._compiled()
+        self._state_shapes = state_shapes(own.plan.graph.step)
+        self._allocate(own, anew=True)
 
     def recompile(self) -> None:
         """Trace everything again at its next call: Python values that nobody can see have changed.
@@ -264,11 +266,11 @@ class Learner(
             raise not_compiled()
         return self._known.own
 
-    def _allocate(self, plan: Plan, anew: bool = False) -> None:
-        """Zero traces for the parts of a plan that the learner does not have yet."""
-        if not anew and self.etraces.keys() >= plan.parts(plan.trace_shapes).keys():
+    def _allocate(self, prepared: Prepared, anew: bool = False) -> None:
+        """Zero traces for a step, those that the learner does not have yet."""
+        if not anew and all(name in self.etraces for name in prepared.names):
             return
-        for name, zeros in plan.parts(plan.zeros()).items():
+        for name, zeros in prepared.parts(prepared.plan.zeros()).items():
             if name not in self.etraces:
                 with jax.ensure_compile_time_eval():
                     concrete = jax.tree.map(lambda a: jax.numpy.zeros(a.shape, a.dtype), zeros)
@@ -284,24 +286,38 @@ class Learner(
 
     def _prepared_own(self, args: PyTree, kwargs: PyTree) -> Prepared:
         """The model's own step for arguments of these shapes."""
-        trace = partial(self._trace_own, args, kwargs)
-        return self._prepared(("own", self._synthetic), (args, kwargs), self.key_parts(), trace)
+        trace, key = partial(self._trace_own, args, kwargs), key_of((args, kwargs), self)
+        return self._prepared(("own", self._synthetic), key, trace)
 
-    def _trace_own(self, args: PyTree, kwargs: PyTree) -> ModuleInfo:
+    def _trace_own(self, args: PyTree, kwargs: PyTree) -> tuple[ModuleInfo, WeightTree]:
         model, policy = self.model4compile, self.control_flow
+        self._check_states()
         info = extract_module_info(model, *args, control_flow=policy, called=self._mapped, **kwargs)
-        return info.trained({id(s) for s in self.param_states.values()})
+        states = tuple(self.param_states.values())
+        return info.trained(set(map(id, states))), WeightTree(tuple(range(len(states))), states)
+
+    def _check_states(self) -> None:
+        """Refuse states of other shapes or types than those of the traces."""
+        states = self.path_to_states
+        check_states(states, self._state_shapes)
+        check_precision(states)
 
     def _prepared(
-        self, kind: Any, arguments: PyTree, roots: Sequence[Any], trace: Callable[[], ModuleInfo]
+        self, kind: Any, key: Key | None, trace: Callable[[], tuple[ModuleInfo, WeightTree]]
     ) -> Prepared:
         """A traced function and its analysed step, unless nothing changed since it was traced."""
-        key: Key | None = key_of(arguments, *roots)
         if key is not None and (kind, key.value) in self._known.traced:
             return self._known.traced[kind, key.value]
-        info = trace()
-        prepared = Prepared(info, self._plan(kind, info), [] if key is None else key.holds)
-        if key is not None and not any(map(is_traced, info.consts)):
+        info, weights = trace()
+        touched = set(map(id, info.states.values()))
+        prepared = Prepared(
+            info,
+            self._plan(kind, info),
+            Differentiated.of(weights, info),
+            tuple(s for s in weights.states if id(s) not in touched),
+            [] if key is None else key.holds,
+        )
+        if key is not None and not any_traced(info.consts):
             _store(self._known.traced, (kind, key.value), prepared, _MOST_TRACED)
         return prepared
 
@@ -329,7 +345,8 @@ class Learner(
             if extra is not None:
                 structure = jax.tree.unflatten(extra.tree, extra.program.outputs)
                 plan.check_call(structure)
-            plan = replace(plan, passed=extra, attach=self._attach(plan))
+            names = plan.rule.record.named(plan.graph)
+            plan = replace(plan, passed=extra, attach=self._attach(plan), trace_names=names)
             if plan.reusable:
                 _store(self._known.plans, key, plan, _MOST_PLANS)
             return plan
@@ -348,18 +365,17 @@ class Learner(
         """One step, or one window if an argument is `MultiStepData` (outputs stacked on axis 0)."""
         args, kwargs = self._arguments(args, kwargs)
         if not self.is_compiled:
-            raise called_early(self)
+            raise not_compiled(f"{self.title} is called")
         kwargs, extra = self._extra(kwargs)
         self._check_extra(extra)
         call, besides = unwrap((args, kwargs)), unwrap(extra)
         check_lockstep(call, besides)
         check_arguments(self._example, jax.tree.map(shape_of, call.step))
-        states = self.path_to_states
-        check_states(states, self._state_shapes)
-        check_precision(states)
         running = stepping(self._known.mark)
         if running is not None:
-            check_trace(self._compiled().info.leaves("hidden"))
+            self._check_states()
+            hidden = [s.value for s in self.hidden_states.values()]
+            check_surrounding_trace(jax.tree.leaves(hidden))
             return running.call(self, self._mapped or self.model4compile, call, besides.step)
         step_args, step_kwargs = call.step
         try:
@@ -372,12 +388,11 @@ class Learner(
             if self.strict:
                 check_exact(self.report_of(prepared), self.title)
         self._known.last = prepared
-        for state in self.param_states.values():
+        for state in prepared.unread:
             _ = state.value  # a parameter the step never reads still has a gradient, zero
         window = None if self.vjp_method == "single-step" else (call.length or 1)
-        of_step = lambda arrays: jax.tree.unflatten(prepared.out_tree, arrays)
         if call.length is None:
-            plan_call = self._call(prepared, Arrays(call.leaves, extra=extra or None), False)
+            plan_call = self._call(prepared, Arrays(call.leaves, extra=extra or None))
             at, outs = plan_call.one(window)
         else:
             arrays = self._along(call), self._along(besides, call.length)
@@ -385,7 +400,7 @@ class Learner(
             plan_call = self._call(prepared, Arrays(arrays[0], extra=extra or None))
             at, outs, _ = plan_call.scan(Options(window))
         self._write(prepared, at, calls=1)
-        return of_step(outs)
+        return jax.tree.unflatten(prepared.info.out_tree, outs)
 
     @staticmethod
     def _along(call: Call, length: int | None = None) -> tuple[Array, ...]:
@@ -395,57 +410,28 @@ class Learner(
         return tuple(a if t else jax.numpy.broadcast_to(a, (n, *np.shape(a))) for a, t in pairs)
 
     def _call(
-        self,
-        prepared: Prepared,
-        arrays: Arrays,
-        timed: bool = True,
-        mask: PyTree = None,
-        donate: bool = False,
+        self, prepared: Prepared, arrays: Arrays, mask: PyTree = None, donate: bool = False
     ) -> PlanCall:
-        """An analysed step with the present arrays of its states and traces.
-
-        `timed` says that the inputs have a leading axis of steps.
-        """
+        """An analysed step with the present arrays of its states and traces."""
         info, plan = prepared.info, prepared.plan
+        self._allocate(prepared)
         self._look(info)
-        self._allocate(plan)
-        graph, places = plan.graph, self.placement
-        trained = list(info.leaves("params"))
-        states = [list(info.leaves("hidden")), list(info.leaves("others"))]
-        inputs, count = list(arrays.inputs), self.running_index.value
-        if places is not None:
-            trained = put(trained, places.params(graph))
-            kinds = (graph.step.stored, graph.step.others)
-            states = [put(a, places.states(graph, k)) for a, k in zip(states, kinds, strict=True)]
-            inputs = put(inputs, places.arrays(graph, inputs, int(timed)))
-            count = places.whole(jax.numpy.asarray(count))
-        check_surroundings(places, (trained, states[0], inputs))
-        check_trace(states[0])
-        weights = Weights(trained, info.fixed_arrays(), tuple(info.consts), self._of_rule())
-        names = list(plan.parts(plan.trace_shapes))
-        held = [self.etraces[name] for name in names]
-        donate = donate and not any(trace.seen for trace in held)
-        traces = plan.traces_of({n: t.take() for n, t in zip(names, held, strict=True)})
-        at = Position((tuple(states[0]), tuple(states[1])), traces, count)
-        arrays = replace(arrays, inputs=tuple(inputs))
-        return PlanCall(plan, weights, at, Stream(arrays, mask), donate)
+        states = info.read()
+        held, seen = taken([self.etraces[name] for name in prepared.names])
+        weights = Weights(list(states.params), states.fixed, tuple(info.consts), self._of_rule())
+        of_step = (states.hidden, states.others)
+        at = Position(of_step, prepared.traces(held), self.running_index.value)
+        return PlanCall(plan, weights, at, Stream(arrays, mask), donate and not seen)
 
     def _write(self, prepared: Prepared, at: Position, calls: int | None = None) -> None:
         """Store new states and traces; `calls` are counted, None for those that ran."""
-        info, index = prepared.info, self.running_index
-        count = at.count
+        index, count = self.running_index, at.count
         if calls is not None:
             count = jax.lax.stop_gradient(index.value + calls)
-        traces = prepared.plan.parts(at.traces).items()
-        states = zip(("hidden", "others"), at.states, strict=True)
-        assign(
-            [
-                *(write for kind, arrays in states for write in info.writes(kind, arrays)),
-                *((self.etraces[name].put, value) for name, value in traces),
-                write_of(index, count),
-            ]
-        )
-        self._note(info)
+        traces = prepared.parts(at.traces)
+        more = [*((self.etraces[name], value) for name, value in traces.items()), (index, count)]
+        arrays = {"hidden": at.states[0], "others": at.states[1]}
+        self._note(prepared, prepared.info.write(arrays, more))
 
     def map_over(self, samples: int) -> None:
         """Map the model over samples: its states, made so, have one entry for each."""
@@ -466,35 +452,33 @@ class Learner(
 
     # ---------------------------------------------------------- states that change outside
 
-    def _note(self, info: ModuleInfo) -> None:
-        """Remember the arrays that the states have now."""
-        noted = {}
-        for leaf in info.step.hidden:
-            noted[leaf.path] = jax.tree.leaves(info.states[leaf.path]._read_value())
-        before = {} if self._known.written is None else self._known.written
-        traced = any(is_traced(a) for arrays in noted.values() for a in arrays)
-        self._known.written = None if traced else before | noted
+    def _note(self, prepared: Prepared, plain: bool) -> None:
+        """Remember the arrays that states and traces have now, if they are no placeholders."""
+        info, known = prepared.info, self._known
+        noted: dict[Any, brainstate.State] = {x.path: info.states[x.path] for x in info.step.hidden}
+        noted |= {name: self.etraces[name] for name in prepared.names}
+        arrays = {key: jax.tree.leaves(state._read_value()) for key, state in noted.items()}
+        known.written = (known.written or {}) | arrays if plain else None
 
     def _look(self, info: ModuleInfo) -> None:
         """Start anew if a state was changed that the traces belong to, and these were not."""
-        if self._known.written is None or any(t.changed for t in self.etraces.values()):
+        written = self._known.written or {}
+
+        def others(states: Mapping[Any, brainstate.State]) -> dict[Any, list[Any]]:
+            """The arrays of those that hold others than the learner wrote."""
+            now = {k: jax.tree.leaves(s._read_value()) for k, s in states.items() if k in written}
+            same = lambda k: all(a is b for a, b in zip(now[k], written[k], strict=True))
+            return {key: arrays for key, arrays in now.items() if not same(key)}
+
+        if others(self.etraces):
             self._known.written = None
-            for trace in self.etraces.values():
-                trace.changed = False
             return
-        changed = []
-        for leaf in info.step.hidden:
-            now = jax.tree.leaves(info.states[leaf.path]._read_value())
-            old = self._known.written.get(leaf.path)
-            if old is None or any(map(is_traced, now)):
-                continue
-            if any(a is not b for a, b in zip(now, old, strict=True)):
-                changed.append(dotted(leaf.path))
+        changed = others({leaf.path: info.states[leaf.path] for leaf in info.step.hidden})
         index = self.running_index.value
-        if not changed or is_traced(index) or int(index) == 0:
+        if not changed or any_traced(list(changed.values()), index) or int(index) == 0:
             return
         warn(
-            f"the state {', '.join(dict.fromkeys(changed))} was changed outside of the learner.",
+            f"the state {', '.join(map(dotted, changed))} was changed outside of the learner.",
             where=self.title,
             why="the traces say how it came about from the weights; they begin anew, at zero",
             do="call learner.reset() between sequences, which resets states and traces; after a "
@@ -510,12 +494,14 @@ class Learner(
         """Zero the traces, so that what comes counts as a new sequence."""
         Learner.reset_state(self)
 
-    def _forgot(self, plan: Plan) -> None:
-        """The traces of this plan are zero: those of other steps are, too."""
-        for name in self.etraces.keys() - plan.parts(plan.trace_shapes).keys():
-            trace = self.etraces[name]
-            trace.put(jax.tree.map(jax.numpy.zeros_like, trace.take()))
+    def _forgot(self, prepared: Prepared) -> None:
+        """The traces of this step are zero: those of others are, too."""
+        self._zero(self.etraces.keys() - set(prepared.names))
         self.running_index.value = np.zeros((), np.int32)
+
+    def _zero(self, names: Iterable[str]) -> None:
+        for trace in map(self.etraces.__getitem__, names):
+            trace.put(jax.tree.map(jax.numpy.zeros_like, trace.take()))
 
     # ------------------------------------------------------------------------------ placing
 
@@ -555,19 +541,22 @@ class Learner(
         placement = self.placement
         if placement is None or not self.is_compiled:
             return
-        info, plan = self._compiled().info, self._compiled().plan
-        graph = plan.graph
-        kinds = {"hidden": graph.step.stored, "others": graph.step.others}
-        places = {k: placement.states(graph, leaves) for k, leaves in kinds.items()}
-        for kind, at in {"params": placement.params(graph), **places}.items():
-            info.write(kind, put(info.leaves(kind), tuple(at), old))
-        names = list(plan.parts(plan.trace_shapes))
-        traces = plan.traces_of({name: self.etraces[name].take() for name in names})
+        own_step = self._compiled()
+        info, graph = own_step.info, own_step.plan.graph
+        places = {
+            "params": placement.params(graph),
+            "hidden": placement.states(graph, graph.step.stored),
+            "others": placement.states(graph, graph.step.others),
+        }
+        now = info.read()
+        info.write({k: put(getattr(now, k), tuple(at), old) for k, at in places.items()})
+        traces = self._held(own_step)
         where = placement.traces(graph, self.rule, traces)
-        for name, value in plan.parts(put(traces, where, old)).items():
+        for name, value in own_step.parts(put(traces, where, old)).items():
             self.etraces[name].put(value)
         if self.optimizer_state is not None:
-            own, params = self.optimizer_state, arrays_of(weights_of(None, self.param_states))
+            own = self.optimizer_state
+            params = {p: s.value for p, s in floating(self.param_states).items()}
             own.value = put(own.value, placement.moments(own.value, params), old)
 
     # ------------------------------------------------------------------------------ resetting
@@ -596,19 +585,20 @@ class Learner(
 
     def reset_traces(self) -> None:
         """The traces as they are before the first step."""
-        steps = [p.plan for p in (self._known.own, self._known.last) if p is not None]
-        reset = set()
-        for plan in dict.fromkeys(steps):
-            names = list(plan.parts(plan.trace_shapes))
-            if not self.etraces.keys() >= set(names):  # it never ran
+        reset: set[str] = set()
+        for step in (self._known.own, self._known.last):
+            if step is None or not self.etraces.keys() >= set(step.names):  # it never ran
                 continue
-            traces = plan.traces_of({name: self.etraces[name].take() for name in names})
-            for name, value in plan.parts(plan.reset(traces, self.rule)).items():
+            traces = step.plan.reset(self._held(step), self.rule)
+            for name, value in step.parts(traces).items():
                 if name not in reset:
                     self.etraces[name].put(value)
-            reset |= set(names)
-        for name in set(self.etraces) - reset:
-            self.etraces[name].put(jax.tree.map(jax.numpy.zeros_like, self.etraces[name].take()))
+            reset |= set(step.names)
+        self._zero(self.etraces.keys() - reset)
+
+    def _held(self, prepared: Prepared) -> list[PyTree]:
+        """The present traces of a step."""
+        return prepared.traces(taken([self.etraces[name] for name in prepared.names])[0])
 
     @alone
     def reset(self, batch_size: int | None = None) -> None:
@@ -629,17 +619,12 @@ class Learner(
             raise no_batch()
         if self.placement is not None:
             self.placement.check_samples(batch_size)
-        self._example = with_batch(self._example, old, batch_size)
+        self._example = with_batch(self._example, batch_size)
         states = {p: s for p, s in self.path_to_states.items() if p in self._state_shapes}
         with resized_states(states, old, batch_size):
             self.etraces.clear()
             self._compile()
         self.batch_size = batch_size
-
-    # ------------------------------------------------------------------------------ checkpoints
-
-    _learner = property(lambda self: self)
-    _n_samples = property(lambda self: self.samples)
 
     # ------------------------------------------------------------------------------ inspecting
 
@@ -663,12 +648,7 @@ class Learner(
     def report(self) -> CompilationReport:
         """How every parameter is learned, in the step that ran last."""
         if self._known.last is None:
-            raise error(RuntimeError)(
-                f"{self.title} is not compiled yet.",
-                why="the report is about the analysed step",
-                do="call learner.compile_graph(*example_inputs) first, or build the learner with "
-                "braintrace.compile(model, rule, *example_inputs)",
-            )
+            raise not_compiled(f"{self.title} is asked for its report", RuntimeError)
         return self.report_of(self._known.last)
 
     def report_of(self, prepared: Prepared) -> CompilationReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._errors import CompilationError, dotted, message, type_error
+from .._errors import CompilationError, check_takes, dotted, message, type_error
 from .._online import Carry, Online, Untrained, online
 from ..checkpoint import (
     STATES,
@@ -67,7 +66,14 @@ class ModuleLearner(CheckpointMixin):
         self._steps: dict[Any, _Step] = {}
         shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
         self._inputs = jax.tree.map(shape, inputs)
-        _check_arguments(module, inputs)
+        check_takes(
+            module,
+            ["an input"] * len(inputs),
+            "braintrace.compile(module, rule, *inputs) calls module(*inputs), whose states are "
+            "Variables of the module",
+            f"pass an example of every argument; {_EXPLICIT}",
+            type(module).__name__,
+        )
         written = self._step().written
         kept = (nnx.BatchStat, nnx.RngState)
         first = lambda path, v: path in written and not isinstance(v, kept)
@@ -359,15 +365,3 @@ class _Updates:
 def _bare(state: Any) -> Any:
     marked = lambda n: isinstance(n, Untrained)
     return jax.tree.map(lambda n: n.value if marked(n) else n, state, is_leaf=marked)
-
-
-def _check_arguments(module: Any, inputs: tuple[PyTree, ...]) -> None:
-    try:
-        inspect.signature(module).bind(*inputs)
-    except TypeError as error:
-        raise type_error(
-            f"{type(module).__name__} is called with {len(inputs)} input(s): {error}.",
-            why="braintrace.compile(module, rule, *inputs) calls module(*inputs), whose states are "
-            "Variables of the module",
-            do=f"pass an example of every argument; {_EXPLICIT}",
-        ) from None

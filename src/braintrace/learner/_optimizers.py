@@ -10,8 +10,8 @@ import brainstate
 import jax
 
 from .._errors import type_error, value_error, warn
-from ..frontend import StateTree, leaves_of, states_in, states_of, tree_of, values_of
-from ..program import Program, evaluate, is_traced, trace
+from ..program import Program, any_traced, evaluate, trace
+from ._weights import WeightTree
 
 Array = jax.Array
 
@@ -37,7 +37,7 @@ class Optimizer:
         return out[: len(weights)], out[len(weights) :]
 
 
-def optimizer_of(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
+def optimizer_of(optimizer: Any, weights: WeightTree, memory: Any) -> Optimizer:
     """Make either kind of optimizer a program.
 
     Args:
@@ -59,18 +59,18 @@ def optimizer_of(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
     )
 
 
-def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimizer:
-    params = values_of(weights)
+def _transformation(optimizer: Any, weights: WeightTree, memory: Any) -> Optimizer:
+    params = weights.values()
     init = lambda params: optimizer.init(params)  # JAX caches per function, and every call anew
     shape: Any = jax.tree.structure(jax.eval_shape(init, params))
-    state, of = memory.optimizer_state, (optimizer, [id(s) for s in states_of(weights)[0]])
+    state, of = memory.optimizer_state, (optimizer, [id(s) for s in weights.states])
     reused = state is not None and memory.optimizer is optimizer and memory.optimized == of[1]
     if reused and memory.replaced < 2:
         memory.replaced = 0
     if shape.num_leaves == 0:  # nothing to store
         state = None
     elif not reused or jax.tree.structure(state.value) != shape:
-        if any(is_traced(a) for a in jax.tree.leaves(params)):
+        if any_traced(params):
             raise value_error(
                 "the optimizer has no state yet, and this is inside of a transformation.",
                 why="a state that appears while jit traces is lost when it ends",
@@ -82,14 +82,14 @@ def _transformation(optimizer: Any, weights: StateTree, memory: Any) -> Optimize
         memory.optimizer, memory.optimized = of
         memory.optimizer_state = state
     own, tree = ([], shape) if state is None else jax.tree.flatten(state.value)
-    leaves = leaves_of(weights, params)
+    leaves = weights.arrays()
     n = len(leaves)
 
     def update(*flat):
-        grads, params = (tree_of(weights, flat[i * n : i * n + n]) for i in (0, 1))
+        grads, params = (weights.tree(flat[i * n : i * n + n]) for i in (0, 1))
         changes, new = optimizer.update(grads, jax.tree.unflatten(tree, flat[2 * n :]), params)
         moved = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), params, changes)
-        return [*leaves_of(weights, moved), *jax.tree.leaves(new)]
+        return [*weights.leaves(moved), *jax.tree.leaves(new)]
 
     def write(arrays: Sequence[Array]) -> None:
         if state is not None:
@@ -111,11 +111,11 @@ def _replaced(memory: Any) -> None:
         )
 
 
-def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
-    states, rebuild = states_of(weights)
+def _stateful(optimizer: Any, weights: WeightTree) -> Optimizer:
+    states = weights.states
     if not getattr(optimizer, "param_states", None):
-        optimizer.register_trainable_weights(rebuild(states))
-    grads = values_of(weights)
+        optimizer.register_trainable_weights(weights.joined(states))
+    grads = weights.values()
     stateful = brainstate.transform.StatefulFunction(optimizer.update, return_only_write=False)
     touched, updated = stateful.get_states(grads), {id(s) for s in states}
     if not updated <= {id(s) for s in touched}:
@@ -126,12 +126,12 @@ def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
         )
     own = [s for s in touched if id(s) not in updated]
     leaves, tree = jax.tree.flatten([s.value for s in own])
-    n = len(leaves_of(weights, grads))
+    n = len(weights.arrays())
 
     def update(*flat):
-        grads, params = (tree_of(weights, flat[i * n : i * n + n]) for i in (0, 1))
+        grads, params = (weights.tree(flat[i * n : i * n + n]) for i in (0, 1))
         values = dict(zip(map(id, own), jax.tree.unflatten(tree, flat[2 * n :]), strict=True))
-        values |= dict(zip(map(id, states), states_in(weights, params), strict=True))
+        values |= dict(zip(map(id, states), weights.parts(params), strict=True))
         new, _ = stateful.jaxpr_call([values[id(s)] for s in touched], grads)
         after = dict(zip(map(id, touched), new, strict=True))
         moved = [a for s in states for a in jax.tree.leaves(after[id(s)])]
@@ -141,6 +141,6 @@ def _stateful(optimizer: Any, weights: StateTree) -> Optimizer:
         for state, value in zip(own, jax.tree.unflatten(tree, list(arrays)), strict=True):
             state.value = value
 
-    flat = leaves_of(weights, grads)
+    flat = weights.arrays()
     program, consts = trace(update, *flat, *flat, *leaves)
     return Optimizer(program, consts, leaves, write)

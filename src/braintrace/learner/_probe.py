@@ -41,15 +41,14 @@ class _Probe(Stepping):
         of_rule = learner._of_rule()
         given = {**extra, OWN: of_rule} if of_rule else extra
         leaves, names = jax.tree.flatten(given)
-        kinds = (info.leaves("params"), info.leaves("hidden"), info.leaves("others"))
-        arguments = (*call.leaves, *info.fixed_arrays())
-        values = Values(info.consts, arguments, *kinds, tuple(leaves))
+        now = info.read()
+        states = now.params, now.hidden, now.others
+        values = Values(info.consts, (*call.leaves, *now.fixed), *states, tuple(leaves))
         exits, flags = [z.value for z in self.zeros], (False,) * len(leaves)
         rule = plan.rule.record
         outs, after, signals, inputs = run_with_exits(plan.graph, rule, values, exits, flags, names)
         self.found.append((signals, inputs, outs))
-        info.write("hidden", after.hidden)
-        info.write("others", after.others)
+        info.write({"hidden": after.hidden, "others": after.others})
         return jax.tree.unflatten(info.out_tree, outs)
 
 

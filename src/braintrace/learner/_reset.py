@@ -10,11 +10,11 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._errors import value_error
 from ..graph import Graph, Path, Step
 from ..program import PyTree
+from ..rules import check_count
 
 Module: Any = brainstate.nn.Module
 Shapes = dict[tuple, dict[int, tuple[int, ...]]]  # by path and by number of the leaf
@@ -34,14 +34,9 @@ def shared_batch(graph: Graph, example: PyTree) -> int | None:
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Refuse what is no number of samples."""
-    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (whole and batch_size >= 1):
-        raise value_error(
-            f"batch_size={batch_size!r}.",
-            why="it counts the samples of a batch",
-            do="pass a positive integer, or leave it out for a model without batch",
-        )
+    """Refuse what is no number of samples; None is for a model without batch."""
+    if batch_size is not None:
+        check_count("batch_size", batch_size, "the samples of a batch")
 
 
 def no_batch() -> ValueError:
@@ -53,7 +48,7 @@ def no_batch() -> ValueError:
     )
 
 
-def with_batch(example: PyTree, old: int, new: int) -> PyTree:
+def with_batch(example: PyTree, new: int) -> PyTree:
     """Shapes of the arguments for another batch size."""
 
     def resize(a):

@@ -9,7 +9,6 @@ from typing import Any
 import brainstate
 import jax.numpy as jnp
 
-from .._errors import value_error
 from ..checkpoint import (
     OPTIMIZER,
     SEPARATOR,
@@ -20,9 +19,10 @@ from ..checkpoint import (
     renewed,
     swap_states,
 )
+from ..frontend import EligibilityTrace
 from ..rules import rule_identity
 from ._alone import alone
-from ._traces import EligibilityTrace
+from ._checks import not_compiled
 
 # The name of a trace ends in a digest of what it belongs to; keys of the trace follow.
 _TRACE = re.compile(rf"(?P<trace>.*?(?:@| of )[0-9a-f]{{8}})(?:{SEPARATOR}(?P<keys>.+))?")
@@ -40,12 +40,8 @@ def _parts(name: str) -> list[str]:
 class SavedStates:
     """`named_arrays`, `assign` and `identity` of `checkpoint.Saved`."""
 
-    _learner: Any  # whose states are saved
-    _n_samples: int | None = None  # over which it is mapped
-    optimizer_state: Any
-
     @alone
-    def named_arrays(self) -> Named:
+    def named_arrays(self: Any) -> Named:
         """Weights, states, traces, counts, random keys and the optimizer's state, by name."""
         return {
             leaf: value
@@ -54,22 +50,22 @@ class SavedStates:
         }
 
     @alone
-    def assign(self, values: Named) -> None:
+    def assign(self: Any, values: Named) -> None:
         """Give some of these other values: all of them or none."""
-        states = {}
-        for name, state in self._named_states().items():
+        states, new = self._named_states(), {}
+        for name, state in states.items():
             if wanted := {k: values[k] for k in named(name, state.value) if k in values}:
-                states[name] = (state, renewed(name, state.value, wanted))
-        swap_states({k: s for k, (s, _) in states.items()}, {k: v for k, (_, v) in states.items()})
+                new[name] = renewed(name, state.value, wanted)
+        swap_states({name: states[name] for name in new}, new)
 
-    def expect(self, names: Mapping[str, Any]) -> Callable[[], None]:
+    def expect(self: Any, names: Mapping[str, Any]) -> Callable[[], None]:
         """Have the traces of step functions that are among the names of arrays; returns the undo.
 
         Those that a file has and the learner has not are made, those of which it has none are
         zero when they are next needed.
         """
-        held, plan = self._learner.etraces, self._learner._compiled().plan
-        before, own = dict(held), plan.parts(plan.trace_shapes)
+        held, own = self.etraces, self._compiled().names
+        before = dict(held)
         start = f"{STATES}/learner/etraces/"
         found: dict[str, Any] = {}
         for name in (name for name in names if name.startswith(start)):
@@ -88,34 +84,27 @@ class SavedStates:
 
         return undo
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self: Any) -> dict[str, Any]:
         """The rule, how it is run, and the samples it is mapped over."""
-        learner = self._learner
-        rule = rule_identity(learner.learning_rule, learner.rule)
-        return {**rule, "vjp_method": learner.vjp_method, "vmap": self._n_samples}
+        rule = rule_identity(self.learning_rule, self.rule)
+        return {**rule, "vjp_method": self.vjp_method, "vmap": self.samples}
 
     def check_optimizer(self, optimizer: Any) -> None:
         """Any optimizer will do: of optax, with states, or a tree of its arrays."""
 
-    def _named_states(self) -> dict[str, brainstate.State]:
-        learner = self._learner
-        if not learner.is_compiled:
-            raise value_error(
-                f"{learner.title} is saved or loaded before it is compiled.",
-                why="its traces are allocated by compile_graph; there are none yet",
-                do="call learner.compile_graph(*example_inputs) first, or build the learner with "
-                "braintrace.compile(model, rule, *example_inputs)",
-            )
-        trained = {id(s) for s in learner.param_states.values()}
+    def _named_states(self: Any) -> dict[str, brainstate.State]:
+        if not self.is_compiled:
+            raise not_compiled(f"{self.title} is saved or loaded")
+        trained = {id(s) for s in self.param_states.values()}
         states: dict[str, brainstate.State] = {}
-        for path, state in learner.states().items():
+        for path, state in self.states().items():
             if path == ("optimizer_state",):
                 continue
             inside = path[0] == "model4compile"
             group = WEIGHTS if id(state) in trained else STATES
             owner = "model" if inside else "learner"
             states["/".join([group, owner, *map(str, path[inside:])])] = state
-        synthesizer = getattr(learner, "synthesizer", None)
+        synthesizer = getattr(self, "synthesizer", None)
         if synthesizer is not None:
             found = synthesizer.states_dict()
             states |= {f"{STATES}/synthesizer/{k}": s for k, s in found.items()}

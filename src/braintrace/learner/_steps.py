@@ -7,21 +7,21 @@ are around the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
-from jax.tree_util import PyTreeDef
 
 from .._errors import CompilationError, message, type_error, value_error
 from .._online import Passed, Plan
 from ..frontend import ModuleInfo, models_of, states_named, step_info
 from ..graph import Path
 from ..program import PyTree
-from ._data import Call, MultiStepData, SingleStepData
+from ._data import Call
+from ._weights import Differentiated
 
 # Its value has another structure while a step function is traced, so that a call of a learner
 # inside of a compiled function is traced again.
@@ -31,15 +31,35 @@ _RUNNING: list[Stepping] = []
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A traced function of states, its analysed step, and what its key refers to by identity."""
+    """A traced function of states, its analysed step, and what is differentiated.
+
+    Attributes:
+        info: the function.
+        plan: its step.
+        of: the weights; of the model's own step all parameters.
+        unread: states of these that the step does not touch.
+        holds: what its key refers to by identity.
+    """
 
     info: ModuleInfo
     plan: Plan
+    of: Differentiated
+    unread: tuple[brainstate.State, ...] = ()
     holds: list[Any] = field(default_factory=list)
 
     @property
-    def out_tree(self) -> PyTreeDef:
-        return self.info.out_tree
+    def names(self) -> list[str]:
+        """Of the parts of its traces, see `parts`."""
+        return jax.tree.leaves(self.plan.trace_names)
+
+    def parts(self, traces: list[PyTree]) -> dict[str, PyTree]:
+        """The parts of traces by name; `traces` is the inverse."""
+        tree: Any = jax.tree.structure(self.plan.trace_names)
+        return dict(zip(self.names, tree.flatten_up_to(traces), strict=True))
+
+    def traces(self, parts: Sequence[PyTree]) -> list[PyTree]:
+        """The traces of which these are the parts, in the order of the names."""
+        return jax.tree.unflatten(jax.tree.structure(self.plan.trace_names), parts)
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +155,8 @@ def prepared_step(
         results = [jax.tree.map(lambda a: a[0], r) for r in noted.results] if window else []
         return out, results, noted.extra
 
-    info = step_info(function, slices, learner.model4compile, _names(learner, step_fn, weights))
+    names = _names(learner, step_fn, weights)
+    info = step_info(function, learner.model4compile, slices, {}, names)
     _check_private(learner, info)
     _check_called(learner, info)
     return info
@@ -202,7 +223,7 @@ def window_results(
             return function(*slices)
 
     names = _names(learner, function, weights)
-    info = step_info(of_window, (results, slices), learner.model4compile, names)
+    info = step_info(of_window, learner.model4compile, (results, slices), {}, names)
     if info.step.hidden or any(
         info.step.exit(leaf) is not info.step.entry(leaf) for leaf in info.step.others
     ):
@@ -214,9 +235,3 @@ def window_results(
             )
         )
     return info
-
-
-def bare(inputs: Collection[PyTree]) -> list[PyTree]:
-    """Inputs without their wrappers."""
-    wrapped = (SingleStepData, MultiStepData)
-    return [i.data if isinstance(i, wrapped) else i for i in inputs]

@@ -50,6 +50,7 @@ from ._jax import JaxVar as JaxVar
 from ._jax import Literal as Literal
 from ._jax import Primitive as Primitive
 from ._jax import Tracer as Tracer
+from ._jax import any_traced as any_traced
 from ._jax import is_jax_primitive as is_jax_primitive
 from ._jax import is_of_outer_trace as is_of_outer_trace
 from ._jax import is_traced as is_traced
@@ -58,7 +59,7 @@ from ._jax import open_jaxpr as open_jaxpr
 from ._jax import scan_layout as scan_layout
 from ._jax import trace_of as trace_of
 from ._jax import trace_settings as trace_settings
-from ._jax import varies_by_device as varies_by_device
+from ._jax import vary_by_device as vary_by_device
 from ._jaxprs import closed_jaxpr_of as closed_jaxpr_of
 from ._jaxprs import equation_of as equation_of
 from ._jaxprs import jaxpr_of as jaxpr_of

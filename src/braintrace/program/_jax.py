@@ -6,7 +6,7 @@ The rest of the library reaches them through this room only.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 from weakref import ref
 
@@ -34,6 +34,11 @@ trace_is_running = lambda: not jax_core.trace_state_clean()
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a running trace, so that it may differ from call to call."""
     return isinstance(value, Tracer)
+
+
+def any_traced(*trees: Any) -> bool:
+    """Whether a leaf of these belongs to a running trace."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def trace_settings() -> Hashable:
@@ -74,11 +79,13 @@ def leaked(running: Callable[[], Any]) -> Any:
     return next((t for t in left if id(t) in held), None)
 
 
-def varies_by_device(value: Any) -> bool:
+def vary_by_device(values: Iterable[Any]) -> bool:
     """Whether a value is known to differ between devices, inside of a checked `shard_map`."""
-    aval = jax.typeof(value)
-    axes = getattr(aval, "manual_axis_type", None)  # named `vma` before JAX 0.10
-    return bool(getattr(aval, "vma", None) if axes is None else axes.varying)
+    for aval in map(jax.typeof, values):
+        axes = getattr(aval, "manual_axis_type", None)  # named `vma` before JAX 0.10
+        if getattr(aval, "vma", None) if axes is None else axes.varying:
+            return True
+    return False
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:

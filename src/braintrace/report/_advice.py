@@ -164,14 +164,14 @@ class Advice:
             over = "" if self.fits(c) else "over the limit"
             about = " estimated" if self.rules[0].measured and not c.measured else ""
             rows.append((c.call, size(c.bytes), f"x {factor(c.time)}{about}", count, over))
-        lines = _table(rows)
+        lines = table(rows)
         if self.inexact:
             each = [
                 (dotted(s.parameter), "none" if s.cost is None else s.cost.call, s.why)
                 for s in self.parameters
             ]
             head = ("not exact", "cheapest exact rule", "")
-            lines += ["", *_table([head, *each])]
+            lines += ["", *table([head, *each])]
             lines += ["", self._window()] * (self.window.rule is not self.rules[-1].rule)
         lines += ["", *(f"{hint}." for hint in self.hints)] if self.hints else []
         return "\n".join(lines)
@@ -231,7 +231,8 @@ def factor(value: float) -> str:
     return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; the last column has any width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pairs = [zip(row, widths, strict=True) for row in rows]
     return ["  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in pairs]

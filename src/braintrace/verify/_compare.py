@@ -13,11 +13,13 @@ from .._errors import dotted, type_error
 from .._online import Online
 from ..graph import ParameterReport
 from ..learner import Learner, MultiStepData
-from ..learner._sequences import check_choice
+from ..rules import check_choice
 from ._bptt import bptt_grad
 from ._finite import finite_difference_grad
 from ._of_function import check_arguments, online_gradients
 from ._sequence import Grads, Path, PyTree, StepFn, at, check, restored
+
+_AGAINST = {"bptt": "back-propagation through time", "finite": "finite differences"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,8 @@ def compare(
         >>> braintrace.verify.compare(learner, step, jnp.ones((4, 2))).max_error < 1
         True
     """
-    references = {"bptt": bptt_grad, "finite": finite_difference_grad}
     if isinstance(learner, Online):
-        check_choice("reference", against, tuple(references))
+        check_choice("against", against, _AGAINST)
         check_arguments(sequences, chunk_size)
         found, reference = online_gradients(
             learner, step_fn, *sequences, block_size=block_size, against=against
@@ -106,8 +107,9 @@ def compare(
         )
     model = learner.model4compile
     check(model, step_fn, sequences)
-    check_choice("reference", against, tuple(references))
-    reference = references[against](model, step_fn, *sequences)
+    check_choice("against", against, _AGAINST)
+    reference_of = bptt_grad if against == "bptt" else finite_difference_grad
+    reference = reference_of(model, step_fn, *sequences)
     sizes = {"chunk_size": chunk_size, "block_size": block_size}
     grads = online_grad(learner, step_fn, *sequences, **sizes)
     return _certified(comparison(grads, reference, against), learner.report.parameters)

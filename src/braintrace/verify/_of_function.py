@@ -6,10 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 
 from .._errors import type_error
-from .._online import Online
+from .._online import Online, total_loss
 from .._online import split as split_params
 from ..program import PyTree
 from ._finite import of_parameter
@@ -35,18 +34,11 @@ def online_gradients(
     layout, trained, fixed = split_params(params)
     begin = state if callable(state) and jax.tree.leaves(state) == [state] else lambda params: state
 
+    @jax.jit
     def total(trained: list[jax.Array]) -> jax.Array:
         params = layout.join(trained, fixed)
+        return total_loss(net.step, loss, params, begin(params), inputs, targets)
 
-        def step(at: PyTree, slices: PyTree) -> tuple[PyTree, jax.Array]:
-            inputs, targets = slices
-            at, out = net.step(params, at, *inputs)
-            return at, loss(out, *targets)
-
-        start = jax.tree.map(jnp.asarray, begin(params))
-        return jax.lax.scan(step, start, (inputs, targets))[1].sum()
-
-    total = jax.jit(total)
     if against == "bptt":
         reference = jax.grad(total)(trained)
     else:

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import message, type_error, value_error
-from ..frontend import check_takes
+from .._errors import check_takes, message, type_error, value_error
 from ..graph import explicit
-from ..learner._sequences import check_choice, length_of
+from ..learner._driver import REDUCTIONS
+from ..learner._sequences import length_of
 from ..program import Program, failing_line, flatten
+from ..rules import check_choice
 
 PyTree: TypeAlias = Any  # of arrays
 Path = tuple[Any, ...]
@@ -42,7 +43,7 @@ def check(model: object, step_fn: object, sequences: PyTree, reduction: str = "s
             why="you define the loss of a step",
             do="pass step_fn=lambda net, x, y: loss(net(x), y)",
         )
-    check_choice("reduction", reduction, ("sum", "mean"))
+    check_choice("reduction", reduction, REDUCTIONS)
     length = length_of(sequences)
     check_takes(
         step_fn,

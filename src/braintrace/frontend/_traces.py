@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import brainstate
 import jax
 
@@ -11,8 +13,8 @@ from ..program import PyTree
 class EligibilityTrace(brainstate.ShortTermState):
     """The trace of one operator, or a part of it: a pytree of arrays.
 
-    A learner reads and writes it by `take` and `put`. Whoever reads `value` may hold the arrays, so
-    that their memory is not reused (`seen`); who assigns it has changed the trace (`changed`).
+    A learner reads and writes it by `take` and `put`. Whoever reads or assigns `value` may hold the
+    arrays, so that their memory is not reused (`seen`).
     """
 
     @classmethod
@@ -30,7 +32,7 @@ class EligibilityTrace(brainstate.ShortTermState):
 
     @value.setter
     def value(self, new: PyTree) -> None:
-        self.__dict__.update(seen=True, changed=True)
+        self.__dict__["seen"] = True
         brainstate.State.value.fset(self, new)
 
     def take(self) -> PyTree:
@@ -48,11 +50,7 @@ class EligibilityTrace(brainstate.ShortTermState):
         """Whether somebody may hold the arrays."""
         return vars(self).get("seen", True)
 
-    @property
-    def changed(self) -> bool:
-        """Whether somebody has assigned other arrays."""
-        return vars(self).get("changed", False)
 
-    @changed.setter
-    def changed(self, new: bool) -> None:
-        self.__dict__["changed"] = new
+def taken(traces: Sequence[EligibilityTrace]) -> tuple[list[PyTree], bool]:
+    """The arrays of traces, and whether somebody else may hold some."""
+    return [trace.take() for trace in traces], any(trace.seen for trace in traces)
