@@ -23,7 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..program import ELEMENTWISE, MOVES, Program, Var, moved, prune, shape_of, trace
+from ..program import Program, Var, prune, shape_of, trace
+from ._moves import sets_of
+from ._sets import NONE
 from ._step import Step
 
 
@@ -90,23 +92,14 @@ def _mapped(part: Program, directions: dict[Any, int]) -> Mapped | None:
     if len(directions) != 1:
         return None
     ((source, leaf),) = directions.items()
-    places = {source: np.arange(source.size).reshape(source.shape)}
-    for eqn in part.equations:
-        read = [places[a] for a in eqn.inputs if isinstance(a, Var) and a in places]
-        if not read:
-            continue
-        out, (first, *others) = eqn.outputs[0], read
-        if source.is_complex or out.dtype != source.dtype:
-            return None
-        if eqn.name in MOVES and len(eqn.inputs) == 1:
-            first = moved(eqn, read)
-        elif eqn.name not in ELEMENTWISE or out.shape != first.shape:
-            return None
-        if any(not np.array_equal(first, other) for other in others):
-            return None
-        places[out] = first
-    at = places.get(part.outputs[0])
-    return None if at is None else Mapped(leaf, at)
+    own = np.arange(source.size).reshape((*source.shape, 1))
+    sets = sets_of(part, {source: own}, {}, 1)
+    if isinstance(sets, str) or part.outputs[0].dtype != source.dtype or source.is_complex:
+        return None
+    (places,) = sets
+    if places.shape[-1] != 1 or (places == NONE).any():
+        return None
+    return Mapped(leaf, places[..., 0])
 
 
 def slopes(

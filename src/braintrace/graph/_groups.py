@@ -83,10 +83,9 @@ def _last(value: Array, parts: Parts | None) -> Array:
     if parts is None:
         return value[..., None]
     axis, n, width = parts
-    if width == 1:
-        return jnp.moveaxis(value, axis, -1)
     at, shape = value.ndim + axis, value.shape
-    return jnp.moveaxis(value.reshape((*shape[:at], n, width, *shape[at + 1 :])), at, -1)
+    inside = (width,) if width > 1 else ()
+    return jnp.moveaxis(value.reshape((*shape[:at], n, *inside, *shape[at + 1 :])), at, -1)
 
 
 def _first(value: Array, parts: Parts | None) -> Array:
@@ -94,10 +93,9 @@ def _first(value: Array, parts: Parts | None) -> Array:
     if parts is None:
         return value[..., 0]
     axis, n, width = parts
-    if width == 1:
-        return jnp.moveaxis(value, -1, axis)
-    at, moved = value.ndim + axis - 1, jnp.moveaxis(value, -1, axis - 1)
-    return moved.reshape((*moved.shape[:at], n * width, *moved.shape[at + 2 :]))
+    at = value.ndim + axis - (width > 1)
+    moved = jnp.moveaxis(value, -1, at)
+    return moved.reshape((*moved.shape[:at], n * width, *moved.shape[at + 1 + (width > 1) :]))
 
 
 def find_groups(

@@ -42,6 +42,7 @@ from ..program import (
 )
 from ._memory import taken
 from ._moves import Width, fold, incidence, width
+from ._reach import bits_of, indices_of, reach
 from ._rings import assumed, cases
 from ._sets import (
     MOST_SOURCES,
@@ -62,7 +63,7 @@ from ._sets import (
 from ._tangent import Tangent
 
 _LOOKED_AT = 256  # results of an equation that are looked at for a line of the report
-_FEW_ITERATIONS = 16  # a loop of so many is always walked iteration by iteration
+_FEW_ITERATIONS = 16  # a loop in which sets grow for twice as many is given up, if it repeats
 _MOST_ITERATIONS = 512  # and so is one of so many whose iterations read different sources
 EVERYTHING = np.inf
 MOST_SLOTS = 64  # elements of a sum within a channel, and state elements of one
@@ -101,14 +102,7 @@ class Influence:
     meetings: Mapping[int, Equation]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Value:
-    sources: np.ndarray  # (*shape, m)
-    lost: frozenset[Equation]
-    roughly: frozenset[int] = frozenset()  # indices of the sources of what leads to cuts only
-
-
-Values = list[_Value | None]
+Values = list[Sources]  # None is a value without a tangent
 # From the rows of a walk and the indices of the probes: which probes end in several units.
 Offends = Callable[[tuple[np.ndarray, ...], np.ndarray, int], np.ndarray]
 
@@ -181,7 +175,7 @@ class _Walk:
     # `until_stable`). For `length` iterations with the carry c_t and the slices x_t:
     #
     #     not alike       the x_t read different sources: every iteration, up to 512 of them
-    #     many            they are alike and there are more than 16: every iteration, until
+    #     alike           every iteration, until
     #       search          a carry comes again, c_t = c_s: from there all repeats (unless the body
     #                       reads a counter: `repeats` walks the cycle again without the facts)
     #       grown           or sets grew in more than 32 iterations: given up
@@ -219,7 +213,6 @@ class _Walk:
         self.live = None if cut_all or self.full else self.alive()
         self.held: dict[int, int] = {}  # bytes of the sets of all variables, by array
         self.bytes = 0
-        env = {v: _Value(s, frozenset()) for v, s in self.sources.items()}
         program = self.tangent.program
         again = len(self.cases) > 1 or any(e.bodies for e in program.equations)
         while True:
@@ -227,17 +220,19 @@ class _Walk:
             exits: Values = [None] * len(self.tangent.exits)
             for case in self.cases:
                 self.case = case
-                ends = self.program(program, dict(env), dict(self.facts), self.tangent.exits)
+                ends = self.program(
+                    program, dict(self.sources), dict(self.facts), self.tangent.exits
+                )
                 exits = [_either(a, b) for a, b in zip(exits, ends, strict=True)]
             if len(self.cuts) == before or not again:
                 break  # a cut may come after an iteration or a case that went without it
-        index = {e: i for i, e in enumerate(self.cuts)}
-        rows, lost = [], []
+        after = {o: 1 << i for i, e in enumerate(self.cuts) for o in e.outputs}
+        bits = reach(program, after) if after else {}
+        lost = [frozenset(indices_of(bits_of(e, bits))) for e in self.tangent.exits]
+        rows = []
         for component, value in zip(self.tangent.components, exits, strict=True):
             size = prod(component.shape)
-            sources = empty((size,)) if value is None else value.sources
-            rows.append(sources.reshape(size, sources.shape[-1]))
-            lost.append(frozenset() if value is None else frozenset(index[e] for e in value.lost))
+            rows.append(empty((size,)) if value is None else value.reshape(size, value.shape[-1]))
         self.rows = tuple(rows)
         plain = tuple(_without(r, self.offsets[-1]) for r in rows)
         cuts = tuple(
@@ -275,11 +270,11 @@ class _Walk:
     def program(
         self,
         program: Program,
-        env: dict[Var, _Value],
+        env: dict[Var, np.ndarray],
         facts: dict[Var, Fact],
         outputs: Sequence[Atom],
     ) -> Values:
-        def value_of(atom: Atom) -> _Value | None:
+        def value_of(atom: Atom) -> Sources:
             return env.get(atom) if isinstance(atom, Var) else None
 
         def fact_of(atom: Atom) -> Fact:
@@ -311,7 +306,9 @@ class _Walk:
 
     def count(self, values: Values) -> None:
         """Count the memory of new sets; variables share those that are the same."""
-        for array in (v.sources for v in values if v is not None):
+        for array in values:
+            if array is None:
+                continue
             own = array if array.base is None else array.base
             if id(own) not in self.held:
                 self.held[id(own)] = own.nbytes
@@ -322,54 +319,51 @@ class _Walk:
         walked = eqn.bodies or eqn in self.mixing or eqn in self.cut_sums
         return self.live is not None and not walked and not any(o in self.live for o in eqn.outputs)
 
-    def rough(self, var: Var, values: Values) -> _Value:
-        """A value of which only the sources as a whole matter: they are named where it is cut."""
-        lost = frozenset().union(*(v.lost for v in values if v is not None))
-        return _Value(empty(var.shape), lost, frozenset(self.source_indices(values)))
+    def rough(self, var: Var, values: Values) -> np.ndarray:
+        """Sets of which only the sources matter, which are named where they are cut."""
+        first = self.offsets[sorted(self.source_indices(values))]
+        return np.broadcast_to(first, (*var.shape, len(first)))
 
     def source_indices(self, values: Values) -> set[int]:
         """The indices of the sources of values."""
         out: set[int] = set()
         for value in values:
             if value is not None:
-                elements = distinct(value.sources + 1, self.last + 1) - 1  # NONE is -1
+                elements = distinct(value + 1, self.last + 1) - 1  # NONE is -1
                 elements = elements[(elements != NONE) & (elements < self.offsets[-1])]
                 out.update((np.searchsorted(self.offsets, elements, side="right") - 1).tolist())
-                out |= value.roughly
         return out
 
     def equation(self, eqn: Equation, values: Values, facts: Facts) -> Values:
-        arrays = [None if v is None else v.sources for v in values]
-        lost = frozenset().union(*(v.lost for v in values if v is not None))
         if eqn in self.cuts:
-            return self.cut(eqn, values, lost, self.cuts[eqn][1])
+            return self.cut(eqn, values, self.cuts[eqn][1])
         if eqn.bodies:
             rule = {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name]
             outs = rule(eqn, values, facts)
             if isinstance(outs, str):
-                return self.cut(eqn, values, lost, Width(np.inf, True, outs))
+                return self.cut(eqn, values, Width(np.inf, True, outs))
             self.bodies[eqn] = tuple(k for k, v in enumerate(outs) if v is not None)
             return outs
-        what = width(eqn, arrays, facts)
+        what = width(eqn, values, facts)
         joins = what.reads > 1
         # What mixes may end within a unit, too, if units have several elements.
         adds = joins and not self.full and (not what.fans or self.joins_within(what))
         if eqn in self.cut_sums or (self.cut_all and adds):
-            self.note(eqn, arrays, facts, what)
-            return self.probed(eqn, self.cut(eqn, values, lost, what))
+            self.note(eqn, values, facts, what)
+            return self.probed(eqn, self.cut(eqn, values, what))
         follows = not self.stops(eqn, what) if self.full else adds
-        result = incidence(eqn, arrays, facts) if follows or not joins else what.why
+        result = incidence(eqn, values, facts) if follows or not joins else what.why
         if not isinstance(result, str) and any(too_many(r.shape[:-1], r.shape[-1]) for r in result):
             result = f"{eqn.name} {TOO_MANY}"
         if isinstance(result, str):
             self.mixing.add(eqn)
-            self.note(eqn, arrays, facts, what)
-            return self.cut(eqn, values, lost, replace(what, why=result))
+            self.note(eqn, values, facts, what)
+            return self.cut(eqn, values, replace(what, why=result))
         if not joins:
-            self.meet(eqn, arrays, result[0])
-        out: Values = [_Value(array, lost) for array in result]
+            self.meet(eqn, values, result[0])
+        out: Values = [*result]
         if eqn.name == "shard_map":  # values and tangents come out side by side
-            out = [v if v and v.sources.shape[-1] else None for v in out]
+            out = [v if v is not None and v.shape[-1] else None for v in out]
             self.bodies[eqn] = tuple(k for k, v in enumerate(out) if v is not None)
         return self.probed(eqn, out) if adds else out
 
@@ -401,29 +395,27 @@ class _Walk:
         """Whether a walk that follows what mixes does not follow this."""
         return _is_never_followed(eqn) or what.reads > (self.follow or 0)
 
-    def cut(self, eqn: Equation, values: Values, lost, what: Width) -> Values:
+    def cut(self, eqn: Equation, values: Values, what: Width) -> Values:
         sources, _ = self.cuts.setdefault(eqn, (set(), what))
         sources |= self.source_indices(values)
-        return [_Value(empty(v.shape), lost | {eqn}) for v in eqn.outputs]
+        return [empty(v.shape) for v in eqn.outputs]
 
     def probed(self, eqn: Equation, outs: Values) -> Values:
         """Add a probe for each result to its set, to see where it ends."""
         (value,) = outs
         assert value is not None
-        shape = value.sources.shape[:-1]
+        shape = value.shape[:-1]
         size = prod(shape)
         if eqn not in self.probes:
             self.probes[eqn] = (self.last, self.last + size)
             self.last += size
         own = np.arange(*self.probes[eqn]).reshape((*shape, 1))
-        return [_Value(union([value.sources, own]), value.lost)]
+        return [union([value, own])]
 
     # --------------------------------------------------------------------------------- bodies
     # Values and tangents come out side by side; a value (no tangent) is None.
 
-    def body(
-        self, body: Body, values: Sequence[_Value | None], inputs: Sequence[Fact] = ()
-    ) -> Values:
+    def body(self, body: Body, values: Sequence[Sources], inputs: Sequence[Fact] = ()) -> Values:
         """Walk a body; `inputs` are the facts about its inputs, those that are missing None."""
         program = body.program
         env = {v: m for v, m in zip(program.inputs, values, strict=True) if m is not None}
@@ -469,12 +461,12 @@ class _Walk:
         first, n = scan_layout(eqn.params)
         last, length = first + n, eqn.params["length"]
         consts, xs = values[:first], values[last:]
-        alike = all(x is None or _alike(x.sources) for x in xs)
+        alike = all(x is None or _alike(x) for x in xs)
         if length > _MOST_ITERATIONS and not alike:
             return None
         rows: list[Values] = []
         carry, counters = values[first:last], facts[first:last]
-        many, search, grown = alike and length > _FEW_ITERATIONS, True, 0
+        search, grown = alike, 0
 
         def iteration(t: int, carry: Values, varying: Sequence[Fact] = ()) -> Values:
             inputs = [*consts, *carry, *(_moved(x, lambda sources: sources[t]) for x in xs)]
@@ -495,15 +487,14 @@ class _Walk:
             grown += _width(outs[:n]) > _width(carry)
             carry = outs[:n]
             # Once a carry comes again, so does all that follows, unless it reads a counter.
-            earlier = [s for s in (0, 1, len(rows) - 1) if s < len(rows)] if many and search else ()
-            for s in earlier:
+            for s in sorted({0, 1, len(rows) - 1}.intersection(range(len(rows)))):
                 if search and _all_same(rows[s][:n], carry):
                     cycle = [*rows[s:], [*carry, *outs[n:]]]
                     search = self.repeats(partial(iteration, t), cycle, n)
                     if search:
                         more = range(len(rows), length + 1)
                         return [*rows, *(cycle[(k - s) % (len(cycle) - 1)] for k in more)]
-            if many and (grown > 2 * _FEW_ITERATIONS or _MOST_ITERATIONS == len(rows) < length):
+            if alike and (grown > 2 * _FEW_ITERATIONS or _MOST_ITERATIONS == len(rows) < length):
                 return None
         return [*rows, carry]
 
@@ -557,14 +548,14 @@ def _fact_at(fact: Fact, t: int) -> Fact:
     return None if fact is None else np.asarray(fact)[t]
 
 
-def _moved(value: _Value | None, move: Callable[[np.ndarray], np.ndarray]) -> _Value | None:
-    return None if value is None else _Value(move(value.sources), value.lost)
+def _moved(value: Sources, move: Callable[[np.ndarray], np.ndarray]) -> Sources:
+    return None if value is None else move(value)
 
 
-def _either(a: _Value | None, b: _Value | None) -> _Value | None:
+def _either(a: Sources, b: Sources) -> Sources:
     if a is None or b is None:
         return b if a is None else a
-    return _Value(union([a.sources, b.sources]), a.lost | b.lost)
+    return union([a, b])
 
 
 def _alike(sources: np.ndarray) -> bool:
@@ -574,24 +565,21 @@ def _alike(sources: np.ndarray) -> bool:
 
 def _width(values: Values) -> int:
     """How many sources an element reads at most."""
-    return max((v.sources.shape[-1] for v in values if v is not None), default=0)
+    return max((v.shape[-1] for v in values if v is not None), default=0)
 
 
 def _all_same(a: Values, b: Values) -> bool:
     return all(_same(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _same(a: _Value | None, b: _Value | None) -> bool:
+def _same(a: Sources, b: Sources) -> bool:
     if a is None or b is None:
         return a is b
-    return a.lost == b.lost and np.array_equal(union([a.sources]), b.sources)
+    return np.array_equal(union([a]), b)
 
 
-def _stacked(values: Sequence[_Value | None]) -> _Value | None:
-    some = [v for v in values if v is not None]
-    if not some:
+def _stacked(values: Sequence[Sources]) -> Sources:
+    shapes = [v.shape[:-1] for v in values if v is not None]
+    if not shapes:
         return None
-    shapes = [some[0].sources.shape[:-1]] * len(values)
-    arrays = [None if v is None else v.sources for v in values]
-    sources = combined(arrays, shapes, lambda *slices: np.stack(slices))
-    return _Value(sources, frozenset().union(*(v.lost for v in some)))
+    return combined(values, shapes[:1] * len(values), lambda *slices: np.stack(slices))

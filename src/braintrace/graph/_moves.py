@@ -9,20 +9,22 @@ along the axis. For `a` with the sets [[0], [1]] and `b` with [[2], [3]]:
     diag(c) @ a        [[0], [1]]           M @ a             [[1, 0], [1, 0]]
 
 What that means for units follows from two numbers, the `width` of an equation: how many elements
-a result reads, and whether one goes to several results.
+a result reads, and whether one goes to several results. Of sums and products they are those of a
+table: the numbers of the elements that each result reads, which is a broadcast view where results
+read the same.
 
     rev, pad, diag(c) @ a    reads 1               moves elements
     reduce_sum(a)            reads 2, no fan-out   a sum: it depends on where its results go
     M @ a                    reads 2, fans out     mixes elements
 
-`width` is cheap, so what mixes is not computed unless it is followed. *Facts* about an operand are
+What mixes is not computed unless it is followed. *Facts* about an operand are
 what the analysis knows of its value at compile time: integers, where a floating value is zero, or
 nothing (None).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -40,12 +42,14 @@ from ..program import (
     Atom,
     Const,
     Equation,
+    Program,
     bind,
     flatten,
     is_inexact,
+    lines,
     moved,
 )
-from ._contract import contraction, convolved, kernel, product
+from ._contract import convolved, product
 from ._sets import (
     NONE,
     TOO_MANY,
@@ -69,6 +73,7 @@ _EXACT = 1 << 24  # float32 counts so far
 _MOST_SOLVED = 64  # elements that an equation of a solve may join
 _MOST_FOLDED = 1 << 22  # elements of an array that is worth computing at compile time
 Rule = Callable[[Equation, list[Sources], Facts], Result]
+Table = Callable[[Equation, int, Facts, np.ndarray], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,50 @@ class Width:
 
 def width(eqn: Equation, arrays: list[Sources], facts: Facts) -> Width:
     """The width of an equation with these varying operands."""
-    if eqn.name in _WIDTHS:
-        reads, fans = _WIDTHS[eqn.name](eqn, arrays, facts)
+    if eqn.name in _TABLES:
+        tables = [table for _, table in _tables(eqn, arrays, facts)]
+        reads, fans = np.inf, True
+        if all(t is not None for t in tables):
+            reads = max(t.shape[-1] for t in tables)
+            fans = eqn.name not in _POOLING and any(map(_fans, tables))
         return Width(reads, fans, _MIXES.get(eqn.name, _OTHER if fans else _SUM).format(eqn.name))
     if eqn.name in ELEMENTWISE or eqn.name in _RULES:
         return Width(1, False, "")
     return Width(np.inf, True, _MIXES.get(eqn.name, _OTHER).format(eqn.name))
+
+
+def _tables(eqn: Equation, arrays: list[Sources], facts: Facts) -> Iterator[tuple[np.ndarray, Any]]:
+    """The sets of every varying operand, and which of its elements each result reads."""
+    for side, (array, a) in enumerate(zip(arrays, eqn.inputs, strict=True)):
+        if array is not None:
+            numbers = np.arange(prod(a.shape)).reshape(a.shape)
+            yield array, _TABLES[eqn.name](eqn, side, facts, numbers)
+
+
+def _once(table: np.ndarray) -> np.ndarray:
+    """The rows of a table without those that a broadcast repeats: [[0, 1]] of [[0, 1], [0, 1]]."""
+    return table[tuple(slice(None) if stride else slice(0, 1) for stride in table.strides[:-1])]
+
+
+def _fans(table: np.ndarray) -> bool:
+    """Whether an element is read by several results."""
+    once = _once(table)
+    read = once[once != NONE]
+    return bool(len(read)) and (once.shape != table.shape or bool(np.bincount(read).max() > 1))
+
+
+def _summed(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
+    """The union of the sets that each result reads."""
+    out = []
+    for array, table in _tables(eqn, arrays, facts):
+        if table is None:
+            return _everything(eqn, arrays, facts)
+        once, m = _once(table), array.shape[-1]
+        flat = array.reshape(prod(array.shape[:-1]), m)
+        rows = np.concatenate([flat, np.full((1, m), NONE)])  # the last is what NONE stands for
+        sets = union([rows[once].reshape((*once.shape[:-1], once.shape[-1] * m))])
+        out.append(np.broadcast_to(sets, (*table.shape[:-1], sets.shape[-1])))
+    return [union(out)]
 
 
 def incidence(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
@@ -107,34 +150,16 @@ def _elementwise(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
     return [union([np.broadcast_to(a, (*shape, a.shape[-1])) for a in arrays if a is not None])]
 
 
-def _unary(rule: Callable[[Equation, np.ndarray], Sequence[np.ndarray]]) -> Rule:
-    """A rule about the first operand alone."""
-
-    def of_first(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-        assert arrays[0] is not None
-        return list(rule(eqn, arrays[0]))
-
-    return of_first
-
-
 def _moved(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    (array, *others) = arrays
-    if others:
-        return _joint(eqn, arrays, lambda *parts: moved(eqn, parts))
-    assert array is not None
-    return [rearranged(array, lambda a: moved(eqn, [a]))]
+    return _joint(eqn, arrays, lambda *parts: moved(eqn, parts))
 
 
 def _pad(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    array, filler = arrays
-    config = eqn.params["padding_config"]
-    shape = eqn.outputs[0].shape
-    out = []
-    if array is not None:
-        out.append(rearranged(array, lambda a: padded(a, config)))
-    if filler is not None:
-        out.append(np.broadcast_to(filler, (*shape, filler.shape[-1])))
-    return [union(out)]
+    def move(array: np.ndarray, filler: np.ndarray) -> np.ndarray:
+        wide = padded(array, eqn.params["padding_config"])
+        return np.where(wide == NONE, filler, wide)
+
+    return _joint(eqn, arrays, move)
 
 
 def _joint(eqn: Equation, arrays: list[Sources], move: Callable[..., np.ndarray]) -> Result:
@@ -142,134 +167,83 @@ def _joint(eqn: Equation, arrays: list[Sources], move: Callable[..., np.ndarray]
     return [combined(arrays, [a.shape for a in eqn.inputs], move)]
 
 
-def _window(eqn: Equation, array: np.ndarray) -> list[np.ndarray]:
-    """Pooling: each result joins the elements of its window."""
+def _window(eqn: Equation, side: int, facts: Facts, numbers: np.ndarray) -> np.ndarray | None:
+    """Pooling: each result reads the elements of its window."""
+    if side:
+        return None
     p = eqn.params
     ones = (1,) * len(p["window_dimensions"])
     dilation, inner = p["base_dilation"] or ones, p["window_dilation"] or ones
     config = [(lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], dilation, strict=True)]
-    wide = rearranged(array, lambda a: padded(a, config))
+    wide = padded(numbers, config)
     offsets = np.ndindex(*p["window_dimensions"])
     at = windows(offsets, inner, p["window_strides"], eqn.outputs[0].shape)
-    return [union([wide[part] for part in at])]
+    return union([wide[part][..., None] for part in at])
 
 
-def _dot_general_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
-    sides = [contraction(eqn, k, facts) for k, a in enumerate(arrays) if a is not None]
-    return max(c.reads for c in sides), any(c.fans for c in sides)
+def _along(axis: Callable[[Equation], int]) -> Table:
+    """The results read all places along an axis of the last operand."""
+
+    def rule(eqn: Equation, side: int, facts: Facts, numbers: np.ndarray) -> np.ndarray | None:
+        if side < len(eqn.inputs) - 1:
+            return None
+        read = np.moveaxis(numbers, axis(eqn), -1)
+        return np.broadcast_to(np.expand_dims(read, axis(eqn)), (*numbers.shape, read.shape[-1]))
+
+    return rule
 
 
-def _dot_general(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    out = []
-    for side, array in enumerate(arrays):
-        if array is not None:
-            what = contraction(eqn, side, facts)
-            out.append(product(eqn, array, side, None if what.mixes else what.table))
-    return [union(out)]
-
-
-def _conv_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
-    if arrays[0] is None or arrays[1] is not None:
-        return np.inf, True
-    what = kernel(eqn, facts)
-    return what.reads, what.fans
-
-
-def _conv(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    image, weights = arrays
-    if image is None or weights is not None:
-        return _everything(eqn, arrays, facts)
-    return [convolved(eqn, image, None if kernel(eqn, facts).mixes else facts)]
-
-
-def _along(axis: Callable[[Equation], int]) -> tuple[Rule, Any]:
-    """Rule and width of an equation whose results read all places along an axis of an operand."""
-
-    def rule(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-        if any(a is not None for a in arrays[:-1]):
-            return _everything(eqn, arrays, facts)
-        sets = joined(np.asarray(arrays[-1]), [axis(eqn)], keep=True)
-        return [np.broadcast_to(sets, (*eqn.outputs[0].shape, sets.shape[-1]))]
-
-    def width_of(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
-        n = eqn.outputs[0].shape[axis(eqn)]
-        return (np.inf if any(a is not None for a in arrays[:-1]) else n), n > 1
-
-    return rule, width_of
-
-
-def _triangular_axis(eqn: Equation) -> int:
-    return len(eqn.outputs[0].shape) - (2 if eqn.params["left_side"] else 1)
-
-
-def _is_diagonal(eqn: Equation, facts: Facts) -> bool:
+def _triangular(eqn: Equation, side: int, facts: Facts, numbers: np.ndarray) -> np.ndarray | None:
+    """A solve by a diagonal matrix divides each element by a scalar."""
     where = nonzero(facts[0])
     where = np.ones(eqn.inputs[0].shape, bool) if where is None else where
-    return not (np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)).any()
+    if side and not (np.tril(where, -1) if eqn.params["lower"] else np.triu(where, 1)).any():
+        return numbers[..., None]
+    behind = 2 if eqn.params["left_side"] else 1
+    return _along(lambda e: len(e.outputs[0].shape) - behind)(eqn, side, facts, numbers)
 
 
-def _triangular(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    """A solve by a diagonal matrix divides each element by a scalar."""
-    if arrays[0] is None and _is_diagonal(eqn, facts):
-        return arrays[1:]  # type: ignore[return-value]
-    return _ALONG_MATRIX[0](eqn, arrays, facts)
-
-
-def _triangular_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
-    if arrays[0] is None and _is_diagonal(eqn, facts):
-        return 1, False
-    return _ALONG_MATRIX[1](eqn, arrays, facts)
-
-
-def _coupled_by_solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> np.ndarray | None:
-    """Of `x` with `matvec(x) = b`, a label per element: equal where `matvec` links elements."""
+def _solve(eqn: Equation, side: int, facts: Facts, numbers: np.ndarray) -> np.ndarray | None:
+    """Of `x` with `matvec(x) = b`, those elements of b that `matvec` links to it."""
     # `A x = b` with A = [[2, 1, 0], [1, 2, 0], [0, 0, 3]] known by where it is zero: the function
     # `x -> A x` takes sources [[0], [1], [2]] to [[0, 1], [0, 1], [2]]. Its inverse links whatever
     # A links in any number of steps, so labels are connected components, [0, 0, 1]: x0 and x1 read
     # b0 and b1, x2 reads b2 alone.
     n, matvec = eqn.params["const_lengths"].matvec, eqn.params["jaxprs"].matvec
-    if len(eqn.outputs) > 1 or any(a is not None for a in arrays[:-1]):
+    if len(eqn.outputs) > 1 or side < len(eqn.inputs) - 1:
         return None
-    size = eqn.outputs[0].size
-    own = np.arange(size).reshape((*eqn.outputs[0].shape, 1))
-    sets = _body(matvec, [*arrays[:n], own], [*facts[:n], None], _MOST_SOLVED)
+    size, constants = numbers.size, [None] * n
+    sets = _body(matvec, [*constants, numbers[..., None]], [*facts[:n], None], _MOST_SOLVED)
     if isinstance(sets, str):
         return None
     read = sets[0].reshape(size, -1)
     row, slot = np.nonzero(read != NONE)
     pairs = (np.ones(len(row), bool), (row, read[row, slot]))
     graph = sparse.csr_matrix(pairs, shape=(size, size))
-    return csgraph.connected_components(graph, directed=False)[1]
-
-
-def _solve(eqn: Equation, arrays: list[Sources], facts: Facts) -> Result:
-    label, right = _coupled_by_solve(eqn, arrays, facts), arrays[-1]
-    if label is None or right is None:
-        return _everything(eqn, arrays, facts)
-    n = int(label.max(initial=-1)) + 1
-    joint = _collect(label, right.reshape(len(label), -1), n, (n,))
-    return [joint[label].reshape((*eqn.outputs[0].shape, joint.shape[-1]))]
-
-
-def _solve_width(eqn: Equation, arrays: list[Sources], facts: Facts) -> tuple[float, bool]:
-    label = _coupled_by_solve(eqn, arrays, facts)
-    reads = np.inf if label is None else int(np.bincount(label).max(initial=0))
-    return reads, reads > 1
+    n, label = csgraph.connected_components(graph, directed=False)
+    joint = _collect(label, np.arange(size)[:, None], n, (n,))
+    return joint[label].reshape((*numbers.shape, joint.shape[-1]))
 
 
 def _body(jaxpr: Any, arrays: Sequence[Sources], facts: Sequence[Fact], most: int = 1) -> Result:
     """The sets of a function in which no result reads more than `most` elements of another."""
     program, values = flatten(jaxpr)
-    fact_of: dict[Atom, Fact] = dict(zip(program.inputs, facts, strict=True))
-    fact_of.update(zip(program.consts, values, strict=True))
-    sets: dict[Atom, np.ndarray] = {
-        v: a for v, a in zip(program.inputs, arrays, strict=True) if a is not None
-    }
+    known: dict[Atom, Fact] = dict(zip(program.inputs, facts, strict=True))
+    known.update(zip(program.consts, values, strict=True))
+    pairs = zip(program.inputs, arrays, strict=True)
+    sets: dict[Atom, np.ndarray] = {v: a for v, a in pairs if a is not None}
+    return sets_of(program, sets, known, most)
+
+
+def sets_of(
+    program: Program, sets: dict[Atom, np.ndarray], facts: dict[Atom, Fact], most: int
+) -> Result:
+    """The sets of the outputs of a program without control flow; or why one reads too many."""
     for eqn in program.equations:
         read = [sets.get(a) for a in eqn.inputs]
-        about = [a.value if isinstance(a, Const) else fact_of.get(a) for a in eqn.inputs]
+        about = [a.value if isinstance(a, Const) else facts.get(a) for a in eqn.inputs]
         if all(a is None for a in read):
-            fact_of.update(zip(eqn.outputs, fold(eqn, about), strict=True))
+            facts.update(zip(eqn.outputs, fold(eqn, about), strict=True))
             continue
         what = width(eqn, read, about)
         outs = what.why if what.reads > most else incidence(eqn, read, about)
@@ -430,27 +404,19 @@ def _write_anywhere(eqn: Equation, arrays: list[Sources], facts: Facts, update: 
     parts = [] if operand is None else [operand]
     if updates is not None:
         shape, written = eqn.outputs[0].shape, eqn.inputs[update].shape
+        # Along a line of the table of axes every place is written, with the update at that place.
+        lines_of = [line for line in lines(eqn) if line.alike]
+        varying = {*range(len(shape))} - {line.result for line in lines_of}
+        joint = {*range(len(written))} - {line.operands[update] for line in lines_of}
         if update == 1:
-            pairs = enumerate(zip(facts[2:], shape, written, strict=True))
-            joint = varying = [a for a, (start, n, m) in pairs if start is None and n != m]
-        else:
-            d = eqn.params["dimension_numbers"]
-            inside = {*d.inserted_window_dims, *d.operand_batching_dims}
-            window = [a for a in range(len(shape)) if a not in inside]
-            axis_of = dict(zip(window, d.update_window_dims, strict=True))
-            size = lambda a: written[axis_of[a]] if a in axis_of else 1
-            varying = [a for a in d.scatter_dims_to_operand_dims if size(a) != shape[a]]
-            rows = [u for u in range(len(written)) if u not in d.update_window_dims]
-            apart = {rows[i] for i in d.scatter_indices_batching_dims}
-            apart |= {u for a, u in axis_of.items() if a not in varying}
-            joint = [u for u in range(len(written)) if u not in apart]
-        sets = joined(updates, joint, keep=True)
+            varying = joint = {a for a in varying if facts[2 + a] is None}
+        sets = joined(updates, [*joint], keep=True)
         sets = np.broadcast_to(sets, (*written, sets.shape[-1]))
         alone: list[Sources] = [None] * len(arrays)
         alone[update] = sets
         about, at = list(facts), _INDICES[update]
         about[at] = _places(eqn, facts, at)
-        landing = joined(np.asarray(_overwrite(eqn, alone, about)[0]), varying, keep=True)
+        landing = joined(np.asarray(_overwrite(eqn, alone, about)[0]), [*varying], keep=True)
         parts.append(np.broadcast_to(landing, (*shape, landing.shape[-1])))
     return [union(parts)]
 
@@ -531,17 +497,24 @@ _MIXES = {
     "conv_general_dilated": "a convolution mixes units",
     "custom_vjp_call": NO_FORWARD,
 }
-_ALONG_MATRIX = _along(_triangular_axis)
-_ALONG_CABLE = _along(lambda e: len(e.outputs[0].shape) - 2)
-_ALONG_AXIS = _along(lambda e: e.params["axis"])
 
+# Windows may overlap. Of a maximum an element is chosen, and each result is looked at like a sum's.
+_POOLING = ("reduce_window_sum", "select_and_gather_add")
+# Sums and products by what each result reads of one of the operands; None for everything.
+_TABLES: dict[str, Table] = {
+    "reduce_sum": lambda e, side, facts, numbers: joined(numbers[..., None], e.params["axes"]),
+    **dict.fromkeys(_POOLING, _window),
+    "dot_general": product,
+    "conv_general_dilated": convolved,
+    "triangular_solve": _triangular,
+    "tridiagonal_solve": _along(lambda e: len(e.outputs[0].shape) - 2),
+    "custom_linear_solve": _solve,
+    **dict.fromkeys(CUMULATIVE, _along(lambda e: e.params["axis"])),
+}
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(MOVES, _moved),
+    **dict.fromkeys(_TABLES, _summed),
     "pad": _pad,
-    "reduce_sum": _unary(lambda e, a: [joined(a, e.params["axes"])]),
-    "dot_general": _dot_general,
-    "reduce_window_sum": _unary(_window),
-    "select_and_gather_add": _unary(_window),
     "gather": _indexed,
     "dynamic_slice": _indexed,
     "scatter": _overwrite,
@@ -549,22 +522,6 @@ _RULES: dict[str, Rule] = {
     "device_put": _each,
     "select_n": _select,
     "dynamic_update_slice": _overwrite,
-    "conv_general_dilated": _conv,
-    "triangular_solve": _triangular,
-    "custom_linear_solve": _solve,
-    "tridiagonal_solve": _ALONG_CABLE[0],
-    **dict.fromkeys(CUMULATIVE, _ALONG_AXIS[0]),
     "shard_map": _sharded,
     **{f"scatter{joint}{what}": _accumulate for joint in "-_" for what in ("add", "mul", "sub")},
-}
-_WIDTHS: dict[str, Callable[[Equation, list[Sources], Facts], tuple[float, bool]]] = {
-    "reduce_sum": lambda e, *_: (prod(e.inputs[0].shape[a] for a in e.params["axes"]), False),
-    "reduce_window_sum": lambda e, *_: (prod(e.params["window_dimensions"]), False),
-    "select_and_gather_add": lambda e, *_: (prod(e.params["window_dimensions"]), False),
-    "dot_general": _dot_general_width,
-    "conv_general_dilated": _conv_width,
-    "triangular_solve": _triangular_width,
-    "tridiagonal_solve": _ALONG_CABLE[1],
-    "custom_linear_solve": _solve_width,
-    **dict.fromkeys(CUMULATIVE, _ALONG_AXIS[1]),
 }

@@ -190,23 +190,25 @@ def close(step: sparse.csr_matrix, reached: sparse.csr_matrix) -> sparse.csr_mat
 # ------------------------------------------------------------------------------------- colouring
 
 
-def colour(edges: np.ndarray, exit_block: np.ndarray, source_block: np.ndarray) -> Colouring:
+def colour(
+    edges: np.ndarray, exit_block: np.ndarray, source_block: np.ndarray, backward_only: bool = False
+) -> Colouring:
     """Colours for the entries of a matrix whose rows and columns fall into blocks."""
     exits, sources = edges[:, 0], edges[:, 1]
     n_exits, n_sources = len(exit_block), len(source_block)
-    by_block = _by_blocks(exits, sources, exit_block, source_block)
+    by_block = _by_blocks(exits, sources, exit_block, source_block, backward_only)
     if by_block is not None:
         return by_block
-    none = np.zeros(n_exits, int)
-    forward, n_forward = colours_of(exits, sources, n_sources)
     backward, n_backward = colours_of(sources, exits, n_exits)
-    if n_forward <= n_backward:
-        return Colouring(forward, n_forward, none, 0, frozenset())
+    if not backward_only:
+        forward, n_forward = colours_of(exits, sources, n_sources)
+        if n_forward <= n_backward:
+            return Colouring(forward, n_forward, np.zeros(n_exits, int), 0, frozenset())
     pairs = _pairs(exit_block[exits], source_block[sources])
     return Colouring(np.zeros(n_sources, int), 0, backward, n_backward, frozenset(pairs))
 
 
-def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
+def _by_blocks(exits, sources, exit_block, source_block, backward_only) -> Colouring | None:
     """One tangent per source block, one cotangent per exit block, if that is enough."""
     n_exits, n_sources = len(exit_block), len(source_block)
     n = int(max(exit_block.max(initial=0), source_block.max(initial=0))) + 1
@@ -221,7 +223,8 @@ def _by_blocks(exits, sources, exit_block, source_block) -> Colouring | None:
     pair = exit_block[exits] * n + source_block[sources]
     many_in = _repeated(exits * n + source_block[sources], n_exits * n)
     many_out = _repeated(sources * n + exit_block[exits], n_sources * n)
-    fans_in, fans_out = (distinct(pair[many], n * n) for many in (many_in, many_out))
+    fans_in = distinct(pair if backward_only else pair[many_in], n * n)
+    fans_out = distinct(pair[many_out], n * n)
     if np.isin(fans_in, fans_out).any():
         return None
     back = np.isin(pair, fans_in)
@@ -315,20 +318,6 @@ def tap_pattern(
         exits, sources = rows_of(influence.rows, low, high)
         pairs = np.stack([exits, sources - low], axis=1)
         edges.append(pairs)
-        block = np.zeros(high - low, int)
-        if loops:
-            colourings.append(_only_backward(pairs, places.component, high - low))
-        else:
-            colourings.append(colour(pairs, places.component, block))
+        one_block = np.zeros(high - low, int)
+        colourings.append(colour(pairs, places.component, one_block, loops))
     return TapPattern(tuple(edges), tuple(colourings))
-
-
-def _only_backward(edges: np.ndarray, component: np.ndarray, n_sources: int) -> Colouring:
-    exits, sources = edges[:, 0], edges[:, 1]
-    n = int(component.max(initial=0)) + 1
-    pairs = frozenset((c, 0) for c in distinct(component[exits], n).tolist())
-    if not _repeated(sources * n + component[exits], n_sources * n).any():
-        colours, count = _one_per_block(component, component[exits])
-    else:
-        colours, count = colours_of(sources, exits, len(component))
-    return Colouring(np.zeros(n_sources, int), 0, colours, count, pairs)
