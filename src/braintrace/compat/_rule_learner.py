@@ -160,7 +160,8 @@ class RuleLearner(ETraceVjpAlgorithm):
             return trace_type(value)
         parameter = inspect.signature(self._row.make).parameters.get(name)
         kind = "" if parameter is None else str(parameter.annotation)
-        if value is None or not kind.startswith(("float", "int")):
+        word = value is None or isinstance(value, str | tuple | list)
+        if word or not kind.startswith(("float", "int")):
             return value
         return float(value) if kind.startswith("float") else int(value)
 
