@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "errors": set(),
     "published": set(),
     "program": set(),
-    "ops": {"errors", "program"},
+    "ops": {"errors", "published", "program"},
     "nn": {"precision", "errors", "published", "ops"},
     "graph": {"errors", "published", "program", "ops"},
     "kernel": {"program"},

@@ -128,6 +128,7 @@ def test_operator_features_equal_the_derived_ones(case):
     bare = ETPPrimitive(
         primitive.name,
         primitive.function,
+        weights=primitive.weights,
         trainable_invars_fn=primitive.trainable_invars,
         x_invar_index=primitive.x_invar_index,
         rules=replace(primitive.rules, features=None, spread=None, free=None),
@@ -211,7 +212,9 @@ def test_vmap_over_the_last_axis_equals_moving_it_first(axes_sample):
 def test_vmap_over_the_input_keeps_one_shared_weight(one_input):
     axes = (0,) + (None,) * len(one_input.weights)
     ((op, _),) = uses(jax.vmap(one_input.call, axes), stack(one_input.x), *one_input.weights)
-    assert op.primitive.batched and "mapped" not in op.params
+    ((one, _),) = uses(one_input.call, one_input.x, *one_input.weights)
+    assert op.shapes == one.shapes and "mapped" not in op.params
+    assert op.is_batched or one_input.name == "conv2d_mixed_axes"  # whose last axis is the batch
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])

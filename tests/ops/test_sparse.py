@@ -141,7 +141,7 @@ def test_sums_over_steps_go_by_chunks_of_non_zeros(batch, gathered, monkeypatch)
     structure = structure_of(jax_sparse.BCOO.fromdense(matrix, nse=np.count_nonzero(matrix) + 2))
     primitive = _sparse.etp_sp_mm if batch else _sparse.etp_sp_mv
     shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float64)
-    params = {"structure": structure, "has_bias": True}
+    params = {"structure": structure}
     operands = (shape(*batch, 4), shape(structure.size), shape(3))
     op = Operator(primitive, params, operands, shape(*batch, 3))
     x, c = (jnp.asarray(rng.normal(size=(5, *batch, n))) for n in (4, 3))

@@ -39,7 +39,7 @@ from ..program import (
     shape_of,
     trace,
 )
-from ._reach import bits_of, reach, union_of
+from ._reach import bits_of, closure, indices_of, reach, union_of
 from ._sites import located
 from ._while import rule_failure
 
@@ -79,13 +79,9 @@ def _lasting(program: Program, results: Sequence[Atom], carried: Carried) -> lis
     # out = h, h' = f(h, g), g' = k(g), p' = q(p): out reads h now, so h is alive, so f is run by
     # later steps, which read g. Nothing that is returned ever reads p: its rules are not run.
     bits = reach(program, {entry: 1 << i for i, (entry, _) in enumerate(carried)})
-    alive, lasting = 0, list(results)
-    while True:
-        now = union_of(bits_of(out, bits) for out in lasting)
-        if now == alive:
-            return lasting
-        alive = now
-        lasting = [*results, *(out for i, (_, out) in enumerate(carried) if alive >> i & 1)]
+    reads = [bits_of(out, bits) for _, out in carried]
+    alive = closure(union_of(bits_of(out, bits) for out in results), reads)
+    return [*results, *(carried[i][1] for i in indices_of(alive))]
 
 
 def affine_equations(program: Program, outputs: Sequence[Atom]) -> frozenset[Equation]:

@@ -14,13 +14,23 @@ the table of axes, through whatever treats the places of an axis alike:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from jax import lax
-
-from ..program import Atom, Equation, Line, Program, Var, lines, parameters, prune
+from ..program import (
+    Atom,
+    Equation,
+    Line,
+    Program,
+    Rewriting,
+    Var,
+    lines,
+    parameters,
+    producers,
+    rewritten,
+)
 from ._reach import reach
 from ._step import Step
 
@@ -44,7 +54,7 @@ def taken_apart(step: Step) -> Step:
     fixed = {v for v in trained if trained[v] and not moves.get(v)}
     cuts = _cuts(step.program)
     chosen = _chosen(step.program, cuts, fixed)
-    return replace(step, program=prune(_Parts(cuts, chosen).of(step.program))) if chosen else step
+    return replace(step, program=_in_parts(step.program, chosen)) if chosen else step
 
 
 def _slice(eqn: Equation) -> Cut | None:
@@ -129,60 +139,37 @@ def _read_in_parts(eqn: Equation, cuts: dict[Var, Cut]) -> list[Atom]:
     return [atom for atom, axis in along if axis is not None]
 
 
-@dataclass(slots=True)
-class _Parts:
-    """A program in which the `chosen` values are computed in parts."""
+def _in_parts(program: Program, chosen: set[Var]) -> Program:
+    """The program in which the chosen values are computed in parts."""
+    producer = producers(program)
+    parts: dict[tuple[Atom, Cut], Atom] = {}
 
-    cuts: dict[Var, Cut]
-    chosen: set[Var]
-    equations: list[Equation] = field(default_factory=list)
-    same: dict[Atom, Atom] = field(default_factory=dict)  # of a slice, the part that it is
-    parts: dict[tuple[Atom, int, Range], Atom] = field(default_factory=dict)
-
-    def of(self, program: Program) -> Program:
-        for eqn in program.equations:
-            taken = _slice(eqn)
-            if taken is not None and eqn.inputs[0] in self.chosen:
-                self.same[eqn.outputs[0]] = self.part(
-                    eqn, eqn.inputs[0], taken.axis, taken.ranges[0]
-                )
-            elif eqn.outputs and eqn.outputs[0] in self.chosen:
-                self.divide(eqn)
+    def part(to: Rewriting, atom: Atom, axis: int, taken: Range) -> Atom:
+        """A range of a value along an axis, computed once."""
+        key = atom, Cut(axis, (taken,))
+        if key not in parts:
+            line = _line(producer[atom], axis) if atom in chosen else None
+            if line is None:
+                (whole,) = to.read([atom])
+                parts[key] = to.slice(whole, axis, *taken)
             else:
-                self.equations.append(replace(eqn, inputs=self.read(eqn.inputs)))
-        outputs = self.read(program.outputs)
-        return replace(program, equations=tuple(self.equations), outputs=outputs)
+                parts[key] = of_parts(to, producer[atom], line, taken)
+        return parts[key]
 
-    def read(self, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
-        return tuple(self.same.get(a, a) for a in atoms)
+    def of_parts(to: Rewriting, eqn: Equation, line: Line, taken: Range) -> Atom:
+        along = zip(eqn.inputs, line.operands, strict=True)
+        operands = [a if d is None else part(to, a, d, taken) for a, d in along]
+        (out,), size, here = eqn.outputs, taken[1] - taken[0], to.at
+        shape = (*out.shape[: line.result], size, *out.shape[line.result + 1 :])
+        to.at = eqn
+        new = to.apply(eqn.primitive, operands, shape, parameters(eqn, line, size), out.dtype)
+        to.at = here
+        return new
 
-    def divide(self, eqn: Equation) -> None:
-        out = eqn.outputs[0]
-        axis, ranges = self.cuts[out]
-        line = _line(eqn, axis)
-        assert line is not None
-        for start, stop in ranges:
-            shape = (*out.shape[:axis], stop - start, *out.shape[axis + 1 :])
-            part = Var(shape, out.dtype)
-            operands = tuple(
-                self.same.get(a, a) if d is None else self.part(eqn, a, d, (start, stop))
-                for a, d in zip(eqn.inputs, line.operands, strict=True)
-            )
-            params = parameters(eqn, line, stop - start)
-            self.equations.append(replace(eqn, inputs=operands, outputs=(part,), params=params))
-            self.parts[out, axis, (start, stop)] = part
+    def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
+        taken = _slice(eqn)
+        if taken is None or eqn.inputs[0] not in chosen:
+            return None
+        return [part(to, eqn.inputs[0], taken.axis, taken.ranges[0])]
 
-    def part(self, eqn: Equation, atom: Atom, axis: int, taken: Range) -> Atom:
-        """A range of a value along an axis, taken once."""
-        atom = self.same.get(atom, atom)
-        key = (atom, axis, taken)
-        if key not in self.parts:
-            first, last = [0] * len(atom.shape), list(atom.shape)
-            first[axis], last[axis] = taken
-            shape = tuple(e - s for s, e in zip(first, last, strict=True))
-            params = {"start_indices": tuple(first), "limit_indices": tuple(last), "strides": None}
-            out = Var(shape, atom.dtype)
-            sliced = replace(eqn, primitive=lax.slice_p, inputs=(atom,), outputs=(out,))
-            self.equations.append(replace(sliced, params=params))
-            self.parts[key] = out
-        return self.parts[key]
+    return rewritten(program, rule)

@@ -328,8 +328,7 @@ class _Certifier:
     def plainly(self, i: int) -> list[Dropped]:
         """Paths to a state that cross no operator, or enter one as its input."""
         step, links = self.step, self.graph.links
-        exits = enumerate(map(step.exit, step.hidden))
-        states = [k for k, out in exits if bits_of(out, links.plain) >> i & 1]
+        states = indices_of(step.reached(links.plain, i))
         if not states:
             return []
         why = " by plain computation, through no operator of its own"

@@ -81,7 +81,7 @@ def coordinates(step: Step, operands: Operands, keys: Sequence[Sequence[str]]) -
     out: list[dict] = [{} for _ in keys]
     for (i, k), tangent in zip(names, program.outputs, strict=True):
         part = prune(program, [tangent])
-        read = {a for e in part.equations for a in e.inputs if isinstance(a, Var)}
+        read = {a for a in part.read if isinstance(a, Var)}
         if read & values:
             out[i][k] = _mapped(part, {v: directions[v] for v in read if v in directions})
     return out

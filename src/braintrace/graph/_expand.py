@@ -9,7 +9,7 @@ psum over a mapped axis                 the sum over that axis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -23,23 +23,22 @@ from ..program import (
     Atom,
     Equation,
     Program,
+    Rewriting,
+    Var,
     bind,
-    close,
     evaluate,
     flatten,
     is_traced,
     prune,
-    shape_of,
-    trace,
+    rewritten,
+    write,
 )
-from ._fold import rewritten
+from ._fold import in_all_bodies
 from ._reach import bits_of, reach
 from ._sites import Around
 from ._step import Step
 
 Array = jax.Array
-
-
 Known = Callable[[Atom], np.ndarray | None]  # the value of what depends on constants alone
 Write = Callable[..., Any] | None
 
@@ -49,67 +48,36 @@ def expanded(step: Step, consts: Sequence[Any]) -> Step:
     trained = reach(step.program, step.entry_bits(step.params))
 
     def rewrite(program: Program, around: Around) -> Program:
-        equations: list[Equation] = []
-        same_as: dict[Atom, Atom] = {}
+        values = {} if around else dict(zip(program.consts, consts, strict=True))
 
-        def known(atom: Atom) -> np.ndarray | None:
-            cone = prune(replace(program, equations=tuple(equations)), [atom])
-            used = {atom, *(a for e in cone.equations for a in e.inputs)}
-            values = {} if around else dict(zip(program.consts, consts, strict=True))
-            needed = [v for v in (*cone.consts, *cone.inputs) if v in used]
-            if not all(v in values and not is_traced(values[v]) for v in needed):
-                return None
-            blank = [None] * len(cone.inputs)
-            with jax.ensure_compile_time_eval():  # also inside of a transformation
-                return np.asarray(evaluate(cone, [values.get(v) for v in cone.consts], blank)[0])
+        def written_out(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
+            def known(atom: Atom) -> np.ndarray | None:
+                (now,) = to.read([atom])
+                return _known(replace(program, equations=tuple(to.equations)), now, values)
 
-        for eqn in program.equations:
+            form = _FORMS.get(eqn.name)
+            function = None if form is None else form(eqn, known)
+            return None if function is None else write(to, function, *eqn.inputs, rule=written_out)
+
+        def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
             plain = eqn.name == "shard_map" and not any(bits_of(a, trained) for a in eqn.inputs)
-            eqn = _reading(eqn, same_as)
-            equations += [eqn] if plain else _written_out(eqn, known, same_as)
-        if equations == list(program.equations):
-            return program
-        outputs = tuple(same_as.get(a, a) for a in program.outputs)
-        return replace(program, equations=tuple(equations), outputs=outputs)
+            return None if plain else written_out(to, eqn)
 
-    return rewritten(step, rewrite)
+        return rewritten(program, rule)
+
+    return in_all_bodies(step, rewrite)
 
 
-def _reading(eqn: Equation, same_as: dict[Atom, Atom]) -> Equation:
-    """The equation with what its inputs are the same as."""
-    inputs = tuple(same_as.get(a, a) for a in eqn.inputs)
-    return eqn if inputs == eqn.inputs else replace(eqn, inputs=inputs)
-
-
-def _written_out(eqn: Equation, known: Known, same_as: dict[Atom, Atom]) -> list[Equation]:
-    """The equations that an equation stands for; the same one if it is of another kind.
-
-    An output that is one of its inputs, such as the entries of a transposed matrix, is noted in
-    `same_as`: no equation computes it.
-    """
-    write = _FORMS.get(eqn.name)
-    function = None if write is None else write(eqn, known)
-    if function is None:
-        return [eqn]
-    inner = close(*trace(function, *map(shape_of, eqn.inputs)))
-    inside: dict[Atom, Atom] = {}
-    equations = [
-        e for one in inner.equations for e in _written_out(_reading(one, inside), known, inside)
-    ]
-    computed = {v for e in equations for v in e.outputs}
-    new: dict[Atom, Any] = dict(zip(inner.inputs, eqn.inputs, strict=True))
-    for found, output in zip(inner.outputs, eqn.outputs, strict=True):
-        found = inside.get(found, found)
-        if found in computed and found not in new:
-            new[found] = output
-        else:
-            same_as[output] = new.get(found, found)
-    renamed = lambda atoms: tuple(new.get(a, a) for a in atoms)
-    at_its_line: Any = dict(source=eqn.source, callers=eqn.callers)
-    return [
-        replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs), **at_its_line)
-        for e in equations
-    ]
+def _known(program: Program, atom: Atom, values: Mapping[Var, Any]) -> np.ndarray | None:
+    """The value of an atom, if it depends on constants alone."""
+    cone = prune(program, [atom])
+    used = {*cone.read}
+    needed = [v for v in (*cone.consts, *cone.inputs) if v in used]
+    if not all(v in values and not is_traced(values[v]) for v in needed):
+        return None
+    blank = [None] * len(cone.inputs)
+    with jax.ensure_compile_time_eval():  # also inside of a transformation
+        return np.asarray(evaluate(cone, [values.get(v) for v in cone.consts], blank)[0])
 
 
 def _bcoo(eqn: Equation, known: Known) -> Write:

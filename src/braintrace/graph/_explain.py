@@ -10,7 +10,7 @@ from ._diagnostics import CompilationRecord, DiagnosticKind, DiagnosticLevel
 from ._groups import HiddenGroup
 from ._links import Links
 from ._moves import NO_FORWARD
-from ._reach import bits_of
+from ._reach import indices_of
 from ._relations import HiddenParamOpRelation, PathClassification
 from ._sets import TOO_MANY
 from ._sites import Site, wraps_operator
@@ -60,7 +60,7 @@ def excluded(
 ) -> CompilationRecord:
     """Why an operator has no trace; `reasons` are those of what is cut behind it."""
     path, eqn = _paths(step, site)[0], site.equation
-    reached = tuple(leaf.path for k, leaf in enumerate(step.hidden) if links.through[eqn] >> k & 1)
+    reached = tuple(step.hidden[k].path for k in indices_of(links.through[eqn]))
     context, level = None, Level.WARNING
     if site.closed is not None:
         kind = Kind.PRIMITIVE_INSIDE_CONTROL_FLOW
@@ -134,8 +134,7 @@ def plain_parameters(step: Step, links: Links) -> list[CompilationRecord]:
     """Parameters that reach a state otherwise than as an operator's weight."""
     out: dict[Path, CompilationRecord] = {}
     for i, p in enumerate(step.params):
-        reached = [leaf for leaf in step.hidden if bits_of(step.exit(leaf), links.plain) >> i & 1]
-        states = tuple(leaf.path for leaf in reached)
+        states = tuple(step.hidden[k].path for k in indices_of(step.reached(links.plain, i)))
         use = links.plain_use.get(step.entry(p))
         where = f" at {use.where()}" if use is not None and use.where() else ""
         text = (

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,9 +27,9 @@ import numpy as np
 from jax import lax
 
 from .._errors import not_supported, value_error
-from ..program import Atom, Const, Equation, Program, Var, shape_of, trace
+from ..program import Atom, Const, Equation, Rewriting, Var, rewritten, write
 from ._graph import Graph
-from ._leaky import decay_equations, decay_of, leaky_readouts
+from ._leaky import decay, decay_of, leaky_readouts
 from ._reach import bits_of, reach
 from ._sites import Site
 from ._step import Leaf, Step
@@ -64,52 +65,59 @@ def with_filters(
     Raises:
         ValueError: no operator reads the units, or the read-out's decay is not one number.
     """
-    step = graph.step
-    readers = _readers(graph, layers)
-    first: list[Equation] = []
-    chain: list[Atom | float]
-    if decays == READOUT:
-        first, chain = _of_readout(graph, consts, readers)
-    else:
-        chain = [float(k) for k in decays]
-    read = dict.fromkeys(s.x for s in readers)
-    made = {x: _filter(x, chain) for x in read}
-    rates = {} if rate is None else {x: _rate(x, rate) for x in read}
-    program = step.program
-    equations, readers_of = list(first), {s.equation: s for s in readers}
-    waiting = dict(made)
-    for eqn in program.equations:
-        if eqn in readers_of:
-            s = readers_of[eqn]
-            if s.x in waiting:
-                equations += waiting.pop(s.x).equations
-                equations += rates[s.x].equations if rates else ()
-            k, new = s.operator.primitive.x_invar_index, made[s.x].outputs[0]
-            inputs = tuple(new if i == k else a for i, a in enumerate(eqn.inputs))
-            equations.append(replace(eqn, inputs=inputs))
-        elif eqn not in first:
-            equations.append(eqn)
-    entries = [v for f in made.values() for v in f.inputs]
-    exits = [v for f in made.values() for v in f.outputs[1:]]
-    entries += [f.inputs[0] for f in rates.values()]
-    exits += [f.outputs[0] for f in rates.values()]
+    step, program = graph.step, graph.step.program
+    readers = {s.equation: s for s in _readers(graph, layers)}
+    leak = _leak(graph, consts, [*readers.values()]) if decays == READOUT else None
+    seen: dict[Atom, Atom] = {}  # what is read in the place of a value
+    filters: list[tuple[Var, Atom]] = []  # of every state of a filter its entry and its exit
+    rates: list[tuple[Var, Atom]] = []
+    penalties: list[Atom] = []
+
+    def filtered(to: Rewriting, x: Var) -> Atom:
+        if leak is None:
+            chain: list[Atom] = [Const(np.asarray(float(k), x.dtype)) for k in decays]
+        else:
+            one = lambda *values: jnp.ravel(decay(step, leak, *values))[0]
+            chain = write(to, one, [*program.consts], [*program.inputs])
+        entries = [Var(x.shape, x.dtype) for _ in chain]
+        new, *exits = write(to, _chain, x, chain, entries)
+        filters.extend(zip(entries, exits, strict=True))
+        if rate is not None:
+            entry = Var(x.shape, x.dtype)
+            out, penalty = write(to, partial(_rate, rate), x, entry)
+            rates.append((entry, out))
+            penalties.append(penalty)
+        return new
+
+    def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
+        if eqn not in readers:
+            return None
+        x, at = readers[eqn].x, readers[eqn].operator.primitive.x_invar_index
+        if x not in seen:
+            seen[x] = filtered(to, x)
+        inputs = tuple(seen[x] if i == at else a for i, a in enumerate(eqn.inputs))
+        return to.put(replace(eqn, inputs=inputs))
+
     # A step of 5 inputs and 4 outputs with one filter gets input 5 and output 4, a leaf of the
     # hidden states; penalties, if there are any, stay the last two outputs.
     start, end = len(program.inputs), len(program.outputs) - 2 * step.penalised
-    names = [("filter", i) for i in range(len(entries) - len(rates))]
+
+    def results(to: Rewriting) -> Sequence[Atom]:
+        last = program.outputs[end:]
+        if penalties:
+            (total,) = write(to, lambda *terms: sum(terms[1:], terms[0]), *penalties, *last[:1])
+            last = (total, last[1] if last else Const(np.zeros((), total.dtype)))
+        return (*program.outputs[:end], *(out for _, out in (*filters, *rates)), *last)
+
+    wider = rewritten(program, rule, results)
+    names = [("filter", i) for i in range(len(filters))]
     names += [("rate", i) for i in range(len(rates))]
     leaves = tuple(Leaf(name, 0, start + i, end + i) for i, name in enumerate(names))
-    penalties = program.outputs[end:]
-    if rates:
-        added, penalties = _penalties([f.outputs[1] for f in rates.values()], penalties)
-        equations += added
-    outputs = (*program.outputs[:end], *exits, *penalties)
-    wider = Program(program.consts, (*program.inputs, *entries), tuple(equations), outputs)
     return replace(
         step,
-        program=wider,
+        program=replace(wider, inputs=(*program.inputs, *(v for v, _ in (*filters, *rates)))),
         hidden=(*step.hidden, *leaves),
-        filters=len(leaves) - len(rates),
+        filters=len(filters),
         rates=len(rates),
         penalised=step.penalised or bool(rates),
     )
@@ -148,71 +156,33 @@ def _readers(graph: Graph, layers: bool) -> list[Site]:
     return readers
 
 
-def _filter(x: Var, chain: Sequence[Atom | float]) -> Program:
-    """The equations of a chain of filters of x: inputs are its states, outputs x' and these."""
-    decays: list[Atom] = [
-        Const(np.asarray(k, x.dtype)) if isinstance(k, float) else k for k in chain
-    ]
-
-    def filters(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
-        # Forward x' = x and r' = k r + 0, so states that begin at zero stay zero. Their derivatives
-        # do not: dx' = dr' = k dr + dx, a filter of what the trace of x says.
-        still = lax.stop_gradient(x)
-        value, new = x - still, []
-        for k, r in zip(decays, states, strict=True):
-            value = k.astype(x.dtype) * r + value
-            new.append(value)
-        return still + value, new
-
-    program, _ = trace(filters, shape_of(x), [*map(shape_of, decays)], [shape_of(x)] * len(decays))
-    states = program.inputs[1 + len(decays) :]
-    known = dict(zip(program.inputs, (x, *decays), strict=False))
-    equations = _renamed(program.equations, known)
-    return Program((), states, equations, program.outputs)
+def _chain(x: Any, decays: Sequence[Any], states: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """What a chain of filters has in the place of x, and their new states."""
+    # Forward x' = x and r' = k r + 0, so states that begin at zero stay zero. Their derivatives
+    # do not: dx' = dr' = k dr + dx, a filter of what the trace of x says.
+    still = lax.stop_gradient(x)
+    value, new = x - still, []
+    for k, r in zip(decays, states, strict=True):
+        value = k.astype(x.dtype) * r + value
+        new.append(value)
+    return still + value, new
 
 
-def _rate(x: Var, rate: RateLoss) -> Program:
-    """The equations of a firing rate of x: the input is f, outputs the new f and its penalty."""
-    numbers = [Const(np.asarray(n, x.dtype)) for n in (1 - rate.kappa_reg, *rate)]
-
-    def measured(x: Any, numbers: Sequence[Any], f: Any) -> tuple[Any, Any]:
-        gain, c_reg, target, keep = numbers
-        new = keep * f + gain * x
-        missed = c_reg * (lax.stop_gradient(new) - target)
-        return new, (missed * new).sum()
-
-    program, _ = trace(measured, shape_of(x), [*map(shape_of, numbers)], shape_of(x))
-    known: dict[Any, Atom] = dict(zip(program.inputs, (x, *numbers), strict=False))
-    equations = _renamed(program.equations, known)
-    return Program((), program.inputs[-1:], equations, program.outputs)
-
-
-def _penalties(
-    new: Sequence[Atom], old: Sequence[Atom]
-) -> tuple[tuple[Equation, ...], tuple[Atom, ...]]:
-    """The equations that add penalties to those of the step, and the two outputs after them."""
-    atoms = [*new, *old[:1]]
-    program, _ = trace(lambda *terms: sum(terms[1:], terms[0]), *map(shape_of, atoms))
-    equations = _renamed(program.equations, dict(zip(program.inputs, atoms, strict=True)))
-    (total,) = program.outputs
-    total = atoms[0] if total in program.inputs else total
-    return equations, (total, old[1] if old else Const(np.zeros((), total.dtype)))
-
-
-def _renamed(equations: Sequence[Equation], names: dict[Any, Atom]) -> tuple[Equation, ...]:
-    put = lambda e: tuple(names.get(a, a) if isinstance(a, Var) else a for a in e.inputs)
-    return tuple(replace(e, inputs=put(e)) for e in equations)
+def _rate(rate: RateLoss, x: Any, f: Any) -> tuple[Any, Any]:
+    """The new firing rate of x, and its penalty."""
+    numbers = (*rate, 1 - rate.kappa_reg)
+    c_reg, target, keep, gain = (np.asarray(n, x.dtype) for n in numbers)
+    new = keep * f + gain * x
+    missed = c_reg * (lax.stop_gradient(new) - target)
+    return new, (missed * new).sum()
 
 
 # ------------------------------------------------------------------------- the read-out's own decay
 
 
-def _of_readout(
-    graph: Graph, consts: Sequence[Any], readers: Sequence[Site]
-) -> tuple[list[Equation], list[Atom | float]]:
-    """The equations that compute the decay of the leaky read-out, and the decay."""
-    step = graph.step
-    found = leaky_readouts(step, readers, graph.links)
+def _leak(graph: Graph, consts: Sequence[Any], readers: Sequence[Site]) -> int:
+    """The state of the leaky read-out whose decay is that of the filters."""
+    found = leaky_readouts(graph.step, readers, graph.links)
     if not found:
         raise value_error(
             "kappa_filter_decay='readout', and no read-out of the step leaks.",
@@ -220,8 +190,8 @@ def _of_readout(
             "filter before the weight, as in FilteredReadout, d_rtrl is e-prop already",
             do=f"read out with LeakyRateReadout, {_BY_NUMBER}",
         )
-    values = {leak: decay_of(step, consts, leak) for leak in found.values()}
-    known = [v for v in values.values() if v is not None]
+    values = [decay_of(graph.step, consts, k) for k in dict.fromkeys(found.values())]
+    known = [v for v in values if v is not None]
     numbers = {float(a) for v in known for a in np.ravel(v)}
     if len(known) < len(values) or len(numbers) != 1:
         why = "it is trained, or not known before the step runs"
@@ -232,7 +202,4 @@ def _of_readout(
             why=f"{why}: one filter stands before the weight, for all outputs",
             do=f"give the read-outs one constant time constant, {_BY_NUMBER}",
         )
-    equations, decay = decay_equations(step, next(iter(found.values())))
-    first = lambda a: jnp.reshape(lax.slice(a, [0] * a.ndim, [1] * a.ndim), ())
-    one, _ = trace(first, shape_of(decay))
-    return [*equations, *_renamed(one.equations, {one.inputs[0]: decay})], [*one.outputs]
+    return next(iter(found.values()))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import ETPPrimitive, Operator, Rules, tied_axes
-from ..program import Atom, Equation, Program, Var, evaluate, is_inexact, producers, prune, shape_of
+from ..program import Atom, Equation, Program, Var, evaluate, is_inexact, prune, section, shape_of
 from ._reach import bits_of, reach, union_of
 from ._sites import Around, Flow, Site, wraps_operator
 from ._step import Step
@@ -51,7 +51,7 @@ def kinds_of(step: Step, flow: Flow, trained: Mapping[Var, int]) -> Callable[[Ar
     )
 
 
-def rewritten(step: Step, rewrite: Callable[[Program, Around], Program]) -> Step:
+def in_all_bodies(step: Step, rewrite: Callable[[Program, Around], Program]) -> Step:
     """The step with its program, and before it those in bodies of control flow, rewritten."""
 
     def inside(program: Program, around: Around) -> Program:
@@ -79,7 +79,7 @@ def fold_step(step: Step, flow: Flow, sites: Sequence[Site]) -> Step:
     def rewrite(program: Program, around: Around) -> Program:
         return replaced(program, folded_equations(program, targets, kinds(around)))
 
-    return rewritten(step, rewrite)
+    return in_all_bodies(step, rewrite)
 
 
 def replaced(program: Program, new: dict[Equation, Equation]) -> Program:
@@ -93,13 +93,12 @@ def folded_equations(
     program: Program, targets: Collection[Equation], kinds: Kinds
 ) -> dict[Equation, Equation]:
     """Of the target operators those that can be folded, and what takes their place."""
-    producer = producers(program)
     operators = [e for e in program.equations if isinstance(e.primitive, ETPPrimitive)]
-    new = {e: folded(e, producer, kinds) for e in operators if e in targets}
+    new = {e: folded(e, program, kinds) for e in operators if e in targets}
     return {e: one for e, one in new.items() if one is not None}
 
 
-def folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equation | None:
+def folded(eqn: Equation, program: Program, kinds: Kinds) -> Equation | None:
     """The operator with the varying factors of its operands inside; None if that is impossible."""
     skip: set[Var] = set()
     while True:
@@ -113,7 +112,7 @@ def folded(eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds) -> Equat
         # If r makes dy/dw as large as (outputs, elements of w), since every output may read every
         # element (`_spreads`), w counts as a factor in the next attempt (`skip`), so that nothing
         # of r is absorbed; an operator left without a weight stays as it is.
-        cone = _Cone(eqn, producer, kinds, skip)
+        cone = _Cone(eqn, program, kinds, skip)
         weights = [*cone.new.values(), *(eqn.inputs[i] for i in cone.steady.values())]
         if not any(map(kinds.trained, weights)) or any(map(kinds.entered, cone.factors)):
             return None
@@ -147,47 +146,31 @@ class _Cone:
     that count as factors though they depend on parameters.
     """
 
-    def __init__(
-        self, eqn: Equation, producer: dict[Atom, Equation], kinds: Kinds, skip: Collection[Var]
-    ):
+    def __init__(self, eqn: Equation, program: Program, kinds: Kinds, skip: Collection[Var]):
         self.own = eqn
         self.operator = Operator.of(eqn.primitive, eqn.params, eqn.inputs, eqn.outputs[0])
-        self._producer, self._kinds, self._skip = producer, kinds, skip
-        self._leads: dict[Var, bool] = {}
-        self.equations: dict[Equation, None] = {}
-        self.factors: dict[Var, None] = {}
-        self.new: dict[str, Var] = {}
-        self.behind: dict[str, str | None] = {}
-        self.of: dict[str, str] = {}
         positions = self.operator.positions
         self.varying = {k: i for k, i in positions.items() if kinds.varies(eqn.inputs[i])}
         self.steady = {k: i for k, i in positions.items() if k not in self.varying}
-        for key, i in self.varying.items():
-            self._visit(key, eqn.inputs[i], set())
-
-    def _leads_to_weight(self, atom: Atom) -> bool:
-        if not isinstance(atom, Var) or not self._kinds.trained(atom):
-            return False
-        if not self._kinds.varies(atom):
-            return atom not in self._skip
-        if atom not in self._leads:
-            eqn = self._producer.get(atom)
-            inputs = eqn.inputs if eqn is not None and _absorbs(eqn) else ()
-            self._leads[atom] = any(map(self._leads_to_weight, inputs))
-        return self._leads[atom]
-
-    def _visit(self, key: str, atom: Atom, seen: set[Equation]) -> None:
-        if not isinstance(atom, Var):
-            return
-        if not self._leads_to_weight(atom):
-            self.factors[atom] = None
-        elif not self._kinds.varies(atom):
-            self._weight(key, atom)
-        elif (eqn := self._producer[atom]) not in seen:
-            seen.add(eqn)
-            for a in eqn.inputs:
-                self._visit(key, a, seen)
-            self.equations[eqn] = None
+        values = [o for e in program.equations for o in e.outputs]
+        values = [*program.consts, *program.inputs, *values]
+        weights = {v for v in values if kinds.weight(v) and v not in skip}
+        absorbed = (e for e in program.equations if _absorbs(e))
+        inside = {o for e in absorbed for o in e.outputs if kinds.trained(o) and kinds.varies(o)}
+        fixed = {v for v in values if v not in inside}
+        parts = {
+            k: section(program, [*weights], [eqn.inputs[i]], fixed) for k, i in self.varying.items()
+        }
+        equations = {e for part in parts.values() for e in part.equations}
+        self.equations = [e for e in program.equations if e in equations]
+        self.factors = dict.fromkeys(v for part in parts.values() for v in part.consts)
+        self.new: dict[str, Var] = {}
+        self.behind: dict[str, str | None] = {}
+        self.of: dict[str, str] = {}
+        for key, part in parts.items():
+            for v in part.read:
+                if isinstance(v, Var) and v in weights:
+                    self._weight(key, v)
 
     def _weight(self, key: str, var: Var) -> None:
         for name, weight in self.new.items():
@@ -218,7 +201,6 @@ class _Cone:
         primitive = ETPPrimitive(
             eqn.name,
             lambda *args: function(*evaluate(operands, (), args)),
-            batched=eqn.primitive.batched,
             trainable_invars_fn=lambda params: names,
             x_invar_index=None if at is None else 0,
             factor_invars=tuple(range(n_x + len(names), len(operands.inputs))),

@@ -9,12 +9,27 @@ no state and no input.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ..program import Atom, Const, Equation, Program, Var, evaluate, is_traced, prune
+from ..program import (
+    Array,
+    Atom,
+    Equation,
+    Program,
+    Var,
+    bind_quietly,
+    close,
+    evaluate,
+    is_traced,
+    prune,
+    shape_of,
+    trace,
+)
 from ._links import Links
 from ._reach import bits_of, indices_of, reach
 from ._sites import Site
@@ -23,100 +38,63 @@ from ._step import Step
 _LINEAR = frozenset(("add", "sub", "neg", "convert_element_type", "reshape", "broadcast_in_dim"))
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A leaky state behind an operator: its number, and the factors that make its decay."""
-
-    leaf: int
-    factors: tuple[Atom, ...]
-    trained: bool  # whether a parameter is among what the factors are computed from
-
-
-def leaky_readouts(step: Step, sites: Sequence[Site], links: Links) -> dict[Equation, Leak]:
-    """The operators that read other units and whose output enters a leaky state, and no other."""
+def leaky_readouts(step: Step, sites: Sequence[Site], links: Links) -> dict[Equation, int]:
+    """The operators that read other units and whose output enters one state, a leaky one: which."""
     program = step.program
     params = {step.entry(leaf) for leaf in step.params}
-    varying = reach(
-        program, {v: 1 for v in program.inputs if v not in params}, differentiable=False
-    )
-    used = reach(program, {v: 1 for v in params}, differentiable=False)
+    seeds = {v: 1 for v in program.inputs if v not in params}
+    varying = reach(program, seeds, differentiable=False)
     out = {}
     for s in sites:
         eqn = s.equation
-        reads = s.x is not None and bits_of(s.x, links.from_leaves)
+        read = 0 if s.x is None else bits_of(s.x, links.from_leaves)
         reached = indices_of(links.through[eqn])
-        if s.levels or not reads or eqn in links.cut_entries or len(reached) != 1:
+        if s.levels or not read or eqn in links.cut_entries or len(reached) != 1:
             continue
         (k,) = reached
         leaf = step.hidden[k]
         remembers = bits_of(step.exit(leaf), reach(program, {step.entry(leaf): 1}))
         found = _followed(program, {step.entry(leaf), s.y}, varying)
-        if (
-            not remembers
-            or step.exit(leaf) not in found
-            or bits_of(s.x, links.from_leaves) >> k & 1
-        ):
-            continue
-        factors = found[step.exit(leaf)]
-        out[eqn] = Leak(k, factors, any(bits_of(a, used) for a in factors))
+        if remembers and step.exit(leaf) in found and not read >> k & 1:
+            out[eqn] = k
     return out
 
 
-def _followed(
-    program: Program, seeds: Collection[Var], varying: Mapping[Var, int]
-) -> dict[Atom, tuple[Atom, ...]]:
-    """The values that are linear in the seeds, each with the factors met on the way."""
-    found: dict[Atom, tuple[Atom, ...]] = {v: () for v in seeds}
-    # s' = add(mul(k, s), mul(c, y)): from the seeds s and y, `mul(k, s)` is found with the factor
-    # k, `mul(c, y)` with c, and their sum with both. tanh(s) is curved, and so is what reads it.
-    curved: set[Atom] = set()
+def _followed(program: Program, seeds: Collection[Var], varying: Mapping[Var, int]) -> set[Atom]:
+    """The values that are linear in the seeds, with factors that do not vary."""
+    # s' = add(mul(k, s), mul(c, y)): of the seeds s and y, both products are linear, and so is
+    # their sum. tanh(s) is curved, and so is what reads it.
+    found, curved = set[Atom](seeds), set[Atom]()
     for eqn in program.equations:
-        if any(o in found for o in eqn.outputs):
-            continue
-        of = [a for a in eqn.inputs if a in found]
-        if any(a in curved for a in eqn.inputs):
-            curved.update(eqn.outputs)
-            continue
-        if not of:
-            continue
         rest = [a for a in eqn.inputs if a not in found]
+        flat = curved.isdisjoint(eqn.inputs)
+        if (flat and len(rest) == len(eqn.inputs)) or not found.isdisjoint(eqn.outputs):
+            continue
         scaled = eqn.name == "mul" or (eqn.name == "div" and eqn.inputs[0] in found)
-        if scaled and len(of) == 1 and not any(bits_of(a, varying) for a in rest):
-            found[eqn.outputs[0]] = (*found[of[0]], *rest)
-        elif eqn.name in _LINEAR:
-            found[eqn.outputs[0]] = tuple(f for a in of for f in found[a])
-        else:
-            curved.update(eqn.outputs)
+        scaled = scaled and len(rest) == 1 and not bits_of(rest[0], varying)
+        (found if flat and (scaled or eqn.name in _LINEAR) else curved).update(eqn.outputs)
     return found
 
 
-def decay_equations(step: Step, leak: Leak) -> tuple[list[Equation], Atom]:
-    """The decay of a leaky state, computed in the step: what becomes of ones in its place.
+def decay(step: Step, k: int, consts: Sequence[Any], inputs: Sequence[Any]) -> Array:
+    """The decay of a leaky state, a number per element: of `s' = k * s + c * y` the k.
 
-    What is added to the state counts as zero: `s' = k * s + c * y` of s = 1 and y = 0 is k.
+    It is the derivative of s' by s, and reads no state and no input.
     """
-    program, leaf = step.program, step.hidden[leak.leaf]
-    entry, factors = step.entry(leaf), set(leak.factors)
-    equations = list(prune(program, [a for a in leak.factors if isinstance(a, Var)]).equations)
-    ones: dict[Atom, Atom] = {entry: Const(np.ones(entry.shape, entry.dtype))}
-    zero = lambda a: Const(np.zeros(a.shape, a.dtype))
-    for eqn in prune(program, [step.exit(leaf)]).equations:
-        if ones.keys().isdisjoint(eqn.inputs):
-            continue
-        inputs = tuple(ones.get(a, a if a in factors else zero(a)) for a in eqn.inputs)
-        (out,) = eqn.outputs
-        of_ones = ones[out] = Var(out.shape, out.dtype)
-        equations.append(replace(eqn, inputs=inputs, outputs=(of_ones,)))
-    return equations, ones[step.exit(leaf)]
+    leaf = step.hidden[k]
+    at, program = leaf.position, prune(step.program, [step.exit(leaf)])
+    put = lambda s: [*inputs[:at], s, *inputs[at + 1 :]]
+    new = lambda s: evaluate(program, consts, put(s), bind_quietly)[0]
+    return jax.jvp(new, (inputs[at],), (jnp.ones_like(inputs[at]),))[1]
 
 
-def decay_of(step: Step, consts: Sequence[Any], leak: Leak) -> np.ndarray | None:
-    """The decay of a leaky state, one number per element; None if it is not known in advance."""
-    program = step.program
-    equations, decay = decay_equations(step, leak)
-    used = {a for e in equations for a in e.inputs}
-    pairs = zip(program.consts, consts, strict=True)
-    if leak.trained or any(is_traced(c) for v, c in pairs if v in used):
+def decay_of(step: Step, consts: Sequence[Any], k: int) -> np.ndarray | None:
+    """The decay of a leaky state; None if it is trained, or not known in advance."""
+    shapes = ([shape_of(v) for v in of] for of in (step.program.consts, step.program.inputs))
+    program = close(*trace(partial(decay, step, k), *shapes))
+    program = prune(program, program.outputs)
+    used = {*program.read}
+    values = dict(zip(program.inputs, consts, strict=False))
+    if any(v in used and (v not in values or is_traced(values[v])) for v in program.inputs):
         return None
-    of_constants = Program(program.consts, (), tuple(equations), (decay,))
-    return np.asarray(evaluate(of_constants, consts, ())[0])
+    return np.asarray(evaluate(program, (), [values.get(v) for v in program.inputs])[0])

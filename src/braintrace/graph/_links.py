@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 
 from ..program import Atom, Equation, Var
 from ._groups import HiddenGroup
-from ._reach import bits_of, indices_of, reach, strongly_connected, union_of
+from ._reach import bits_of, closure, indices_of, reach, strongly_connected, union_of
 from ._sites import Site
 from ._step import Step
 
@@ -44,13 +44,8 @@ def find_links(step: Step, trained: Sequence[Site], groups: Sequence[HiddenGroup
     from_ys = reach(program, ys, read=read)
     from_ys_direct = reach(program, ys, through=lambda e: e not in sites)
 
-    def leaves_reached(bits: Mapping[Var, int], i: int) -> int:
-        return sum(
-            1 << k for k, leaf in enumerate(step.hidden) if bits_of(step.exit(leaf), bits) >> i & 1
-        )
-
-    direct = {s.equation: leaves_reached(from_ys_direct, i) for i, s in enumerate(trained)}
-    through = {s.equation: leaves_reached(from_ys, i) for i, s in enumerate(trained)}
+    direct = {s.equation: step.reached(from_ys_direct, i) for i, s in enumerate(trained)}
+    through = {s.equation: step.reached(from_ys, i) for i, s in enumerate(trained)}
     blockers = {
         s.equation: tuple(
             o for o in trained if any(bits_of(a, from_ys_direct) >> i & 1 for a in read(o.equation))
@@ -101,13 +96,6 @@ def _plain(step: Step, trained: Sequence[Site]) -> tuple[dict[Var, int], dict[At
 def influenced(step: Step, links: Links) -> tuple[tuple[int, ...], ...]:
     """Per parameter leaf, the hidden leaves that it reaches at this step or at a later one."""
     bits = reach(step.program, step.entry_bits(step.params))
-    exits = [step.exit(leaf) for leaf in step.hidden]
-    reads = [bits_of(e, links.from_leaves) for e in exits]
-    out = []
-    for i in range(len(step.params)):
-        reached, more = 0, sum(1 << k for k, e in enumerate(exits) if bits_of(e, bits) >> i & 1)
-        while more != reached:
-            reached = more
-            more |= sum(1 << k for k, mask in enumerate(reads) if mask & reached)
-        out.append(tuple(indices_of(reached)))
-    return tuple(out)
+    readers = [step.reached(links.from_leaves, k) for k in range(len(step.hidden))]
+    reached = [closure(step.reached(bits, i), readers) for i in range(len(step.params))]
+    return tuple(tuple(indices_of(mask)) for mask in reached)

@@ -9,7 +9,18 @@ from typing import Any
 
 import jax
 
-from ..program import Atom, Body, Const, Equation, Program, Var, evaluate, guards, prune
+from ..program import (
+    Atom,
+    Body,
+    Const,
+    Equation,
+    Program,
+    Rewriting,
+    Var,
+    evaluate,
+    guards,
+    prune,
+)
 from ._sites import Level, Site, sliced
 
 
@@ -52,14 +63,10 @@ def _program(level: Level) -> Program:
     return level.equation.bodies[level.branch].program
 
 
-def _read(part: Program) -> set[Atom]:
-    return {*part.outputs, *(a for e in part.equations for a in e.inputs)}
-
-
 def _needed(level: Level, atoms: Sequence[Atom]) -> list[tuple[Var, Atom]]:
     """Inputs of a body that some of its values are computed from, and what is passed there."""
     eqn, part = level.equation, computing(_program(level), atoms)
-    passed, read = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs, _read(part)
+    passed, read = eqn.inputs[1:] if eqn.name == "cond" else eqn.inputs, {*part.read}
     return [(v, a) for v, a in zip(part.inputs, passed, strict=True) if v in read]
 
 
@@ -76,7 +83,7 @@ def _enter(
     out = []
     for atom in part.outputs:
         one = prune(part, [atom])
-        read = _read(one)
+        read = {*one.read}
         read_inputs = [i for i in inputs if i[0] in read]
         levels = tuple(m for m in order if any(m in ls for _, _, ls in read_inputs))
 
@@ -99,20 +106,14 @@ def computing(program: Program, atoms: Sequence[Atom]) -> Program:
 
     For what is computed from parameters: there, a guard has nothing to test.
     """
-    plain, same = _unguarded(program)
-    return prune(plain, [same.get(a, a) for a in atoms])
+    plain, to = _unguarded(program)
+    return prune(plain, to.read(atoms))
 
 
 @lru_cache(maxsize=256)
-def _unguarded(program: Program) -> tuple[Program, dict[Atom, Atom]]:
+def _unguarded(program: Program) -> tuple[Program, Rewriting]:
     """The program with guards (see `guards`) replaced by the value, and what stands for what."""
-    guarded = guards(program)
-    same: dict[Atom, Atom] = {}
-    equations = []
+    guarded, to = guards(program), Rewriting()
     for eqn in program.equations:
-        if eqn in guarded:
-            same[eqn.outputs[0]] = same.get(guarded[eqn], guarded[eqn])
-        else:
-            inputs = tuple(same.get(a, a) for a in eqn.inputs)
-            equations.append(replace(eqn, inputs=inputs) if guarded else eqn)
-    return replace(program, equations=tuple(equations)), same
+        to.take(eqn, lambda to, eqn: [guarded[eqn]] if eqn in guarded else None)
+    return replace(program, equations=tuple(to.equations)), to

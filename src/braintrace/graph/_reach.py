@@ -7,6 +7,7 @@ walk stops at functions with derivative zero and at integers and booleans; the d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
@@ -14,7 +15,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from ..program import Atom, Equation, Program, Var, scan_layout
+from ..program import Atom, Equation, Passed, Program, Var, passed
 
 FLAT = frozenset(("stop_gradient", "sign", "round", "floor", "ceil"))  # their derivative is zero
 
@@ -37,10 +38,12 @@ def reach(
     return walk.bits
 
 
+@dataclass(slots=True)
 class _Walk:
-    def __init__(self, bits, differentiable, through, read):
-        self.bits: dict[Var, int] = bits
-        self.smooth, self.through, self.read = differentiable, through, read
+    bits: dict[Var, int]
+    smooth: bool
+    through: Callable[[Equation], bool]
+    read: Callable[[Equation], Sequence[Atom]]
 
     def of(self, atoms: Iterable[Atom]) -> int:
         mask = 0
@@ -57,53 +60,29 @@ class _Walk:
         self.bits[out] = old | mask
         return old | mask != old
 
-    def join(self, sources: Sequence[Atom], targets: Sequence[Var], extra: int = 0) -> bool:
-        pairs = zip(sources, targets, strict=True)
-        return any([self.add(v, self.of([a]) | extra) for a, v in pairs])
+    def join(self, passed: Passed) -> bool:
+        pairs = [pair for values, own in passed for pair in zip(values, own, strict=True)]
+        return any([self.add(v, self.of([a])) for a, v in pairs])
 
     def program(self, program: Program) -> None:
         for eqn in program.equations:
             if not self.through(eqn) or (self.smooth and eqn.name in FLAT):
                 continue
             if eqn.bodies:
-                {"cond": self.cond, "scan": self.scan, "while": self.loop}[eqn.name](eqn)
+                self.control(eqn)
             elif mask := self.of(self.read(eqn)):
                 for out in eqn.outputs:
                     self.add(out, mask)
 
-    def cond(self, eqn: Equation) -> None:
-        which = 0 if self.smooth else self.of(eqn.inputs[:1])
-        for body in eqn.bodies:
-            self.join(eqn.inputs[1:], body.program.inputs)
-            self.program(body.program)
-            self.join(body.program.outputs, eqn.outputs, which)
-
-    def scan(self, eqn: Equation) -> None:
-        first, n_carry = scan_layout(eqn.params)
-        inner = eqn.bodies[0].program
-        self.join(eqn.inputs, inner.inputs)
+    def control(self, eqn: Equation) -> None:
+        inside, behind = passed(eqn)
+        self.join(inside)
         again = True
         while again:
-            self.program(inner)
-            again = self.join(inner.outputs[:n_carry], inner.inputs[first : first + n_carry])
-        self.join(inner.outputs, eqn.outputs)
-        # A scan of no iterations returns its carry as it came.
-        self.join(inner.inputs[first : first + n_carry], eqn.outputs[:n_carry])
-
-    def loop(self, eqn: Equation) -> None:
-        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        test, inner = (b.program for b in eqn.bodies)
-        carry = inner.inputs[n_body:]
-        self.join(eqn.inputs[n_cond:], inner.inputs)
-        self.join(eqn.inputs[:n_cond], test.inputs[:n_cond])
-        again = True
-        while again:
-            self.program(inner)
-            self.join(carry, test.inputs[n_cond:])
-            self.program(test)
-            stop = 0 if self.smooth else self.of(test.outputs)
-            again = self.join(inner.outputs, carry, stop)
-        self.join(carry, eqn.outputs)
+            for body in eqn.bodies:
+                self.program(body.program)
+            again = self.join(inside)
+        self.join(behind)
 
 
 def bits_of(atom: Atom, bits: Mapping[Var, int]) -> int:
@@ -119,6 +98,14 @@ def union_of(masks: Iterable[int]) -> int:
 def indices_of(mask: int) -> list[int]:
     """The indices of the bits set in a mask."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+def closure(mask: int, edges: Sequence[int]) -> int:
+    """The nodes that are reached from those of a mask; `edges[i]` masks the successors."""
+    before = 0
+    while before != mask:
+        before, mask = mask, mask | union_of(edges[i] for i in indices_of(mask))
+    return mask
 
 
 def strongly_connected(edges: Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ has a trace is for the analysis to say.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,8 +32,8 @@ from ..ops import (
     plain_conv,
     with_bias,
 )
-from ..program import Atom, Equation, Program, Var, producers, prune
-from ._fold import Is, Kinds, folded, kinds_of, rewritten
+from ..program import Atom, Equation, Program, Rewriting, Var, producers, rewritten
+from ._fold import Is, Kinds, folded, in_all_bodies, kinds_of
 from ._reach import reach
 from ._sites import Around, flow_of
 from ._step import Leaf, Step
@@ -61,42 +62,46 @@ def recognise(step: Step, unsteady: int, fold: bool) -> Step:
             return program
         kinds = kinds_in(around)
         products = _factors(program, kinds) if fold else {}
-        equations: list[Equation] = []
-        marked: dict[Var, Var] = {}
-        for eqn in program.equations:
+        marked: dict[Atom, Atom] = {}
+
+        def mark(to: Rewriting, atom: Atom) -> Atom:
+            if atom not in marked:
+                marked[atom] = to.apply(etp_elemwise, [atom], atom.shape, {})
+            return marked[atom]
+
+        def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
             if eqn in products:
                 weight = products[eqn]
-                equations += [eqn] if weight is None else _product(eqn, weight == 0)
-            elif plain(eqn) and not eqn.bodies and _meet(eqn, kinds):
-                equations += _operator(eqn, kinds.weight, marked)
-            else:
-                equations.append(eqn)
-        outputs = list(program.outputs)
-        if around and around[-1][0].name == "cond":
-            eqn, this = around[-1]
-            kinds_of_branch = [kinds_in((*around[:-1], (eqn, k))) for k in range(len(eqn.bodies))]
-            for n, atom in enumerate(outputs):
-                others = [
-                    k.weight(b.program.outputs[n])
-                    for k, b in zip(kinds_of_branch, eqn.bodies, strict=True)
-                ]
-                if isinstance(atom, Var) and others[this] and not all(others):
-                    outputs[n] = _identity(eqn, atom, equations, marked)
-        if equations == list(program.equations):
-            return program
-        changed = replace(program, equations=tuple(equations), outputs=tuple(outputs))
-        return prune(_with_biases(prune(_turned_once(changed))))
+                return None if weight is None else _product(to, eqn, weight == 0)
+            if not plain(eqn) or eqn.bodies or not _meet(eqn, kinds):
+                return None
+            if (outs := _operator(to, eqn, kinds.weight)) is not None:
+                return outs
+            trained = (isinstance(a, Var) and kinds.weight(a) for a in eqn.inputs)
+            inputs = [mark(to, a) if t else a for a, t in zip(eqn.inputs, trained, strict=True)]
+            return to.put(replace(eqn, inputs=tuple(inputs)))
 
-    return rewritten(step, rewrite)
+        def results(to: Rewriting) -> Sequence[Atom]:
+            if not around or around[-1][0].name != "cond":
+                return program.outputs
+            to.at, this = around[-1]
+            branches = [kinds_in((*around[:-1], (to.at, k))) for k in range(len(to.at.bodies))]
+            out = []
+            for atoms in zip(*(b.program.outputs for b in to.at.bodies), strict=True):
+                weights = [kinds.weight(a) for kinds, a in zip(branches, atoms, strict=True)]
+                apart = isinstance(atoms[this], Var) and weights[this] and not all(weights)
+                out.append(mark(to, atoms[this]) if apart else atoms[this])
+            return out
+
+        new = rewritten(program, rule, results)
+        return new if new is program else _with_biases(_turned_once(new))
+
+    return in_all_bodies(step, rewrite)
 
 
 def _meet(eqn: Equation, kinds: Kinds) -> bool:
     """Whether something trained and constant meets something that varies."""
     return any(map(kinds.weight, eqn.inputs)) and any(map(kinds.varies, eqn.inputs))
-
-
-def _uses(program: Program) -> Counter[Atom]:
-    return Counter([*(a for e in program.equations for a in e.inputs), *program.outputs])
 
 
 def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
@@ -107,7 +112,7 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
     left to its own operators.
     """
     producer = producers(program)
-    uses = _uses(program)
+    uses = Counter(program.read)
     out: dict[Equation, int | None] = {}
     for eqn in program.equations:
         if eqn.name not in _PRODUCTS or any(map(kinds.weight, eqn.inputs)):
@@ -125,59 +130,37 @@ def _factors(program: Program, kinds: Kinds) -> dict[Equation, int | None]:
                     cone.append(producer[value])
                     todo += producer[value].inputs
             alone = all(uses[o] == 1 and not e.bodies for e in cone for o in e.outputs)
-            if alone and folded(_product(eqn, i == 0)[0], producer, kinds) is not None:
+            to = Rewriting()
+            to.at = eqn
+            _product(to, eqn, i == 0)
+            if alone and folded(to.equations[0], program, kinds) is not None:
                 out |= {**dict.fromkeys(cone), eqn: i}
                 break
     return out
 
 
-def _product(eqn: Equation, weight_first: bool) -> list[Equation]:
-    """The operator that a product is, and what brings its axes into the order they had."""
-    left, right = eqn.inputs
+def _product(to: Rewriting, eqn: Equation, weight_first: bool) -> Sequence[Atom]:
+    """The operator that a product is, with its axes in the order they had."""
     if eqn.name == "conv_general_dilated":
-        return [replace(eqn, primitive=plain_conv, params=conv_static(eqn.params))]
+        return to.put(replace(eqn, primitive=plain_conv, params=conv_static(eqn.params)))
+    (left, right), (out,) = eqn.inputs, eqn.outputs
     primitive, static, order = dot_operator(eqn.params, left, right, weight_first)
     pair = (right, left) if weight_first else (left, right)
-    product = replace(eqn, primitive=primitive, inputs=pair, params=static)
-    if order == tuple(range(len(order))):
-        return [product]
-    (out,) = eqn.outputs
-    shape = [0] * len(order)
-    for i, k in enumerate(order):
-        shape[k] = out.shape[i]
-    y = Var(tuple(shape), out.dtype)
-    turn = replace(
-        eqn, primitive=lax.transpose_p, inputs=(y,), params={"permutation": order}, outputs=(out,)
-    )
-    return [replace(product, outputs=(y,)), turn]
+    shape = [out.shape[k] for k in np.argsort(order)]
+    return [to.transpose(to.apply(primitive, pair, shape, static, out.dtype), order)]
 
 
-def _operator(eqn: Equation, weight: Is, marked: dict[Var, Var]) -> list[Equation]:
-    """What takes the place of an equation."""
+def _operator(to: Rewriting, eqn: Equation, weight: Is) -> Sequence[Atom] | None:
+    """The operator that an equation is, if there is one for it."""
     if eqn.name == "dot_general":
-        return _product(eqn, not weight(eqn.inputs[1]))
+        return _product(to, eqn, not weight(eqn.inputs[1]))
     if eqn.name == "conv_general_dilated" and weight(eqn.inputs[1]):
-        return _product(eqn, False)
+        return _product(to, eqn, False)
     if eqn.name == "gather" and weight(eqn.inputs[0]):
         table, indices = eqn.inputs
         primitive, static = gather_operator(eqn.params, table, indices)
-        return [replace(eqn, primitive=primitive, inputs=(indices, table), params=static)]
-    before: list[Equation] = []
-    inputs = [
-        _identity(eqn, a, before, marked) if isinstance(a, Var) and weight(a) else a
-        for a in eqn.inputs
-    ]
-    return [*before, replace(eqn, inputs=tuple(inputs))]
-
-
-def _identity(eqn: Equation, atom: Var, before: list[Equation], marked: dict[Var, Var]) -> Var:
-    """The element-wise operator of a value, at the line of an equation."""
-    if atom not in marked:
-        marked[atom] = Var(atom.shape, atom.dtype)
-        before.append(
-            Equation(etp_elemwise, (atom,), (marked[atom],), {}, eqn.source, callers=eqn.callers)
-        )
-    return marked[atom]
+        return to.put(replace(eqn, primitive=primitive, inputs=(indices, table), params=static))
+    return None
 
 
 def _turned_once(program: Program) -> Program:
@@ -189,37 +172,34 @@ def _turned_once(program: Program) -> Program:
     """
     # `turned[b] = (y, axes)` says that b is y with its axes in this order. Of a transposition of b
     # by `order`, axis k is axes[order[k]] of y; if that is (0, 1, ...), it is y itself.
-    turned: dict[Atom, tuple[Var, tuple[int, ...]]] = {}  # what it is the transposition of
-    same: dict[Atom, Atom] = {}
-    equations: list[Equation] = []
-    for eqn in program.equations:
-        eqn = replace(eqn, inputs=tuple(same.get(a, a) for a in eqn.inputs))
-        source, axes = turned.get(eqn.inputs[0], (None, ())) if eqn.inputs else (None, ())
-        if eqn.name == "slice" and source is not None:
-            where = {k: v and tuple(np.take(v, np.argsort(axes))) for k, v in eqn.params.items()}
-            part = Var(tuple(eqn.outputs[0].shape[k] for k in np.argsort(axes)), source.dtype)
-            equations.append(replace(eqn, inputs=(source,), outputs=(part,), params=where))
-            turn = {"permutation": axes}
-            eqn = replace(eqn, primitive=lax.transpose_p, inputs=(part,), params=turn)
-            turned[eqn.outputs[0]] = part, axes
-        elif eqn.name == "transpose" and isinstance(eqn.inputs[0], Var):
-            (out,), order = eqn.outputs, eqn.params["permutation"]
-            source = eqn.inputs[0] if source is None else source
-            axes = tuple(axes[k] for k in order) if axes else tuple(order)
-            turned[out] = source, axes
-            if axes == tuple(range(len(axes))):
-                same[out] = source
-                continue
-            eqn = replace(eqn, inputs=(source,), params={"permutation": axes})
-        equations.append(eqn)
-    outputs = tuple(same.get(o, o) for o in program.outputs)
-    return replace(program, equations=tuple(equations), outputs=outputs)
+    turned: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
+
+    def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
+        if eqn.name not in ("slice", "transpose"):
+            return None
+        (a,) = to.read(eqn.inputs)
+        source, axes = turned.get(a, (a, tuple(range(len(a.shape)))))
+        if eqn.name == "transpose":
+            axes = tuple(axes[k] for k in eqn.params["permutation"])
+        elif source is a:
+            return None
+        else:
+            back = np.argsort(axes)
+            where = {k: v and tuple(np.take(v, back)) for k, v in eqn.params.items()}
+            shape = [eqn.outputs[0].shape[k] for k in back]
+            source = to.apply(lax.slice_p, [source], shape, where)
+        new = to.transpose(source, axes)
+        if new is not source:
+            turned[new] = source, axes
+        return [new]
+
+    return rewritten(program, rule)
 
 
 def _with_biases(program: Program) -> Program:
     """Products with what is added to them, or to a sum with them, as their bias."""
     producer = producers(program)
-    uses = _uses(program)
+    uses = Counter(program.read)
 
     def for_one_use(atom: Atom) -> Equation | None:
         """The equation that computes a value, if it has one use only."""
@@ -261,21 +241,21 @@ def _with_biases(program: Program) -> Program:
                 return [*before, replace(eqn, inputs=inputs, outputs=(out,))]
         return None
 
-    # `y = x @ W;  z = h @ R;  s = y + z;  a = s + b` is `y' = x @ W + b;  z = h @ R;  a = y' + z`.
-    # The new equations stand where the bias was added, behind all that they read.
-    equations: list[Equation] = []
-    for eqn in program.equations:
-        new = None
+    def rule(to: Rewriting, eqn: Equation) -> Sequence[Atom] | None:
+        # `y = x @ W;  z = h @ R;  s = y + z;  a = s + b` is `y' = x @ W + b;  z = h @ R;
+        # a = y' + z`. The new equations stand where the bias was added, behind all that they read.
         for at in (0, 1) if eqn.name in _SUMS else ():
             b = bias(eqn.inputs[1 - at])
             new = None if b is None else absorbed(eqn.inputs[at], b, eqn.outputs[0])
+            for e in new or ():
+                to.put(e)
+                producer[e.outputs[0]] = e
+                uses[e.outputs[0]] = uses[e.outputs[0]] or 1
             if new is not None:
-                break
-        for e in new or ():
-            producer[e.outputs[0]] = e
-            uses[e.outputs[0]] = uses[e.outputs[0]] or 1
-        equations += new or [eqn]
-    return replace(program, equations=tuple(equations))
+                return eqn.outputs
+        return None
+
+    return rewritten(program, rule)
 
 
 # ------------------------------------------------------------------------------ packed states

@@ -220,12 +220,9 @@ def _primitive(
     weights = [i for i, a in enumerate(eqn.inputs) if i not in varying and bits_of(a, trained)]
     if len(varying) > 1 or not weights:
         return None
-    names = {f"operand{i}": i for i in weights}
+    function = lambda *args, **params: bind(eqn, args)[0]
     return ETPPrimitive(
-        eqn.name,
-        lambda *args, **params: bind(eqn, args)[0],
-        trainable_invars_fn=lambda params: names,
-        x_invar_index=varying[0] if varying else None,
+        eqn.name, function, weights=(), x_invar_index=varying[0] if varying else None
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,11 @@ class Step:
         for leaf, array in zip(leaves, (*params, *hidden, *others), strict=True):
             flat[leaf.position] = array
         return flat
+
+    def reached(self, bits: Mapping[Var, int], i: int) -> int:
+        """Mask of the hidden leaves whose new value has bit i."""
+        exits = enumerate(map(self.exit, self.hidden))
+        return sum(1 << k for k, out in exits if bits.get(out, 0) >> i & 1)
 
     def entry_bits(self, leaves: Sequence[Leaf]) -> dict[Var, int]:
         """Bit i at the entry of leaf i: seeds of `reach`."""

@@ -28,7 +28,7 @@ def shared_batch(graph: Graph, example: PyTree) -> int | None:
     shapes += [leaf.shape for leaf in jax.tree.leaves(example) if leaf.shape]
     leading = {s[0] if s else None for s in shapes}
     fed = [r for r in graph.relations if r.operator.x is not None]
-    if len(leading) != 1 or not all(r.primitive.batched for r in fed):
+    if len(leading) != 1 or not all(r.operator.is_batched for r in fed):
         return None
     return leading.pop()
 

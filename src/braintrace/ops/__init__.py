@@ -2,6 +2,7 @@
 
 from ._contraction import plain_dot as plain_dot
 from ._conv import conv as conv
+from ._conv import plain_conv as plain_conv
 from ._element_wise import element_wise as element_wise
 from ._element_wise import etp_elemwise as etp_elemwise
 from ._embedding import embedding as embedding
@@ -13,7 +14,6 @@ from ._operator import register_primitive as register_primitive
 from ._plain import conv_static as conv_static
 from ._plain import dot_operator as dot_operator
 from ._plain import gather_operator as gather_operator
-from ._plain import plain_conv as plain_conv
 from ._plain import with_bias as with_bias
 from ._products import einsum as einsum
 from ._products import grouped_matmul as grouped_matmul

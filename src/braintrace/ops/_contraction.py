@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._operator import ETPPrimitive, Params, Rules, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shapes, Weights
 from ._twin import unit_parts
 
 
@@ -163,18 +163,12 @@ def _joint(*, equation: str, **how: Any) -> dict[str, int] | None:
     return {k: spec.index(letters[-1]) for k, spec in specs.items()} if letters else None
 
 
-_RULES = Rules(features=_features, pull=_pull, part=_part, of_part=_contract, joint=_joint)
+_RULES = Rules(features=_features, pull=_pull, part=_part, joint=_joint)
 
 
 def contraction(name: str, batched: ETPPrimitive | None = None) -> ETPPrimitive:
     """A primitive for contractions; `batched` is its name with samples, if it has none itself."""
-    primitive = register_primitive(
-        name,
-        _contract,
-        batched=batched is None,
-        trainable_invars_fn=weight_and_bias,
-        rules=_RULES,
-    )
+    primitive = ETPPrimitive(name, _contract, weights=("weight", "bias"), rules=_RULES)
 
     def twin(operands, axes, params):
         if axes[0] is None and axes[1] is None:
@@ -187,12 +181,6 @@ def contraction(name: str, batched: ETPPrimitive | None = None) -> ETPPrimitive:
 
     primitive.twin = twin
     return primitive
-
-
-def weight_and_bias(params: Params) -> dict[str, int]:
-    """Positions of a weight, and of a bias if there is one."""
-    bias = params.get("has_bias") or params.get("equation", "").count(",") == 2
-    return {"weight": 1, "bias": 2} if bias else {"weight": 1}
 
 
 def with_bias_features(weight: Array, shapes: Shapes) -> Weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,8 @@ import numpy as np
 from jax import Array, lax
 
 from .._errors import value_error
-from ._contraction import weight_and_bias, with_bias_features
-from ._operator import Params, Rules, Shapes, Weights, register_primitive
+from ._contraction import with_bias_features
+from ._operator import ETPPrimitive, Params, Rules, Shapes, Weights
 from ._twin import folds
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
 
@@ -22,7 +23,6 @@ def _convolve(
     weight: Array,
     bias: Array | None = None,
     *,
-    has_bias: bool = False,
     dimension_numbers: lax.ConvDimensionNumbers,
     **window: Any,
 ) -> Array:
@@ -41,10 +41,11 @@ def _features(
     x: Array,
     shapes: Shapes,
     *,
-    has_bias: bool = False,
     dimension_numbers: lax.ConvDimensionNumbers,
     batch_group_count: int = 1,
     feature_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
     **window: Any,
 ) -> Weights | None:
     # y[b, o, s] = Σ_{c, k} patch[b, group(o) c, k, s] w[o, c, k]: the features are the patches.
@@ -74,7 +75,7 @@ def _features(
 def _batch_axes(operands: Sequence[Array], params: Params) -> tuple[int, int] | None:
     # Batch groups, and a bias that differs along the batch, fix what the batch axis means.
     dims = params["dimension_numbers"]
-    if params.get("has_bias") and operands[2].ndim > 1:
+    if len(operands) > 2 and operands[2].ndim > 1:
         at = operands[2].ndim - len(dims.out_spec) + dims.out_spec[0]
         if at >= 0 and operands[2].shape[at] != 1:
             return None
@@ -83,13 +84,13 @@ def _batch_axes(operands: Sequence[Array], params: Params) -> tuple[int, int] | 
     return dims.lhs_spec[0], dims.out_spec[0]
 
 
-etp_conv = register_primitive(
-    "etp_conv",
-    _convolve,
-    batched=True,
-    trainable_invars_fn=weight_and_bias,
+_primitive = partial(
+    ETPPrimitive,
+    function=_convolve,
+    weights=("weight", "bias"),
     rules=Rules(features=_features),
 )
+etp_conv, plain_conv = _primitive("etp_conv"), _primitive("unmarked_conv")
 etp_conv.twin = folds(etp_conv, _batch_axes)
 
 

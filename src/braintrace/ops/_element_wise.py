@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
-from ._operator import Rules, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive
 from ._units import AnyArray, Hook, UnitArray, attach, hooked
 
-
-def _features(x: None, shapes: Shapes) -> Weights:
-    return {"weight": jnp.ones(shapes["weight"].shape, shapes["weight"].dtype)}
-
-
-etp_elemwise = register_primitive(
-    "etp_elemwise",
-    lambda weight: weight,
-    gradient_enabled=True,
-    trainable_invars_fn=lambda params: {"weight": 0},
-    x_invar_index=None,
-    rules=Rules(features=_features),
-)
+etp_elemwise = ETPPrimitive("etp_elemwise", lambda weight: weight, x_invar_index=None)
 
 
 def element_wise(weight: AnyArray, fn: Hook = None, *, weight_fn: Hook = None) -> UnitArray:

@@ -13,7 +13,7 @@ from jax import Array
 from .._errors import error, type_error, value_error
 from ..program import is_inexact
 from ._contraction import Contraction
-from ._operator import Rules, Shape, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shape, Shapes, Weights
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, attach, expect_axes, hooked, operand
 
@@ -57,8 +57,7 @@ def _one_hot(x: Array, table: Shape) -> Array:
 
 _RULES = row_rules(_rows, _one_hot)
 etp_emb, etp_emb_v = twins(
-    register_primitive("etp_emb", _rows, batched=True, rules=_RULES),
-    register_primitive("etp_emb_v", _rows, rules=_RULES),
+    ETPPrimitive("etp_emb", _rows, rules=_RULES), ETPPrimitive("etp_emb_v", _rows, rules=_RULES)
 )
 
 

@@ -9,23 +9,18 @@ from jax import Array
 
 from .._errors import value_error
 from ._contraction import with_bias_features
-from ._operator import Params, Rules, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Rules, Shapes, Weights
 from ._products import check_product
 from ._twin import twins
 from ._units import AnyArray, Hook, Operand, UnitArray, bias_operand, bind, hooked, operand
 
 
-def _trainable(params: Params) -> dict[str, int]:
-    keys = {"lora_b": 1, "lora_a": 2}
-    return {**keys, "bias": 3} if params.get("has_bias") else keys
+def _effective(weights: Weights, *, alpha: complex = 1.0) -> Weights:
+    bias = {k: w for k, w in weights.items() if k == "bias"}
+    return {"weight": alpha * (weights["lora_b"] @ weights["lora_a"]), **bias}
 
 
-def _effective(weights: Weights, *, alpha: complex = 1.0, has_bias: bool = False) -> Weights:
-    out = {"weight": alpha * (weights["lora_b"] @ weights["lora_a"])}
-    return {**out, "bias": weights["bias"]} if has_bias else out
-
-
-def _product(x, lora_b, lora_a, bias=None, *, alpha=1.0, has_bias=False):
+def _product(x, lora_b, lora_a, bias=None, *, alpha=1.0):
     y = alpha * (x @ lora_b @ lora_a)
     return y if bias is None else y + bias
 
@@ -40,9 +35,9 @@ def _features(x: Array, shapes: Shapes, **static: object) -> Weights:
 
 _RULES = Rules(effective=_effective, linear=_linear, features=_features)
 _primitive = partial(
-    register_primitive, impl_fn=_product, trainable_invars_fn=_trainable, rules=_RULES
+    ETPPrimitive, function=_product, weights=("lora_b", "lora_a", "bias"), rules=_RULES
 )
-etp_lora_mm, etp_lora_mv = twins(_primitive("etp_lora_mm", batched=True), _primitive("etp_lora_mv"))
+etp_lora_mm, etp_lora_mv = twins(_primitive("etp_lora_mm"), _primitive("etp_lora_mv"))
 
 
 def lora_matmul(

@@ -13,7 +13,6 @@ x of shape (batch, in) the axis `out` is tied and `batch` is free: the trace is 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,15 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import meant, message
-from ..program import DerivedPrimitive, Var, is_inexact, prune, shape_of, trace
+from .._published import part
+from ..program import DerivedPrimitive, Params, Var, is_inexact, prune, shape_of, trace
 from ._ties import tied_axes
+from ._twin import on_mesh
 from ._zeros import zeros_in
 
 Weights = dict[str, Array]
 Shape = jax.ShapeDtypeStruct
 Shapes = dict[str, Shape]
-Params = dict[str, Any]  # the static parameters of an equation
 
 Past = tuple[Array, Array, Callable[[Array, Array], Array]]
 
@@ -58,8 +57,8 @@ class Rules:
             `features` times `spread` of values (steps, *lanes, *y, slots), and the product of
             `past` if that is not None (see `Operator.sum_steps`); or None to decline.
         part: `(weights, axis, start, stop, **static) -> rows`, the weights that a part of the
-            input meets (from `start` to `stop` along `axis`), or None to decline; with it,
-            `of_part(x, rows, **static) -> y` of that part alone, without a bias.
+            input meets (from `start` to `stop` along `axis`), or None to decline; with it, the
+            operator of that part and these rows is y of that part alone, without a bias.
         joint: `(**static) -> axes`, the axis of every weight and of "y" along which weights that
             meet the same input may be joined, and their results are; or None to decline.
     """
@@ -73,7 +72,6 @@ class Rules:
     pull: Callable[..., Weights | None] | None = None
     sum_steps: Callable[..., Array | None] | None = None
     part: Callable[..., Array | None] | None = None
-    of_part: Callable[..., Array] | None = None
     joint: Callable[..., dict[str, int] | None] | None = None
 
 
@@ -85,72 +83,33 @@ class ETPPrimitive(DerivedPrimitive):
         name: str,
         function: Callable[..., Array],
         *,
-        batched: bool = False,
-        gradient_enabled: bool = False,
+        weights: tuple[str, ...] = ("weight",),
         trainable_invars_fn: Callable[[Params], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
         factor_invars: tuple[int, ...] = (),
         rules: Rules | None = None,
     ):
         super().__init__(name, function)
-        self.batched = batched
-        self.gradient_enabled = gradient_enabled
-        self.trainable_invars = trainable_invars_fn or (lambda params: {"weight": 1})
+        self.weights = weights  # names of the operands after the input
+        self.trainable_invars = trainable_invars_fn  # or by static parameters, with places
         self.x_invar_index = x_invar_index
         self.factor_invars = factor_invars  # further inputs, that no state enters
         self.rules = rules or Rules()
-        self._warned = False  # that rules written by hand are not used
 
-    def register_etp_rules(self, **rules: Callable | None) -> None:
-        """Take rules by keyword, as programs written for hand-derived operators pass them.
-
-        They are derived from the operator's function here: a warning says that they are not used.
-
-        Raises:
-            TypeError: a rule is not callable, or there is none of this name.
-        """
-        self._not_used(rules)
-
-    def _not_used(self, rules: Mapping[str, object]) -> None:
-        for name, rule in rules.items():
-            if not _is_hand_written(name):
-                near = _did_you_mean(name, _HAND_WRITTEN)
-                raise TypeError(f"an operator has no rule {name!r}{near or '.'}")
-            if rule is not None and not callable(rule):
-                raise TypeError(f"rule {name} of {self.name} is not callable: {rule!r}.")
-        unused = [name for name, rule in rules.items() if rule is not None]
-        if unused and not self._warned:
-            self._warned = True
-            text = message(
-                f"rules for {self.name} are not used: {', '.join(unused)}.",
-                why="all of them are derived from the function that defines the operator",
-                do="leave them out; to learn with another derivative, give that function one: "
-                "jax.custom_vjp",
-            )
-            warnings.warn(text, stacklevel=3)
+    def positions(self, params: Mapping[str, Any], n_operands: int) -> dict[str, int]:
+        """Where the weights are among so many operands."""
+        inputs = {self.x_invar_index, *self.factor_invars}
+        own = [i for i in range(n_operands) if i not in inputs]
+        named = dict(zip(self.weights, own, strict=False))
+        if self.trainable_invars is not None:
+            named = dict(self.trainable_invars(dict(params)))
+        # Operands that are neither input nor declared weight are weights without a name.
+        return named | {f"operand{i}": i for i in own if i not in named.values()}
 
     def __getattr__(self, name: str) -> Any:
-        rule = name.removeprefix("register_")
-        if name != rule and _is_hand_written(rule):  # one at a time: register_xy_to_dw(rule), ...
-            return lambda function: self._not_used({rule: function})
-        near = _did_you_mean(rule, ("etp_rules", *_HAND_WRITTEN), "register_")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near or '.'}")
-
-
-# The parts of operators with derivatives written by hand, here derived. `init_<learning rule>`
-# is one of them for every learning rule, none of which is known to an operator.
-_HAND_WRITTEN = tuple(
-    "dt_to_t yw_to_w xy_to_dw fast_path pp_x_repr snap_anchor snap_adjacency".split()
-)
-
-
-def _is_hand_written(rule: str) -> bool:
-    return rule in _HAND_WRITTEN or rule.startswith("init_")
-
-
-def _did_you_mean(name: str, names: Sequence[str], prefix: str = "") -> str:
-    near = meant(name, names)
-    return "" if near is None else f"; did you mean {prefix + near!r}?"
+        if name.startswith("register_"):
+            return part("_hand_written", "taker")(self, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
 
 
 def register_primitive(
@@ -169,9 +128,8 @@ def register_primitive(
     Args:
         name: name of the primitive, as reports show it.
         impl_fn: `impl_fn(*arrays, **static) -> array`.
-        batched: whether the first axis of `x` and of the result is a batch.
-        gradient_enabled: accepted for compatibility; an operator without a trained weight is
-            always seen through.
+        batched: accepted for compatibility; which axes a weight shares follows from the function.
+        gradient_enabled: the same; an operator without a trained weight is always seen through.
         trainable_invars_fn: static parameters -> {key: position of the weight}; default
             `{'weight': 1}`.
         x_invar_index: position of the input, None for an operator of weights only.
@@ -194,8 +152,6 @@ def register_primitive(
     return ETPPrimitive(
         name,
         impl_fn,
-        batched=batched,
-        gradient_enabled=gradient_enabled,
         trainable_invars_fn=trainable_invars_fn,
         x_invar_index=x_invar_index,
         rules=rules,
@@ -216,11 +172,7 @@ class Operator:
     positions: dict[str, int] = field(init=False)
 
     def __post_init__(self):
-        # Operands that are neither input nor declared weight are weights without a name.
-        positions = dict(self.primitive.trainable_invars(dict(self.params)))
-        factors = self.primitive.factor_invars
-        taken = {self.primitive.x_invar_index, *factors, *positions.values()}
-        positions |= {f"operand{i}": i for i in range(len(self.operands)) if i not in taken}
+        positions = self.primitive.positions(self.params, len(self.operands))
         object.__setattr__(self, "positions", positions)
 
     @staticmethod
@@ -335,7 +287,7 @@ class Operator:
 
     def of_part(self, x: Array, rows: Array) -> Array:
         """y of a part of the input alone, without a bias."""
-        return self._rule("of_part")(x, rows)
+        return self.primitive.apply(dict(self.params))(x, rows)
 
     @property
     def joint(self) -> dict[str, int] | None:
@@ -377,10 +329,13 @@ class Operator:
         return self._rule("sum_steps")(key, x, values, past)
 
     @cached_property
+    def _reads(self) -> dict[str, frozenset[str | None]]:
+        return self._pull_reads(self.apply, self._represented, self.shapes)
+
+    @cached_property
     def constant_keys(self) -> frozenset[str]:
         """Effective weights whose pull-back does not read the input: rows with the input 1."""
-        reads = self._pull_reads(self.apply, self._represented, self.shapes)
-        return frozenset(k for k, names in reads.items() if None not in names)
+        return frozenset(k for k, names in self._reads.items() if None not in names)
 
     @cached_property
     def is_linear(self) -> bool:
@@ -403,14 +358,12 @@ class Operator:
         program, _ = trace(pulled, self.y, dict(self.shapes), x, x)
         *_, at, _ = program.inputs
         grads, moved = program.outputs[: len(keys)], program.outputs[len(keys) :]
-        read = {*moved, *(a for e in prune(program, moved).equations for a in e.inputs)}
-        return at not in read and all(map(zeros_in(program, {at}), grads))
+        return at not in prune(program, moved).read and all(map(zeros_in(program, {at}), grads))
 
-    @cached_property
+    @property
     def is_affine(self) -> bool:
         """Whether y is affine in the effective weights: its pull-back reads none of them."""
-        reads = self._pull_reads(self.apply, self._represented, self.shapes)
-        return all(names <= {None} for names in reads.values())
+        return all(names <= {None} for names in self._reads.values())
 
     @cached_property
     def pull_reads(self) -> dict[str, frozenset[str]]:
@@ -439,7 +392,7 @@ class Operator:
         label = dict(zip(program.inputs[1:], names, strict=True))
         out = {}
         for key, pull in zip(inexact, program.outputs, strict=True):
-            read = {pull, *(a for e in prune(program, [pull]).equations for a in e.inputs)}
+            read = {*prune(program, [pull]).read}
             out[key] = frozenset(name for var, name in label.items() if var in read)
         return out
 
@@ -457,7 +410,14 @@ class Operator:
         """Whether a row of y, along its first axis, reads that row of the input only."""
         x = self._represented
         inputs = range(len(jax.tree.leaves(x)))
-        return all((0, 0) in tied_axes(self.apply, (x, self.shapes), i) for i in inputs)
+        with on_mesh(1):  # where axes of samples are not joined into one
+            return all((0, 0) in tied_axes(self.apply, (x, self.shapes), i) for i in inputs)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether rows are samples: each reads its row of the input, and weights of all rows."""
+        shared = all(0 in self.free_axes(k) for k in self.shapes)
+        return self.x is not None and shared and self.maps_rows
 
     def free_axes(self, key: str) -> list[int]:
         """The output axes that no axis of this weight is tied to."""

@@ -18,9 +18,8 @@ from jax import Array, lax
 
 from ..program import Atom, Equation
 from ._contraction import Contraction, etp_mm, etp_mv, plain_dot
-from ._conv import _features
 from ._embedding import row_rules
-from ._operator import ETPPrimitive, Params, Rules, Shape, Shapes, Weights, register_primitive
+from ._operator import ETPPrimitive, Params, Rules, Shape
 
 # ---------------------------------------------------------------------------------- products
 
@@ -74,16 +73,6 @@ def with_bias(eqn: Equation, bias: Atom) -> Params | None:
 # ------------------------------------------------------------------------------- convolutions
 
 
-def _conv_features(x: Array, shapes: Shapes, **params: Any) -> Weights | None:
-    dropped = ("precision", "preferred_element_type")
-    return _features(x, shapes, **{k: v for k, v in params.items() if k not in dropped})
-
-
-plain_conv = register_primitive(
-    "unmarked_conv", lax.conv_general_dilated, batched=True, rules=Rules(features=_conv_features)
-)
-
-
 def conv_static(params: Mapping[str, Any]) -> Params:
     """The static parameters of the operator for a `conv_general_dilated`."""
     return {k: v for k, v in params.items() if k not in ("lhs_shape", "rhs_shape", "out_sharding")}
@@ -104,9 +93,9 @@ def _one_hot(x: Array, table: Shape, mode: Any = None, **static: object) -> Arra
     return jax.nn.one_hot(index, table.shape[0], dtype=table.dtype)
 
 
-plain_rows = register_primitive("unmarked_rows", _gather, rules=row_rules(_gather, _one_hot))
+plain_rows = ETPPrimitive("unmarked_rows", _gather, rules=row_rules(_gather, _one_hot))
 # Its input is an index, and no array stands for it in which the result is linear.
-plain_gather = register_primitive(
+plain_gather = ETPPrimitive(
     "unmarked_gather", _gather, rules=Rules(represent=lambda x, shapes, **static: None)
 )
 

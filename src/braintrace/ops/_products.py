@@ -10,10 +10,9 @@ from ._units import (
     Hook,
     Operand,
     UnitArray,
-    attach,
     bias_operand,
+    bind,
     expect_axes,
-    floating,
     hooked,
     operand,
 )
@@ -28,8 +27,7 @@ def _product(
 ) -> UnitArray:
     if bias is None:
         equation = str(Contraction.parse(equation).without_bias())
-    operands = [floating(x, weight), weight.value, *([] if bias is None else [bias.value])]
-    return attach(primitive.bind(*operands, equation=equation), x.unit * weight.unit)
+    return bind(primitive, x, weight, bias=bias, unit=x.unit * weight.unit, equation=equation)
 
 
 def matmul(

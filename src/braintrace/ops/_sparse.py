@@ -13,10 +13,10 @@ from jax import Array
 
 from .._errors import value_error
 from ..program import DerivedPrimitive
-from ._contraction import weight_and_bias, with_bias_features
+from ._contraction import with_bias_features
 from ._operator import ETPPrimitive, Past, Rules, Shapes, Weights
 from ._structure import Structure, structure_of
-from ._twin import twins, unit_parts
+from ._twin import becomes, twins, unit_parts
 from ._units import (
     AnyArray,
     Hook,
@@ -136,11 +136,7 @@ def _by_events(x: Array, weight: Array, *others: Array, **facts: Any) -> Array:
 
 
 product = DerivedPrimitive("sparse_product", _product, _by_events)
-product.twin = lambda operands, axes, params: (
-    product.bind(jnp.moveaxis(operands[0], axes[0], 0), *operands[1:], **params)
-    if axes[0] is not None and all(a is None for a in axes[1:])
-    else None
-)
+product.twin = becomes(product)
 
 
 class _Sparse(ETPPrimitive):
@@ -254,8 +250,7 @@ def _primitive(name: str, rank: int) -> ETPPrimitive:
     return _Sparse(
         name,
         _multiply,
-        batched=rank == 2,
-        trainable_invars_fn=weight_and_bias,
+        weights=("weight", "bias"),
         rules=Rules(
             features=_features, spread=spread, free=_free, pull=_pull, sum_steps=_sum_steps
         ),

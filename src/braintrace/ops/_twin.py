@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
-from ._operator import ETPPrimitive, Params
+from ..program import DerivedPrimitive, Params
 
+Primitive = TypeVar("Primitive", bound=DerivedPrimitive)
 Twin = Callable[[Sequence[Array], tuple[int | None, ...], Params], Array | None]
 
 _parts: ContextVar[int] = ContextVar("parts that units are in, on a mesh", default=0)
@@ -42,13 +44,13 @@ def _input_only(axes: tuple[int | None, ...]) -> bool:
     return axes[0] is not None and all(a is None for a in axes[1:])
 
 
-def twins(batched: ETPPrimitive, single: ETPPrimitive) -> tuple[ETPPrimitive, ETPPrimitive]:
+def twins(batched: Primitive, single: Primitive) -> tuple[Primitive, Primitive]:
     """Set the twins of an operator with a batch axis and of the same one without."""
     batched.twin, single.twin = folds(batched), becomes(batched)
     return batched, single
 
 
-def becomes(batched: ETPPrimitive) -> Twin:
+def becomes(batched: DerivedPrimitive) -> Twin:
     """For an operator without batch: the mapped axis is the batch axis of `batched`."""
 
     def twin(operands, axes, params):
@@ -61,7 +63,7 @@ def becomes(batched: ETPPrimitive) -> Twin:
 
 
 def folds(
-    primitive: ETPPrimitive,
+    primitive: DerivedPrimitive,
     batch_axes: Callable[[Sequence[Array], Params], tuple[int, int] | None] | None = None,
 ) -> Twin:
     """For an operator with batch: the mapped axis joins the batch axis and leaves it again.

@@ -131,7 +131,7 @@ def bind(
     values = [floating(x, weights[0]), *(w.value for w in weights)]
     if bias is not None:
         values.append(bias.value)
-    return attach(primitive.call(*values, has_bias=bias is not None, **static), unit)
+    return attach(primitive.call(*values, **static), unit)
 
 
 def floating(x: Operand, weight: Operand) -> Array:

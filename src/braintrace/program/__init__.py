@@ -3,10 +3,10 @@
 Only `_jax` touches the internals of JAX. The rest of the library sees only these names.
 """
 
+from ._axes import CANONICAL as CANONICAL
 from ._axes import Line as Line
 from ._axes import lines as lines
 from ._axes import parameters as parameters
-from ._canonical import CANONICAL as CANONICAL
 from ._canonical import CONTROL as CONTROL
 from ._canonical import CUMULATIVE as CUMULATIVE
 from ._canonical import ELEMENTWISE as ELEMENTWISE
@@ -16,10 +16,12 @@ from ._canonical import ZERO_AT_ZERO as ZERO_AT_ZERO
 from ._control import Apply as Apply
 from ._control import Feed as Feed
 from ._control import Outcome as Outcome
+from ._control import Passed as Passed
 from ._control import Seen as Seen
 from ._control import bind_quietly as bind_quietly
 from ._control import guards as guards
 from ._control import opened as opened
+from ._control import passed as passed
 from ._control import quiet as quiet
 from ._control import run as run
 from ._control import run_one as run_one
@@ -34,15 +36,13 @@ from ._evaluate import pulled_zeros as pulled_zeros
 from ._evaluate import unmarked as unmarked
 from ._fingerprint import fingerprint as fingerprint
 from ._flatten import cannot_be_mapped as cannot_be_mapped
-from ._flatten import close as close
 from ._flatten import flatten as flatten
 from ._flatten import inlined as inlined
 from ._flatten import inner_equations as inner_equations
 from ._flatten import inner_jaxprs as inner_jaxprs
-from ._flatten import prune as prune
 from ._flatten import reads_named_axis as reads_named_axis
-from ._flatten import section as section
 from ._flatten import trace as trace
+from ._flatten import write as write
 from ._in_parts import InParts as InParts
 from ._jax import Jaxpr as Jaxpr
 from ._jax import JaxprEqn as JaxprEqn
@@ -94,3 +94,8 @@ from ._records import pattern as pattern
 from ._records import producers as producers
 from ._records import shape_of as shape_of
 from ._records import zeros_of as zeros_of
+from ._rewriting import Rewriting as Rewriting
+from ._rewriting import close as close
+from ._rewriting import prune as prune
+from ._rewriting import rewritten as rewritten
+from ._rewriting import section as section

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from ._canonical import CUMULATIVE, ELEMENTWISE, REDUCTIONS, SCATTERS
+from ._canonical import CONTROL, CUMULATIVE, ELEMENTWISE, REDUCTIONS, SCATTERS
 from ._records import Equation, Params
 
 
@@ -253,3 +253,4 @@ _RULES: dict[str, Callable[[Equation], Iterator[Line]]] = {
     **dict.fromkeys(CUMULATIVE, _except("axis")),
     **dict.fromkeys(SCATTERS, _scatter),
 }
+CANONICAL = ELEMENTWISE | CONTROL | _RULES.keys()  # what passes know, of all primitives

@@ -19,7 +19,7 @@ from jax import lax
 from ._evaluate import bind_forward, evaluate
 from ._jax import scan_layout
 from ._lines import made_by_cond
-from ._records import Atom, Body, Equation, Program, deep_equations, equations_inside
+from ._records import Atom, Body, Equation, Program, Var, deep_equations, equations_inside
 
 Feed = Mapping[int, Any]
 Seen = dict[int, Any]
@@ -102,6 +102,32 @@ def guards(program: Program) -> dict[Equation, Atom]:
             if len(values) == 1:
                 out[eqn] = values.pop()
     return out
+
+
+Passed = list[tuple[Sequence[Atom], Sequence[Var]]]  # values, and what each of them becomes
+
+
+def passed(eqn: Equation) -> tuple[Passed, Passed]:
+    """What becomes of values of a `cond`, `scan` or `while`: in its bodies, and behind it.
+
+    What says which branch is taken, or whether a loop goes on, is passed to all that follows.
+    """
+    bodies = [body.program for body in eqn.bodies]
+    if eqn.name == "cond":
+        behind: Passed = [(b.outputs, eqn.outputs) for b in bodies]
+        which = eqn.inputs[:1] * len(eqn.outputs)
+        return [(eqn.inputs[1:], b.inputs) for b in bodies], [*behind, (which, eqn.outputs)]
+    if eqn.name == "scan":
+        (body,), (first, n_carry) = bodies, scan_layout(eqn.params)
+        carry, outs = body.inputs[first : first + n_carry], eqn.outputs
+        # A scan of no iterations returns its carry as it came.
+        behind = [(body.outputs, outs), (carry, outs[:n_carry])]
+        return [(eqn.inputs, body.inputs), (body.outputs[:n_carry], carry)], behind
+    test, body = bodies
+    n_cond, carry = eqn.params["cond_nconsts"], body.inputs[eqn.params["body_nconsts"] :]
+    inside: Passed = [(eqn.inputs[n_cond:], body.inputs), (body.outputs, carry)]
+    inside += [(eqn.inputs[:n_cond], test.inputs[:n_cond]), (carry, test.inputs[n_cond:])]
+    return [*inside, (test.outputs * len(carry), carry)], [(carry, eqn.outputs)]
 
 
 def through(eqn: Equation, values: Values, inside: Inside, feed: Feed) -> Outcome:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from ._canonical import INLINED, rewritten
+from ._canonical import INLINED, canonical
 from ._jax import Jaxpr, JaxprEqn, SourceInfo, core, open_jaxpr, side_effects
 from ._primitives import DerivedPrimitive
 from ._records import Atom, Body, Const, Equation, Params, Program, Var, is_inexact, shape_of
+from ._rewriting import Rewriting, Rule, close, prune
 
 CUSTOM_DERIVATIVE = {"custom_jvp_call", "custom_vjp_call"}
 # Where a zero is a place that stays empty, not a number that may be another one at the next call.
@@ -36,16 +37,27 @@ def flatten(
     flat = _Flattener()
     inputs = tuple(_fresh(v) for v in open_jaxpr(closed).invars)
     outputs = flat.inline(closed, inputs, callers)
-    program = Program(tuple(flat.consts), inputs, tuple(flat.equations), outputs)
+    program = Program(tuple(flat.consts), inputs, tuple(flat.to.equations), outputs)
     return program, tuple(flat.values)
 
 
+def write(to: Rewriting, function: Callable, *atoms: Any, rule: Rule | None = None) -> list[Atom]:
+    """The results of a function of these trees of atoms; its equations may be rewritten, too."""
+    inner, at = close(*trace(function, *jax.tree.map(shape_of, atoms))), to.at
+    to.same.update(zip(inner.inputs, to.read(jax.tree.leaves(atoms)), strict=True))
+    for eqn in inner.equations:
+        eqn = replace(eqn, source=at.source, callers=at.callers)
+        to.take(eqn, rule or (lambda to, eqn: None))
+    to.at = at
+    return list(to.read(inner.outputs))
+
+
+@dataclass(slots=True)
 class _Flattener:
-    def __init__(self):
-        self.consts: list[Var] = []
-        self.values: list[Any] = []
-        self.equations: list[Equation] = []
-        self.zeros: dict[Atom, Const] = {}
+    to: Rewriting = field(default_factory=Rewriting)
+    consts: list[Var] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    zeros: dict[Atom, Const] = field(default_factory=dict)
 
     def constant(self, var: Var, value: Any) -> Var:
         self.consts.append(var)
@@ -92,9 +104,7 @@ class _Flattener:
                 callers,
                 tuple(_body(j, outer) for j in _bodies(eqn)),
             )
-            equations, results = rewritten(flat) or ([flat], outputs)
-            self.equations += equations
-            env.update(zip(eqn.outvars, results, strict=True))
+            env.update(zip(eqn.outvars, self.to.take(flat, canonical), strict=True))
         return tuple(read(a) for a in jaxpr.outvars)
 
 
@@ -154,49 +164,3 @@ def cannot_be_mapped(eqn: Equation) -> bool:
     return any(
         e.primitive.name == "pure_callback" and e.params.get("vmap_method") is None for e in calls
     )
-
-
-def close(program: Program, values: Sequence[Any]) -> Program:
-    """The program with the arrays that tracing brought along as its literals."""
-    literal: dict[Var, Const] = {v: Const(c) for v, c in zip(program.consts, values, strict=True)}
-
-    def sub(atom: Atom) -> Atom:
-        return literal.get(atom, atom) if isinstance(atom, Var) else atom
-
-    equations = tuple(replace(e, inputs=tuple(sub(a) for a in e.inputs)) for e in program.equations)
-    return Program((), program.inputs, equations, tuple(sub(o) for o in program.outputs))
-
-
-def prune(program: Program, outputs: Sequence[Atom] | None = None) -> Program:
-    """Drop the equations that the outputs (or other `outputs`) do not need.
-
-    Equations with side effects stay unless other outputs are asked for.
-    """
-    results = program.outputs if outputs is None else tuple(outputs)
-    needed = {o for o in results if isinstance(o, Var)}
-    equations: list[Equation] = []
-    for eqn in reversed(program.equations):
-        if any(o in needed for o in eqn.outputs) or (eqn.effects and outputs is None):
-            equations.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Program(program.consts, program.inputs, tuple(reversed(equations)), results)
-
-
-def section(
-    program: Program, inputs: Sequence[Var], outputs: Sequence[Atom], fixed: Collection[Var] = ()
-) -> Program:
-    """The part of a program between some of its variables; what else it reads are its constants.
-
-    What depends on the inputs through `fixed` variables only is constant as well.
-    """
-    varying = set(inputs)
-    equations = []
-    for eqn in program.equations:
-        varies = any(isinstance(a, Var) and a in varying for a in eqn.inputs)
-        if varies and not all(o in fixed for o in eqn.outputs):
-            equations.append(eqn)
-            varying.update(eqn.outputs)
-    part = prune(Program((), tuple(inputs), tuple(equations), ()), outputs)
-    read = [a for eqn in part.equations for a in eqn.inputs] + list(outputs)
-    consts = dict.fromkeys(a for a in read if isinstance(a, Var) and a not in varying)
-    return replace(part, consts=tuple(consts))

@@ -92,6 +92,11 @@ class Program:
     equations: tuple[Equation, ...]
     outputs: tuple[Atom, ...]
 
+    @property
+    def read(self) -> list[Atom]:
+        """All that equations read, and the outputs; once for each use."""
+        return [*(a for e in self.equations for a in e.inputs), *self.outputs]
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Body:
