@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LONG, LONG_SHARED = 1.0, 2.5  # seconds of a case, and of a fixture that several cases share
-LEVELS = {"some": 0.1, "most": 3.0, "all": float("inf")}  # seconds of a test
+LEVELS = {"some": 0.1, "most": 2.5, "all": float("inf")}  # seconds of a test
 LEVEL = os.environ.get("BRAINTRACE_TESTS", "some")
 ALL = LEVEL == "all"
 UNKNOWN = 0.25  # of a test that is not recorded
