@@ -15,6 +15,8 @@ from ..graph import Path
 _UNITS = {"": 1, **{f"{p}B": 1000**i for i, p in enumerate(("", "k", "M", "G", "T"))},
           **{f"{p}iB": 1024**i for i, p in enumerate(("K", "M", "G", "T"), 1)}}  # fmt: skip
 
+NEAR = 2.0  # times one another, estimates of time are alike
+
 
 @dataclass(frozen=True, slots=True)
 class RuleCost:
@@ -134,9 +136,17 @@ class Advice:
 
     @property
     def best(self) -> RuleCost | None:
-        """The fastest rule that makes all parameters exact; else the one that makes the most."""
-        rules = [c for c in self.rules if self.fits(c)]
-        return min(rules, key=self._rank, default=None)
+        """The fastest rule that makes all parameters exact; else the one that makes the most.
+
+        Of traces whose estimated times are too near to tell, the smaller ones are taken.
+        """
+        first = min(filter(self.fits, self.rules), key=self._rank, default=None)
+        if first is None or len(first.exact or ()) < self.total or first.window:
+            return first
+        near = lambda c: c.time <= NEAR * first.time and not (c.measured and first.measured)
+        exact = (c for c in self.rules if self.fits(c) and len(c.exact or ()) == self.total)
+        alike = (c for c in exact if c == first or (near(c) and not c.window))
+        return min(alike, key=lambda c: c.bytes)
 
     def _rank(self, cost: RuleCost) -> tuple[float, ...]:
         exact = len(cost.exact or ())

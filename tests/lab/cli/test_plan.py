@@ -91,15 +91,16 @@ def test_plan_prints_what_rules_cost(word, words, total, name, file, capsys):
     assert list(rules) == [*dict.fromkeys([now, "d_rtrl"]), "snap(n=2)", "rtrl"]
     assert " x 1 " in rules[now] and rules["rtrl"].endswith(f"{total} of {total}")
     assert [line for line in shown.splitlines() if line.startswith(f"{name} ")]
-    # Both are exact, and of so few units their estimates are about the same.
-    assert re.search(rf"Recommended: (snap\(n=2\)|rtrl), {total} of {total} parameters", shown)
+    assert f"Recommended: snap(n=2), {total} of {total} parameters exact, " in shown
 
 
 def test_plan_measures_if_asked_to(file, capsys):
     status, shown, errors = plan(capsys, f"{file}:model", "--measure")
     assert status == 0 and not errors
-    assert "estimated" not in shown
-    assert re.search(r"Recommended: (snap\(n=2\)|rtrl), 2 of 2", shown)
+    rows = re.findall(r"^(\S+) .* x ([\d.]+) +2 of 2$", shown, re.MULTILINE)
+    assert "estimated" not in shown and [call for call, _ in rows] == ["snap(n=2)", "rtrl"]
+    recommended = re.search(r"Recommended: (\S+), 2 of 2", shown)[1]
+    assert dict(rows)[recommended] == min((time for _, time in rows), key=float)
     assert (
         shown.splitlines()[-1].endswith(" times the time of d_rtrl.")
         and "about" not in (shown.splitlines()[-1])
